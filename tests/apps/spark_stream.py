@@ -3,7 +3,7 @@
     python spark_stream.py JARS
 
 Each line of its input is a JSON object with `bootstrap`, `topic`, `checkpoint`, `files` and `starting`: the job is
-started with that, reads what there is, and ends. The answer is a line with all values in the files, or the `error`.
+started with that, reads what is available, and ends. The answer is a line with all values in the files, or the `error`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(spark: SparkSession, order: Mapping[str, str]) -> object:
 
 
 def main(jars: str) -> None:
-    """Run the job as often as it is told to."""
+    """Run the job once for each line of input."""
     builder = SparkSession.builder.master("local[1]").config("spark.jars", jars).config("spark.ui.enabled", "false")
     spark = builder.getOrCreate()
     for line in sys.stdin:

@@ -1,6 +1,6 @@
-"""Kafka Connect, distributed, with a source and a sink of files: its topics move with the records, and come back.
+"""Kafka Connect, distributed, with a file source and a file sink: its topics move with the records, and come back.
 
-A twin of it stays where it is and is given the same lines: its sink's file, and its topic, are what is to come out.
+A twin stays in place and gets the same lines: its sink's file and its topic are the expected result.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Connect:
         wait_until(lambda: self._ask("GET", "/connectors") is not None, 120)
 
     def deploy(self) -> None:
-        """Give it its connectors, which it keeps in a topic of its own."""
+        """Create its connectors, which it stores in a topic."""
         source = {"connector.class": f"{_FILES}SourceConnector", "file": str(self._in), "topic": self.topic}
         sink = {"connector.class": f"{_FILES}SinkConnector", "file": str(self._out), "topics": self.topic}
         for name, settings in (("read", {**source, "exactly.once.support": "required"}), ("write", sink)):
@@ -84,17 +84,17 @@ class Connect:
 
     @property
     def lines_in(self) -> Counter[str]:
-        """The lines that were written into the file."""
+        """The lines that were written to the file."""
         return Counter(self._in.read_text().splitlines())
 
     @property
     def text_out(self) -> str:
-        """What came out in the other file, in its order."""
+        """The output in the other file, in order."""
         return self._out.read_text()
 
     @property
     def lines_out(self) -> Counter[str]:
-        """The lines that came out in the other file."""
+        """The distinct lines in the other file."""
         return Counter(self.text_out.splitlines())
 
     def wait_until_all_is_out(self) -> None:

@@ -25,14 +25,14 @@ PARTITIONS = 2
 
 
 class StaticMembers:
-    """Two librdkafka consumers with names of their own: a group that does not notice when they are restarted."""
+    """Two librdkafka consumers with instance ids: a group that does not notice when they are restarted."""
 
     def __init__(self, group: str, topic: str) -> None:
         self.group, self.topic = group, topic
         self.read: Counter[str] = Counter()
 
     def consume(self, cluster: SandboxCluster, until: int) -> None:
-        """Read until it knows so many values, commit after each few, and end without leaving the group."""
+        """Read until it has this many values, commit after every few, and end without leaving the group."""
         settings = {
             "bootstrap.servers": cluster.bootstrap_servers,
             "group.id": self.group,
@@ -62,14 +62,14 @@ class StaticMembers:
 
 
 class NewGroup:
-    """Kafka's verifiable consumer, by the new protocol."""
+    """Kafka's verifiable consumer, with the new protocol."""
 
     def __init__(self, group: str, topic: str) -> None:
         self.group, self.topic = group, topic
         self.read: Counter[str] = Counter()
 
     def consume(self, cluster: SandboxCluster, until: int) -> None:
-        """Read until it knows so many values, and leave."""
+        """Read until it has this many values, and leave."""
         member = JavaMember(cluster, self.group, self.topic)
         try:
             wait_until(lambda: len(self.read.keys() | member.values.copy().keys()) >= until, 90)
@@ -80,7 +80,7 @@ class NewGroup:
 
 
 class ShareGroup:
-    """Kafka's share consumer; what it is given it acknowledges."""
+    """Kafka's share consumer; it acknowledges what it is given."""
 
     def __init__(self, group: str, topic: str, folder: Path) -> None:
         self.group, self.topic = group, topic
@@ -88,7 +88,7 @@ class ShareGroup:
         self.read: Counter[str] = Counter()
 
     def consume(self, cluster: SandboxCluster, until: int) -> None:
-        """Read until it knows so many values, and leave."""
+        """Read until it has this many values, and leave."""
         with self._program as program:
             program.start({"bootstrap.servers": cluster.bootstrap_servers, "group.id": self.group, "input": self.topic})
             wait_until(lambda: len(self.read.keys() | set(self._given())) >= until, 90)

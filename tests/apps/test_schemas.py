@@ -1,4 +1,4 @@
-"""A schema registry over `_schemas` moves with its topic: ids stay, and none is given out twice."""
+"""A schema registry over `_schemas` moves with its topic: ids stay, and none is assigned twice."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.support.visible import shown
 
 
 class Registry:
-    """What a schema registry is, as far as Kafka is concerned: it reads its topic, and writes what is new there.
+    """A schema registry as Kafka sees it: it reads its topic, and writes new schemas to it.
 
-    Ids are counted up from the highest that the topic holds.
+    Ids count up from the highest one in the topic.
     """
 
     def __init__(self, cluster: SandboxCluster, topic: str) -> None:
@@ -40,7 +40,7 @@ class Registry:
 
 
 class Application:
-    """Whoever writes records with the id of their schema; names stand for schemas."""
+    """A producer of records with the id of their schema; names stand for schemas."""
 
     def __init__(self, cluster: SandboxCluster) -> None:
         self.schemas, self.records = unique_topic("_schemas"), unique_topic("records")

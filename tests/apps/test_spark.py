@@ -1,6 +1,6 @@
 """A Spark Structured Streaming job keeps its checkpoint while its topic moves and comes back.
 
-A twin of it reads a topic that stays where it is and is given the same records.
+A twin reads a topic that stays in place and gets the same records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.installed_logs import create_topics
 from tests.support.journeys import Journey, Lost, send, values, values_lost
 
 PARTITIONS = 2
-#: The newest that is published; it runs on later Sparks, too. What else comes with it, Spark has.
+#: The newest published version; it runs on later Sparks, too. Spark has its other dependencies.
 CONNECTOR = "4.2.0"
 OF_CONNECTOR = ("commons-pool2-", "kafka-clients-", "spark-sql-kafka-", "spark-token-provider-")
 
@@ -31,7 +31,7 @@ OF_CONNECTOR = ("commons-pool2-", "kafka-clients-", "spark-sql-kafka-", "spark-t
 class Job:
     """The job (tests/apps/spark_stream.py), and records for it; one Spark for the `with` block.
 
-    What is written to its topic, wherever that is, is written to the `unmoved` one of its home, too.
+    What is written to its topic, on whichever cluster, is also written to the `unmoved` one on its first cluster.
     """
 
     def __init__(self, folder: Path, home: SandboxCluster) -> None:
@@ -90,7 +90,7 @@ class Job:
             self.written += records
 
     def has_read_beyond(self, ends: Mapping[tuple[str, int], Lost]) -> bool:
-        """Tell whether the checkpoint is ahead of the copy, from its newest file."""
+        """Return whether the checkpoint is ahead of the copy, by its newest file."""
         offsets = (self.folder / "checkpoint-first" / "offsets").glob("[0-9]*")
         newest = max(offsets, key=lambda path: int(path.name)).read_text()
         read = json.loads(newest.splitlines()[-1])[self.topic]

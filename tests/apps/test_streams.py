@@ -28,7 +28,7 @@ WORDS = re.findall(r"\w+", "the quick brown fox jumps over a lazy dog while rain
 
 
 class WordCount:
-    """The application, in one process or more, each with a folder of its own for its state; and lines of words for it.
+    """The application, in one process or more, each with its own state directory; and lines of words for it.
 
     In a `with` block nothing of it is left afterwards.
     """
@@ -49,7 +49,7 @@ class WordCount:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What has to be mirrored: its input, its output, and what it keeps for itself."""
+        """The topics to mirror: its input, its output, and its internal ones."""
         own = ("words-repartition", "counts-changelog", "windows-changelog")
         return (self.input, self.output, self.windows, *(f"{self.name}-{one}" for one in own))
 
@@ -90,12 +90,12 @@ class WordCount:
             program.stop()
 
     def kill(self) -> None:
-        """End it in the middle of whatever it does."""
+        """Kill it, whatever it is doing."""
         for program in self.programs:
             program.kill()
 
     def reset(self, cluster: SandboxCluster) -> None:
-        """Have it begin with its input, when its group has no member any more."""
+        """Reset it to the start of its input, once its group has no member any more."""
         there = ("--bootstrap-server", cluster.bootstrap_servers)
         if self.protocol == "streams":
             topics = ("--input-topic", self.input, "--to-earliest", "--delete-all-internal-topics")
@@ -120,11 +120,11 @@ class WordCount:
         wait_until(lambda: latest(counts(cluster, self.windows)) == windows, 90)
 
     def restored(self) -> int:
-        """Return how many records it has read of its changelogs since it was started last."""
+        """Return how many changelog records it has read since its last start."""
         return sum(self._numbers("restored "))
 
     def followed_from(self) -> list[int]:
-        """Return where its standbys began to read changelogs since it was started last."""
+        """Return where its standbys began to read changelogs since its last start."""
         return self._numbers("follows ")
 
     def _numbers(self, begin: str) -> list[int]:
@@ -133,7 +133,7 @@ class WordCount:
 
 
 def counts(cluster: SandboxCluster, topic: str) -> dict[str, list[int]]:
-    """Return the counts that consumers see of each key, in their order."""
+    """Return the counts that consumers see of each key, in order."""
     found: dict[str, list[int]] = {}
     for partition in range(PARTITIONS):
         for record in shown(cluster, topic, partition):
@@ -152,12 +152,12 @@ def words_of(cluster: SandboxCluster, topic: str, *, by_windows: bool = False) -
 
 
 def latest(found: Mapping[str, list[int]]) -> Counter[str]:
-    """Return what is known of each key after the last record."""
+    """Return the value of each key after the last record."""
     return Counter({key: numbers[-1] for key, numbers in found.items()})
 
 
 def assert_each_word_was_counted_once(application: WordCount, cluster: SandboxCluster) -> None:
-    """Each key's counts are 1, 2, 3 …: a word that was counted twice, or not, shows."""
+    """Check that each key's counts are 1, 2, 3 …: a word that was counted twice, or not at all, shows."""
     for topic, by_windows in ((application.output, False), (application.windows, True)):
         found = counts(cluster, topic)
         for key, numbers in found.items():
@@ -166,7 +166,7 @@ def assert_each_word_was_counted_once(application: WordCount, cluster: SandboxCl
 
 
 def is_synced(journey: Journey, group: str) -> bool:
-    """Tell whether all that a group has committed is committed at the mirror's cluster, too."""
+    """Return whether everything that a group has committed is also committed at the mirror's cluster."""
     rows = [row for row in journey.describe("--groups") if row["group"] == group]
     return bool(rows) and all(row["sourceOffset"] == row["destinationOffset"] for row in rows)
 

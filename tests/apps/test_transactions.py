@@ -1,6 +1,6 @@
 """A Java consumer and transactional producer in one, exactly once, moves with its topics and comes back.
 
-A twin stays where it is, is given the same, and is never killed: what consumers see of both is the same.
+A twin stays in place, gets the same records, and is never killed: consumers must see the same of both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARTITIONS = 2
 
 
 class Transfer:
-    """The application, and records for it: each has a number of its own."""
+    """The application, and numbered records for it."""
 
     def __init__(self, folder: Path) -> None:
         self.input, self.output, self.name = unique_topic("in"), unique_topic("out"), unique_topic("transfer")
@@ -33,7 +33,7 @@ class Transfer:
         self.written = 0
 
     def start(self, cluster: SandboxCluster) -> None:
-        """Start it on a cluster, by the new group protocol."""
+        """Start it on a cluster, with the new group protocol."""
         self.program.start(
             {
                 "bootstrap.servers": cluster.bootstrap_servers,
@@ -61,12 +61,12 @@ class Transfer:
         return values(cluster, self.output, PARTITIONS)
 
     def wait_until_all_is_out(self, cluster: SandboxCluster, lost: Collection[str] = ()) -> None:
-        """Wait until each record of the input has come out, but for results that are known to be lost."""
+        """Wait until each record of the input has come out, except results that are known to be lost."""
         wanted = self.in_(cluster).keys() - lost
         wait_until(lambda: self.out(cluster).keys() >= wanted, 90)
 
     def wait_until_more_is_out(self, cluster: SandboxCluster, records: int) -> None:
-        """Wait until more than so many records have come out."""
+        """Wait until more than this many records have come out."""
         wait_until(lambda: self.out(cluster).total() > records, 90)
 
 

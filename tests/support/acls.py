@@ -1,4 +1,4 @@
-"""What tests of rights share: ACLs by name, clusters with logins and ACLs, mirrors that are only remembered."""
+"""What tests of rights share: ACLs by name, clusters with logins and ACLs, mirrors that exist only as stored state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def acls(
 
 
 def denial(topic: str, who: str) -> AclBinding:
-    """Return the ACL that keeps somebody from writing to a topic."""
+    """Return the ACL that denies a principal WRITE on a topic."""
     (one,) = acls("topic", topic, who, "WRITE", deny=True)
     return one
 
@@ -55,14 +55,14 @@ def give(admin: ClusterClient, *groups: Iterable[AclBinding]) -> None:
 
 
 def create_in_force(admin: AdminClient, rules: Sequence[admin_api.AclBinding]) -> None:
-    """Create ACLs of the client library, and return when they are in force: brokers hear of them a moment later."""
+    """Create ACLs of the client library, and return when they are in force: brokers apply them a moment later."""
     for done in admin.create_acls(list(rules)).values():
         done.result(30)
     wait_until(lambda: set(rules) <= set(admin.describe_acls(_EVERY_ACL).result(30)))
 
 
 def delete_in_force(admin: AdminClient, rule: admin_api.AclBindingFilter) -> int:
-    """Delete the ACLs that a filter finds, and return how many when none is in force any more."""
+    """Delete the ACLs that a filter matches, and return how many, once none is in force any more."""
     (done,) = admin.delete_acls([rule]).values()
     count = len(done.result(30))
     wait_until(lambda: not admin.describe_acls(rule).result(30))
@@ -79,7 +79,7 @@ def kmirror_rights() -> list[AclBinding]:
 
 
 def written(cluster: SandboxCluster, user: str, topic: str) -> int | None:
-    """Try to write a record as a user; return the error's code, None when it was written."""
+    """Try to write a record as a user; return the error code, None on success."""
     heard: list[KafkaError | None] = []
     producer = Producer({**client_config(cluster.client_properties(user)).librdkafka(), "log_level": 0})
     producer.produce(topic, b"v", partition=0, on_delivery=lambda error, _: heard.append(error))
@@ -88,7 +88,7 @@ def written(cluster: SandboxCluster, user: str, topic: str) -> int | None:
 
 
 def claim(destination: Destination, mirror: str, *topics: str, desired: DesiredState = DesiredState.ACTIVE) -> None:
-    """Remember topics of a mirror, wanted in this state."""
+    """Store topics of a mirror with this desired state."""
     records = tuple(TopicRecord(mirror, topic, topic, None, None, desired, 1, TopicOrigin.CREATED) for topic in topics)
     change(destination, mirror, lambda _: Changes(records))
 

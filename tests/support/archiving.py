@@ -1,6 +1,6 @@
-"""Archives in tests: made, written in this process or in one that is killed, and read by librdkafka.
+"""Archives in tests: created, written in this process or in one that is killed, and read by librdkafka.
 
-The module run as a program is the process.
+The module run as a program is that process.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def check(cluster: SandboxCluster, topic: str, archive: str, ranges: Sequence[Ra
 def assert_holds(
     cluster: SandboxCluster, archive: str, wanted: Iterable[VisibleRecord], epoch: int | None = None, partition: int = 0
 ) -> None:
-    """Let librdkafka read an archive in both isolation levels: it holds these records in this order, and nothing else.
+    """Read an archive with librdkafka in both isolation levels: it holds exactly these records in this order.
 
-    Offsets come from its headers. Where an epoch is given, all records had that one.
+    Offsets come from its headers. If an epoch is given, all records have that one.
     """
     expected = list(wanted)
     for isolation in (COMMITTED, UNCOMMITTED):
@@ -84,7 +84,7 @@ def assert_holds(
 
 
 class ArchiveProcess:
-    """A process that copies partition 0 to its archive in batches of so many bytes, and can be killed."""
+    """A process that copies partition 0 to its archive in batches of this many bytes, and can be killed."""
 
     def __init__(
         self, cluster: SandboxCluster, topic: str, archive: str, low: int, high: int, batch_bytes: int
@@ -94,7 +94,7 @@ class ArchiveProcess:
         self.process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
 
     def wait_for_batches(self, count: int) -> bool:
-        """Wait until it has appended so many; False when it has ended before."""
+        """Wait until it has appended this many; False if it ended before."""
         assert self.process.stdout is not None
         return all(self.process.stdout.readline() for _ in range(count))
 

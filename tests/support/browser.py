@@ -1,4 +1,4 @@
-"""Where a browser is on this machine, if there is one: no package of the project brings one."""
+"""Find this machine's browser, if there is one: none of the project's packages brings one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Java's class-data archives for brokers: the classes they load, kept in a file.
 
-With one a broker starts in two thirds of the time, at as much less of the processor, which is what the tests have least
-of. The first broker that ends leaves the archive (some seconds, once for each Java and each set of jars), in the cache
-folder where the jars are. Java checks an archive against itself and every jar, and goes on without one that does not
-fit.
+With an archive a broker starts in two thirds of the time and CPU time, which is what tests have least of. The first
+broker that ends writes the archive (which takes some seconds, once per Java and set of jars) to the cache folder of the
+jars. Java checks an archive against itself and every jar, and ignores one that does not fit.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from pathlib import Path
 from kmirror.java import find_java
 from kmirror.sandbox.jars import KafkaJars, cache_directory
 
-#: Else Java would tell about archives where a tool prints what it was asked for.
+#: Otherwise Java would print about archives among a tool's output.
 _IN_SILENCE = "-Xlog:disable"
 
 
 @cache
 def java() -> Path:
-    """Return the Java that brokers and tools run on; looking for it takes a while."""
+    """Return the Java that brokers and tools run on; finding it takes a while."""
     return find_java(os.environ)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """Where the archive of one program is, or will be."""
+    """The path of one program's archive."""
 
     path: Path
 
@@ -51,9 +50,9 @@ class ClassArchive:
 
     @contextmanager
     def used(self) -> Iterator[tuple[str, ...]]:
-        """Give the options to use it; where it does not exist, what is run with them in the block to its end makes it.
+        """Yield the options to use it; if it does not exist, what runs with them in the block creates it at its end.
 
-        It appears whole or not at all, however many processes make it at once.
+        It appears whole or not at all, however many processes create it at once.
         """
         if self.path.exists():
             yield self.options

@@ -1,8 +1,8 @@
-"""Fixtures with real Kafka clusters, for every test that needs one; tests/conftest.py makes them known to pytest.
+"""Fixtures with real Kafka clusters, for every test that needs one; tests/conftest.py registers them with pytest.
 
-`source_cluster` and `destination_cluster` are started once for the whole run, together, when the first test asks for
-one. They are shared: use topics of your own (`unique_topic`). A test that harms its brokers, or needs other settings,
-asks `make_cluster` for a cluster of its own.
+`source_cluster` and `destination_cluster` are started together, once per run, when the first test asks for one. They
+are shared: use your own topics (`unique_topic`). A test that harms its brokers, or needs other settings, asks
+`make_cluster` for its own cluster.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from tests.support.class_archive import ClassArchive, java
 from tests.support.reaper import reaped
 from tests.support.waiting import wait_until
 
-#: What makes a broker start soonest and cost least, at the price of its top speed.
+#: Options that make a broker start fast and cost little, at the price of its top speed.
 QUICK_JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
-#: Quotas are measured over two seconds instead of eleven: who is over one is held back for a moment, not for many
+#: Measure quotas over two seconds instead of eleven: a client over its quota is throttled for a moment, not for many
 #: seconds after a burst.
 STEADY_QUOTAS = {"quota.window.num": "2"}
-#: An idle broker takes little of a processor, and many stand by while other tests run: controllers write into the
-#: metadata log now and then, not twice a second (KIP-835), and few threads look several times a second for work. The
-#: cleaner has memory for 100,000 keys: to get the 128 MB of its default is a sixth of what a start costs.
+#: An idle broker uses little CPU time, and many are idle while other tests run: controllers write to the metadata log
+#: now and then, not twice a second (KIP-835), and few threads poll several times a second. The cleaner has memory for
+#: 100,000 keys: allocating its default of 128 MB is a sixth of what a start costs.
 IDLE = {
     "metadata.max.idle.interval.ms": "20000",
     "num.io.threads": "2",
     "num.network.threads": "1",
     "log.cleaner.dedupe.buffer.size": "4000000",
 }
-#: A killed broker's partitions get another leader, and it may come back, after half the time. A busy machine may have
-#: a living broker taken for dead; where that would be a fault of the test, the sandbox's own time is better.
+#: Halve the time until a killed broker's partitions get another leader and it may come back. A busy machine may take a
+#: living broker for dead; where that would be a fault of the test, use the sandbox's own time.
 QUICK_FAILOVER = {"broker.session.timeout.ms": "2000"}
-#: A broker that no test kills need not say twice a second that it lives: that is a third of what an idle one costs.
+#: A broker that no test kills need not send two heartbeats a second: that is a third of what an idle one costs.
 UNHARMED = {"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "9000"}
-#: Nothing is deleted for its age: a broker would look half a minute after its start, and every five minutes then.
+#: Nothing is deleted for its age: a broker would check half a minute after its start, and then every five minutes.
 NO_RETENTION = {"log.retention.check.interval.ms": "86400000", "log.initial.task.delay.ms": "86400000"}
 
 
@@ -91,7 +91,7 @@ def broker_processes(directory: Path) -> list[int]:
 
 
 def freeze(cluster: SandboxCluster, node_id: int) -> None:
-    """Send a broker SIGSTOP, and return when none of its threads runs any more; SIGCONT lets it go on."""
+    """Send a broker SIGSTOP, and return when none of its threads runs any more; SIGCONT resumes it."""
     process = cluster.signal(node_id, signal.SIGSTOP)
     wait_until(lambda: set(_thread_states(process.pid)) == {"T"})
 
@@ -104,7 +104,7 @@ def _thread_states(pid: int) -> Iterator[str]:
 
 
 def new_cluster(name: str, folder: Path, **settings: Any) -> SandboxCluster:
-    """Return a cluster as tests have it, not started yet; takes the arguments of SandboxCluster."""
+    """Return a cluster as tests use it, not started yet; takes the arguments of SandboxCluster."""
     properties = {**STEADY_QUOTAS, **IDLE, **settings.pop("properties", {})}
     java_options = (*QUICK_JAVA_OPTIONS, *archive_options(settings.get("kafka_version")))
     return SandboxCluster(name, folder, **{"java_options": java_options, "properties": properties, **settings})
@@ -112,7 +112,7 @@ def new_cluster(name: str, folder: Path, **settings: Any) -> SandboxCluster:
 
 @cache
 def archive_options(kafka_version: str | None) -> tuple[str, ...]:
-    """Return Java's options for a broker with a class archive; where there is none yet, a broker is run to make it."""
+    """Return Java's options for a broker with a class archive; if there is none yet, run a broker to create it."""
     archive = ClassArchive.of("broker", kafka_jars(kafka_version, os.environ, lambda line: None))
     if not archive.options:
         with tempfile.TemporaryDirectory() as folder, archive.used() as making:
@@ -124,7 +124,7 @@ def archive_options(kafka_version: str | None) -> tuple[str, ...]:
 
 
 def put_quick_java_into(folder: Path) -> None:
-    """Write a `java`, for the PATH, that starts brokers as those of tests start."""
+    """Write a `java`, for the PATH, that starts brokers with the tests' options."""
     quick = " ".join((*QUICK_JAVA_OPTIONS, *archive_options(None)))
     script = folder / "java"
     script.write_text(f'#!/bin/sh\nexec {java()} {quick} "$@"\n', encoding="utf-8")
@@ -152,7 +152,7 @@ def reaped_session() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def clusters_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return the folder of all clusters of this run; when all tests are over, no broker may be left in it."""
+    """Return the folder of all clusters of this run; after all tests no broker may be left in it."""
     directory = tmp_path_factory.mktemp("clusters")
     yield directory
     assert broker_processes(directory) == []
@@ -177,7 +177,7 @@ def cluster_pair(clusters_directory: Path) -> Iterator[ClusterPair]:
 
 @pytest.fixture(scope="module", autouse=True)
 def forgotten_mirrors() -> Iterator[None]:
-    """Forget the mirrors of a module's tests on the shared clusters: every verb reads all there are."""
+    """Delete the mirrors of a module's tests on the shared clusters: every verb reads all there are."""
     yield
     for pair in _shared:
         for cluster in (pair.source, pair.destination):
@@ -213,7 +213,7 @@ def make_module_cluster(clusters_directory: Path) -> Iterator[MakeCluster]:
 
 @contextmanager
 def made_clusters(directory: Path) -> Iterator[MakeCluster]:
-    """Give a function that makes clusters, and remove them all at the end of the block."""
+    """Yield a function that makes clusters, and remove them all at the end of the block."""
     made: list[SandboxCluster] = []
 
     def make(name: str = "own", *, start: bool = True, **settings: Any) -> SandboxCluster:

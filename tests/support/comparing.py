@@ -1,4 +1,4 @@
-"""Logs of made records, compared."""
+"""Compare logs of made records."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def make_copy(
 ) -> None:
     """Create a topic whose log starts at `start`, shows these records and ends at `end`.
 
-    With `trimmed_to` filler was left from there on.
+    With `trimmed_to`, filler was left from there on.
     """
     create_topic(cluster, name=topic, settings={"max.message.bytes": _LARGEST_BATCH})
     with Leader(cluster, topic) as leader:

@@ -1,4 +1,4 @@
-"""Log directories made by hand, and commands that cut them or are killed meanwhile."""
+"""Log directories made by hand, and commands that cut them or are killed half-way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 
 class KillAfter:
-    """Ends the command after so many steps; `steps` are those that were reached."""
+    """Kills the command after this many steps; `steps` are those that it reached."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,8 +1,7 @@
-"""Copies of logs that are wrong in one place, as a faulty mirror would leave them: every other record is right.
+"""Copies of logs with one error, as a faulty mirror would leave them: every other record is right.
 
-A damage says what a copy shows instead of what its original does, and the first offset at which they differ.
-Both cleaners of a compacted topic work on their own: there only the last record of a key, with a value, is sure to be
-missed.
+A damage says what a copy shows instead of its original, and the first offset at which they differ. Both cleaners of a
+compacted topic work independently: there only a missing last record of a key, with a value, is sure to be noticed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.support.logs import BuiltLog
 
 
 class Damaged(NamedTuple):
-    """What the copy shows, and the first difference; `tail` is how many offsets more than the source it has."""
+    """What the copy shows, and the first difference; `tail` is how many more offsets it has than the source."""
 
     records: list[Record]
     offset: int
@@ -76,12 +75,12 @@ class Original:
         return {one.key: one.offset for one in self.records}
 
     def is_needed(self, one: Record) -> bool:
-        """Tell whether the record may be missing nowhere."""
+        """Return whether the record must not be missing."""
         return not self.is_compacted or (one.value is not None and self.last_of_keys.get(one.key, -1) <= one.offset)
 
     @cached_property
     def needed(self) -> list[Record]:
-        """The records that may be missing nowhere."""
+        """The records that must not be missing."""
         return [one for one in self.records if self.is_needed(one)]
 
 
@@ -91,7 +90,7 @@ def plain(records: Iterable[VisibleRecord]) -> list[Record]:
 
 
 def _kinds_of(batch: LogBatch, one: Original) -> Iterator[str]:
-    """Yield what a batch of a log is."""
+    """Yield the batches of a log with their kinds."""
     yield "any batch"
     if batch.magic < 2:
         yield f"format {batch.magic}"
@@ -122,20 +121,20 @@ def by_kind(one: Original, candidates: Iterable[Record]) -> dict[str, list[Recor
 
 
 class Damage(NamedTuple):
-    """A way to be wrong: to which records it can happen, and what it makes of all of them."""
+    """A way to be wrong: the records it can happen to, and what it makes of all records."""
 
     candidates: Callable[[Original], list[Record]]
     do: Callable[[Original, Record], Damaged]
 
 
 def with_change(original: Original, one: Record, **changes: object) -> list[Record]:
-    """Return all records, this one with other fields."""
+    """Return all records, with this one changed."""
     other = replace(one, **changes)  # type: ignore[arg-type]
     return sorted((other if each is one else each for each in original.records), key=_offset)
 
 
 def longer(original: Original) -> Damaged:
-    """Fill an offset too many at the end, which shows nothing."""
+    """Fill one offset too many at the end."""
     return Damaged(original.records, original.end, DifferenceKind.EXTRA_TAIL, 1)
 
 

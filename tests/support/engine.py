@@ -1,4 +1,4 @@
-"""A real engine as a process of its own: `kmirror run`, started, watched, harmed; and other commands."""
+"""A real engine in its own process: `kmirror run`, started, watched, harmed; and other commands."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ def kmirror(
 
 
 def run_to_its_end(line: Sequence[str], seconds: float = 180) -> subprocess.CompletedProcess[str]:
-    """Run a command line that `command` has spelled out."""
+    """Run a command line made by `command`."""
     if may_start_spark(line):
         return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False, timeout=seconds)
     return forked.run(line, timeout=seconds)
 
 
 def may_start_spark(line: Sequence[str]) -> bool:
-    """Tell whether a command line may start Spark: such a one is started as people start it, not forked."""
+    """Return whether a command line may start Spark: those are started as users start them, not forked."""
     _, _, module, verb, *_ = line
     return module == "kmirror" and verb in {"run", "verify", "promote", "switchover"}
 
 
 def command(destination: SandboxCluster | str, verb: str, *arguments: str, with_spark: bool = True) -> list[str]:
-    """Spell out a kmirror command; without Spark, threads do what its workers would."""
+    """Return the words of a kmirror command; without Spark, threads do the work of its workers."""
     program = "kmirror" if with_spark else "tests.support.without_spark"
     return [sys.executable, "-m", program, *_line(destination, verb, *arguments)]
 
 
 def typed(destination: SandboxCluster | str, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Carry out one kmirror command that needs no Spark, in this process: that saves starting another one."""
+    """Run one kmirror command that needs no Spark in this process, which saves starting another one."""
     line = _line(destination, verb, *arguments)
     out, err = io.StringIO(), io.StringIO()
     code = main(line, Screen(out, err, io.StringIO()))
@@ -74,7 +74,7 @@ def _line(destination: SandboxCluster | str, verb: str, *arguments: str) -> list
 
 
 class Engine:
-    """One `kmirror run` process, of all mirrors where none is named; without Spark its lanes are threads in it."""
+    """One `kmirror run` process, for all mirrors if none is named; without Spark its lanes are threads in it."""
 
     def __init__(
         self, destination: SandboxCluster, mirror: str | None, output: Path, *arguments: str, with_spark: bool = True
@@ -171,7 +171,7 @@ class Pair:
     def fill(
         self, records: int, *, size: int = 1000, timestamp_ms: int | None = None, batch_bytes: int = 65536
     ) -> None:
-        """Produce records to all partitions; `timestamp_ms` is the first one's, each later one's a millisecond more."""
+        """Produce records to all partitions; `timestamp_ms` is the first one's, each next is a ms later."""
         producer = Producer(
             {
                 "bootstrap.servers": self.source.bootstrap_servers,
@@ -254,7 +254,7 @@ class Pair:
             time.sleep(0.1)
 
     def leader(self, cluster: SandboxCluster) -> int:
-        """Return who leads the first partition on a cluster."""
+        """Return the leader of the first partition on a cluster."""
         client = self._at_source if cluster is self.source else self._at_destination
         found = client.metadata([self.topic]).leader(self.partitions[0])
         assert found is not None
@@ -293,7 +293,7 @@ class Pair:
 
 
 def limit_writes(cluster: SandboxCluster, bytes_per_second: int | None) -> None:
-    """Set or lift a produce quota for every client of a cluster, so that a copy takes long enough to be interrupted."""
+    """Set or remove a produce quota for every client of a cluster, so that a copy is slow enough to be interrupted."""
     from kafka.protocol.admin import AlterClientQuotasRequest
 
     entry = AlterClientQuotasRequest.EntryData
@@ -318,7 +318,7 @@ def limit_writes(cluster: SandboxCluster, bytes_per_second: int | None) -> None:
 
 
 def under_way(pair: Pair, engine: Engine, chance: random.Random) -> None:
-    """Wait for a random moment at which the copy is surely under way."""
+    """Wait for a random moment at which the copy is certainly running."""
     pair.wait_until_copying(engine)
     time.sleep(chance.uniform(0, 1.5))
     before = pair.destination_end()
@@ -330,7 +330,7 @@ def under_way(pair: Pair, engine: Engine, chance: random.Random) -> None:
 
 
 def finish(pair: Pair, *arguments: str, seconds: float = 240) -> None:
-    """Let an engine copy the rest without the quota and compare."""
+    """Let an engine copy the rest without the quota, and compare."""
     limit_writes(pair.destination, None)
     engine = pair.engine("--until-caught-up", "--timeout", f"{int(seconds)}s", *arguments)
     assert engine.wait(seconds + 30) == 0, engine.output[-4000:]
@@ -338,7 +338,7 @@ def finish(pair: Pair, *arguments: str, seconds: float = 240) -> None:
 
 
 def catch_up(pair: Pair, engine: Engine, seconds: float = 90) -> None:
-    """Let this engine copy the rest without the quota, stop it and compare."""
+    """Let this engine copy the rest without the quota, stop it, and compare."""
     limit_writes(pair.destination, None)
     pair.wait_until_equal(engine, seconds)
     assert engine.stop() == 0

@@ -1,4 +1,4 @@
-"""Fetch requests and answers as a second implementation of the protocol writes them."""
+"""Fetch requests and answers as a second implementation of the protocol encodes them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Distribute test files over the processes of pytest-xdist: the longest first, each to the process that is free.
+"""Distribute test files over the processes of pytest-xdist: the longest first, each to the next free process.
 
-A file stays in one process, where its tests share what they set up, and files that share clusters go to the same
-process as long as it is not the last to end. When a process dies, the test it was running has failed; the rest of its
-files goes to the process that replaces it. (With `--dist loadfile` such a run never ends.)
+A file stays in one process, where its tests share fixtures, and files that share clusters go to the same process as
+long as it is not the last to end. When a process dies, the test it was running has failed; the rest of its files goes
+to the process that replaces it. (With `--dist loadfile` such a run never ends.)
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from xdist.workermanage import WorkerController
 
 #: How long each file took, and which shared clusters it used. `pytest --record-durations` writes it; CI does not.
 DURATIONS_FILE = Path(__file__).parent.parent / "durations.json"
-#: Where pytest puts what it has compiled of most of the tests; a fresh clone has none.
+#: Where pytest caches the bytecode of most of the tests; a fresh clone has none.
 COMPILED = DURATIONS_FILE.parent / "kafka" / "__pycache__"
-#: A process starts a test when it knows the next one: what that does not need is torn down between them.
+#: A process starts a test when it knows the next one: fixtures that that does not need are torn down in between.
 _ALWAYS_KNOWN = 2
 
 
@@ -33,9 +33,9 @@ def file_of(nodeid: str) -> str:
 
 
 def files_for_worker(worker: str, workers: int) -> list[str]:
-    """Return all test files, from another one on for each process (`gw0`, `gw1`, …).
+    """Return all test files, starting with another one for each process (`gw0`, `gw1`, …).
 
-    A fresh clone's files are compiled as they are collected: what one process has compiled, the others find.
+    A fresh clone's files are compiled as they are collected: what one process has compiled, the others reuse.
     """
     files = sorted(str(path) for path in DURATIONS_FILE.parent.rglob("test_*.py"))
     first = int(worker.removeprefix("gw")) % workers * len(files) // workers
@@ -50,7 +50,7 @@ class Measured(NamedTuple):
 
 
 def known_durations() -> dict[str, Measured]:
-    """Return what was recorded, by file."""
+    """Return the recorded facts, by file."""
     if not DURATIONS_FILE.exists():
         return {}
     recorded = json.loads(DURATIONS_FILE.read_text(encoding="utf-8"))
@@ -58,7 +58,7 @@ def known_durations() -> dict[str, Measured]:
 
 
 def record_durations(measured: Mapping[str, Measured]) -> None:
-    """Replace what is known of the files that have run; forget files that are gone."""
+    """Replace what is known of the files that have run; drop files that no longer exist."""
     merged = {**known_durations(), **measured}
     kept = {file: merged[file] for file in sorted(merged) if (DURATIONS_FILE.parent / file).exists()}
     lines = (f" {json.dumps(file)}: {json.dumps([round(one.seconds, 1), *one.clusters])}" for file, one in kept.items())
@@ -73,7 +73,7 @@ class LongestFileFirst:
         self.config = config
         self._node_count = node_count
         self._durations = durations
-        #: The tests, as every process has collected them; they are called by their place in it.
+        #: The tests, as every process has collected them; identified by their index.
         self._collection: list[str] | None = None
         self._ready: list[WorkerController] = []
         self._queue: deque[list[int]] = deque()
@@ -85,17 +85,17 @@ class LongestFileFirst:
 
     @property
     def nodes(self) -> list[WorkerController]:
-        """The processes that are there."""
+        """The running processes."""
         return list(self._given)
 
     @property
     def collection_is_completed(self) -> bool:
-        """Whether all the processes of the beginning have collected."""
+        """Whether all initial processes have collected."""
         return self._scheduled or len(self._ready) >= self._node_count
 
     @property
     def tests_finished(self) -> bool:
-        """Whether the processes may be told to end once they have run what they were given."""
+        """Whether the processes may end once they have run what they were given."""
         given = self._given.values()
         return self._scheduled and not self._queue and all(len(tests) < _ALWAYS_KNOWN for tests in given)
 
@@ -105,12 +105,12 @@ class LongestFileFirst:
         return bool(self._queue) or any(self._given.values())
 
     def add_node(self, node: WorkerController) -> None:
-        """Take note of a new process, which has not collected yet."""
+        """Add a new process, which has not collected yet."""
         self._given[node] = deque()
         self._clusters[node] = set()
 
     def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
-        """Take note of what a process has collected. Raises ValueError when it is not what the others have."""
+        """Take what a process has collected. Raises ValueError if it differs from the others."""
         if self._collection is None:
             self._collection = list(collection)
         if differing := {*self._collection} ^ {*collection}:
@@ -128,12 +128,12 @@ class LongestFileFirst:
             self._feed(node)
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
-        """Take note that a process has finished a test."""
+        """Record that a process has finished a test."""
         self._given[node].remove(item_index)
         self._feed(node)
 
     def mark_test_pending(self, item: str) -> None:
-        """Have a test run once more."""
+        """Run a test again."""
         assert self._collection is not None
         self._queue.appendleft([self._collection.index(item)])
 
@@ -142,7 +142,7 @@ class LongestFileFirst:
         raise NotImplementedError
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Forget a process that has ended; return the test that it was running, if it died of one."""
+        """Remove a process that has ended; return the test that it was running, if it died of one."""
         self._ready = [one for one in self._ready if one is not node]
         left = self._given.pop(node)
         del self._clusters[node]
@@ -195,7 +195,7 @@ class LongestFileFirst:
 
 
 def kill_what_is_left_of(node: WorkerController) -> None:
-    """End what a process that died has started: brokers, engines, JVMs. They carry its name in their environment."""
+    """End what a dead process has started: brokers, engines, JVMs. They carry its name in their environment."""
     run, name = node.workerinput["testrunuid"], node.gateway.id
     for pid in _processes_with({f"PYTEST_XDIST_TESTRUNUID={run}", f"PYTEST_XDIST_WORKER={name}"}):
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Somebody else who writes to a mirror topic: with and without a producer id, and in a transaction that is aborted."""
+"""Another client that writes to a mirror topic: with and without a producer id, and in an aborted transaction."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from tests.support.leader import Leader
 from tests.support.log_batches import VisibleRecord
 from tests.support.producers import whole_batches
 
-#: Brokers hand out no ids from here on; mirrors use them.
+#: Brokers allocate no ids from here up; mirrors use them.
 _OWN_IDS = 1 << 62
 
 
 def labelled(label: str, count: int) -> list[VisibleRecord]:
-    """Return records that no other label's are equal to."""
+    """Return records that differ from every other label's."""
     now = int(time.time() * 1000)
     return [VisibleRecord(0, now, b"%d" % number, f"{label}-{number}".encode()) for number in range(count)]
 
 
 def write_plainly(cluster: SandboxCluster, topic: str, count: int) -> str:
-    """Write records without a producer id; return who did, as it is told."""
+    """Write records without a producer id; return the writer as it is reported."""
     _write(cluster, topic, count, {"enable.idempotence": "false"})
     return "a producer without an id"
 
 
 def write_idempotently(cluster: SandboxCluster, topic: str, count: int) -> str:
-    """Write records with a producer id; return who did, as it is told."""
+    """Write records with a producer id; return the writer as it is reported."""
     _write(cluster, topic, count, {"enable.idempotence": "true"})
     with Leader(cluster, topic) as leader:
         found = leader.client.describe_producers([leader.partition])[leader.partition].producers

@@ -1,4 +1,4 @@
-"""A program: have the fork server run a command, and be that command to whoever started this: streams, signals, end.
+"""A program: have the fork server run a command, and stand in for it: streams, signals, exit code.
 
 It is run by a Python without site packages, as `fork_client.py ADDRESS MODULE ARGUMENT…`.
 """
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 def ask(
     address: str, words: Sequence[str], environ: Mapping[str, str], cwd: str, streams: Sequence[int]
 ) -> tuple[socket.socket, int]:
-    """Have a module run with arguments and these three streams; return what will tell its exit code, and its pid."""
+    """Have a module run with arguments and these three streams; return a socket for its exit code, and its pid."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(socket_name(address))
     socket.send_fds(connection, [b"\n"], list(streams))
@@ -30,7 +30,7 @@ def socket_name(address: str) -> str:
 
 
 def exit_code(connection: socket.socket) -> int:
-    """Return the next number that the server tells: at last the exit code, negative for a signal."""
+    """Return the next number from the server: finally the exit code, negative for a signal."""
     line = b""
     while not line.endswith(b"\n"):
         byte = connection.recv(1)

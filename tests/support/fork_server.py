@@ -1,7 +1,7 @@
 """A program: import all that kmirror's commands need, once, and fork for each command that it is asked to run.
 
-A process of kmirror takes a third of a second of a processor to start, nearly all of it imports; a fork takes a
-hundredth. What runs in it is a process like another one: its own streams, environment, folder, session and exit code.
+A process of kmirror takes a third of a second of CPU time to start, nearly all of it imports; a fork takes a hundredth.
+What runs in it is a normal process: its own streams, environment, folder, session and exit code.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m tests.support.freeze_trials SENDER TRIALS
 
 SENDER says which thread of the child sends: `main` alone, `main-of-two` beside a busy one, `second` beside a busy main
-thread. Every other trial the child is caught in a send that waits for room. Prints how often each outcome came: exit
-status, and whether a byte arrived after the child was continued.
+thread. In every other trial the child is caught in a send that waits for buffer space. Prints how often each outcome
+came: exit status, and whether a byte arrived after the child was continued.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def child(sender: str, connection: socket.socket) -> None:
 
 
 def drain(connection: socket.socket) -> None:
-    """Read what is there."""
+    """Read everything that is available."""
     connection.setblocking(False)
     with suppress(BlockingIOError):
         while connection.recv(1 << 20):

@@ -1,4 +1,4 @@
-"""Consumers that keep an account: what they were given and committed, Java's and librdkafka's."""
+"""Consumers that record what they were given and what they committed, Java's and librdkafka's."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _BATCH = 200
 
 
 class Member(Protocol):
-    """Somebody in a group."""
+    """A member of a group."""
 
     @property
     def values(self) -> Counter[str]:
-        """The values of the records that were given, and committed in the end."""
+        """The values of the records that it was given and finally committed."""
 
     def stop(self) -> None:
         """Commit what was given, and leave the group."""
 
     def destroy(self) -> None:
-        """Leave nothing behind, also when the test has failed."""
+        """Clean up, also when the test has failed."""
 
 
 class LibrdkafkaMember:
@@ -60,7 +60,7 @@ class LibrdkafkaMember:
         assert not self.trouble, self.trouble
 
     def destroy(self) -> None:
-        """Leave nothing behind, also when the test has failed."""
+        """Clean up, also when the test has failed."""
         self._stop.set()
         self._thread.join(60)
 
@@ -108,7 +108,7 @@ class JavaMember:
         assert '"name":"shutdown_complete"' in self.told[-1], self.told[-3:]
 
     def destroy(self) -> None:
-        """Leave nothing behind, also when the test has failed."""
+        """Clean up, also when the test has failed."""
         self._process.kill()
         self._thread.join(60)
         self._process.wait(60)
@@ -124,7 +124,7 @@ class JavaMember:
 
 
 class Load:
-    """A producer that goes on until it is told to stop; records bear numbers, from `first` on."""
+    """A producer that writes until told to stop; records carry numbers, from `first` on."""
 
     def __init__(self, cluster: SandboxCluster, topic: str, partitions: int, *, first: int = 0) -> None:
         self._first = self.sent = first
@@ -143,7 +143,7 @@ class Load:
         self._thread.join()
 
     def stop(self) -> Counter[str]:
-        """Return what was sent, when all of it has arrived."""
+        """Return what was sent, once all of it has arrived."""
         self._stop.set()
         self._thread.join()
         assert self._producer.flush(60) == 0

@@ -1,4 +1,4 @@
-"""Groups for tests: offsets committed and read by a consumer of librdkafka, mirrors ready for a group sync."""
+"""Groups for tests: offsets committed and read by a librdkafka consumer, mirrors ready for a group sync."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.mirrors import make_topic, new_mirror, produce, properties_of
 
 
 def commit(cluster: SandboxCluster, group: str, topic: str, offsets: Mapping[int, int], metadata: str = "") -> None:
-    """Commit offsets for a group in which nobody is."""
+    """Commit offsets for a group without members."""
     places = [TopicPartition(topic, partition, offset, metadata) for partition, offset in offsets.items()]
 
     with _consumer(cluster, group) as consumer:
@@ -42,7 +42,7 @@ def committed(cluster: SandboxCluster, group: str, topic: str) -> dict[int, int]
 
 
 def metadata_of(cluster: SandboxCluster, group: str) -> set[str]:
-    """Return the words that stand with a group's offsets."""
+    """Return the metadata that is stored with a group's offsets."""
     return {place.metadata or "" for place in _committed(cluster, group)}
 
 
@@ -75,14 +75,14 @@ def _consumer(cluster: SandboxCluster, group: str) -> Iterator[Consumer]:
 
 
 def delete_offsets(cluster: SandboxCluster, group: str) -> None:
-    """Delete a group with all that it has committed."""
+    """Delete a group with everything that it has committed."""
     admin = AdminClient(properties_of(cluster))
     admin.delete_consumer_groups([group])[group].result(30)
 
 
 @contextmanager
 def member(cluster: SandboxCluster, group: str, topic: str, protocol: str = "classic") -> Iterator[None]:
-    """Have somebody in a group, who commits nothing."""
+    """Keep a member in a group, which commits nothing."""
     consumer = Consumer(
         {
             **properties_of(cluster),
@@ -121,7 +121,7 @@ while True:
 
 
 def killed_member(cluster: SandboxCluster, group: str, topic: str, client_id: str, session_timeout_ms: int) -> None:
-    """Have somebody in a group whose process is killed: the group has him until his session is over."""
+    """Have a member in a group whose process is killed: the group keeps it until its session times out."""
     settings = {
         **properties_of(cluster),
         "client.id": client_id,
@@ -159,13 +159,13 @@ class GroupScene:
         self.job = GroupSyncJob(self.mirror, destination.properties)
 
     def set_partition(self, state: PartitionState, **fields: object) -> None:
-        """Write down how the partition stands, as an engine does."""
+        """Store the state of the partition, as an engine does."""
         record = PartitionRecord(self.mirror, self.topic, 0, state, 1, begun=True, aligned=True)
         changed = replace(record, **fields)  # type: ignore[arg-type]
         change(self.destination, self.mirror, lambda _: Changes((changed,)))
 
     def set_topic(self, **fields: object) -> None:
-        """Write down what operators want of the topic."""
+        """Store the desired state of the topic."""
 
         def decide(state: State) -> Changes:
             record = state.topic(self.mirror, self.topic)
@@ -191,5 +191,5 @@ class GroupScene:
         return committed(self.pair.destination, group or self.group, self.topic).get(0)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         self.job.close()

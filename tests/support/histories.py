@@ -1,7 +1,7 @@
-"""Two logs that come from one history, by a seed: a source, its copy, and what has happened to either since.
+"""Two logs with a common history, by a seed: a source, its copy, and what has happened to either since.
 
-The logs stand for none of a real broker's; they are what comparing and judging is given to read. What they hold is
-known record for record, so that it is known too what must be found.
+They are not logs of real brokers; they are input for comparing and judging. Their contents are known record by record,
+and so is the right verdict.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kmirror.engine.histories.tails import TailFinding, compare_tails
 from tests.support.log_batches import ABORT, COMMIT, LogBatch, VisibleRecord, control_record, encode
 
 OWN_ID = (1 << 62) + 5
-#: What another mirror wrote under.
+#: The producer id of another mirror.
 OLD_ID = (1 << 62) + 99
 FOREIGN_ID = 7_000
 EPOCH_MS = 1_700_000_000_000
@@ -31,12 +31,12 @@ _CODECS = ("none", "none", "gzip", "snappy", "lz4", "zstd")
 
 @lru_cache(maxsize=1 << 16)
 def record(offset: int, name: str = "s", key: str = "k") -> VisibleRecord:
-    """Make a record that tells whose it is."""
+    """Make a record that names its writer."""
     return VisibleRecord(offset, EPOCH_MS + offset, key.encode(), f"{name}{offset}".encode(), (("h", b"x"),))
 
 
 def batch(first: int, count: int = 1, name: str = "s", **fields: Any) -> LogBatch:
-    """Make a dense batch of records named after their writer."""
+    """Make a dense batch of records that name their writer."""
     if "records" not in fields:
         fields["records"] = tuple(record(first + i, name) for i in range(count))
     last = first + count - 1
@@ -50,13 +50,13 @@ def marker(offset: int, producer_id: int = OWN_ID, what: str = COMMIT) -> LogBat
 
 
 def without(stored: LogBatch, *offsets: int) -> LogBatch:
-    """Return what compaction leaves of a batch when these records go."""
+    """Return what compaction leaves of a batch when these records are removed."""
     return replace(stored, records=tuple(r for r in stored.records if r.offset not in offsets))
 
 
 @dataclass
 class Log:
-    """A log that can be read as brokers let it be read. `visible` is the last stable offset; None: all is shown."""
+    """A log that can be read as brokers let it be read. `visible` is the last stable offset; None: all is visible."""
 
     batches: list[LogBatch] = field(default_factory=list)
     start: int = 0
@@ -111,7 +111,7 @@ class Log:
         return {o for b in quiet for o in range(b.base_offset, b.next_offset) if self.start <= o < self.shown_end}
 
     def is_aborted(self, stored: LogBatch) -> bool:
-        """Tell whether a batch is of an aborted transaction."""
+        """Return whether a batch belongs to an aborted transaction."""
         return stored.transaction is not None and any(
             stored.producer_id == producer and first <= stored.base_offset <= last
             for producer, first, last in self.aborted
@@ -164,7 +164,7 @@ def compare(
 
 @dataclass
 class History:
-    """A source and a destination, and what became of them.
+    """A source and a destination, and what happened to them.
 
     `last_sequence` is what the destination's leader remembers of us; `copied_end` is where our own copy ended.
     """
@@ -176,7 +176,7 @@ class History:
     happened: set[str]
 
     def evidence(self) -> Mapping[int, bool]:
-        """Say by offset whether the logs agree; offsets that say nothing are left out."""
+        """Return by offset whether the logs agree; offsets without evidence are left out."""
         ours, theirs = self.destination.shown(), self.source.shown()
         quiet_here, quiet_there = self.destination.silent(), self.source.silent()
         low = max(self.source.start, self.destination.start)
@@ -232,14 +232,14 @@ class _Writer:
         self.log.end += 1
 
     def settle(self, rng: random.Random) -> None:
-        """End most transactions; what stays open hides the rest."""
+        """End most transactions; an open one hides the rest."""
         for producer in list(self.open):
             if rng.random() < 0.8:
                 self.finish(producer)
         self.log.visible = min([self.log.end, *self.open.values()])
 
     def fork(self, rng: random.Random) -> int:
-        """Go back to an offset at which no transaction was open, and write another history from there on."""
+        """Go back to an offset at which no transaction was open, and write another history from there."""
         log = self.log
         spans = [*self.ended, *((first, log.end) for first in self.open.values())]
         boundaries = [log.end, *(b.base_offset for b in log.batches if b.base_offset >= log.start)]
@@ -254,7 +254,7 @@ class _Writer:
 
 
 def copied(source: Log, end: int, rng: random.Random, producer_id: int = OWN_ID) -> tuple[Log, int]:
-    """Copy a source up to `end`, as it stands; return the copy and its last sequence number."""
+    """Copy the source as it is now up to `end`; return the copy and its last sequence number."""
     shown = source.shown()
     log, offset, sequence = Log([], source.start), source.start, -1
     while offset < end:
@@ -276,7 +276,7 @@ def copied(source: Log, end: int, rng: random.Random, producer_id: int = OWN_ID)
 
 
 def clean(log: Log, rng: random.Random) -> None:
-    """Take away records that later ones of their key supersede, and markers; the last batch stays."""
+    """Remove records that later ones of their key supersede, and markers; the last batch stays."""
     latest = {r.key: r.offset for b in log.batches for r in b.records if b.marker is None}
     end = rng.randrange(log.end + 1)
     kept: list[LogBatch] = []
@@ -293,7 +293,7 @@ def clean(log: Log, rng: random.Random) -> None:
 
 
 def _foreign(log: Log, rng: random.Random) -> None:
-    """Append what somebody else might."""
+    """Append what another client might."""
     kind = rng.choice(["plain", "idempotent", "transactional"])
     producer_id = -1 if kind == "plain" else FOREIGN_ID
     for _ in range(rng.randrange(1, 3)):

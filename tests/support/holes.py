@@ -1,4 +1,4 @@
-"""Topics with holes, offsets at which nothing is shown, and what applications are shown of them and of their copies."""
+"""Topics with holes, offsets at which nothing is shown, and what applications see of them and of their copies."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records
 from tests.support.visible import COMMITTED, UNCOMMITTED, visible
 
-#: First offsets of records, and how many stand there in a row: with holes of 5, 1, 2, 2,000 and 1 offsets.
+#: First offsets of runs of records, and their lengths: with holes of 5, 1, 2, 2,000 and 1 offsets.
 STRETCHES = ((5, 10), (16, 1), (19, 30), (2049, 3), (2053, 4))
-#: The same with less to fill, for those who are slow at it.
+#: The same with less to fill, for slow ways to fill.
 FEW = ((5, 10), (16, 1), (19, 30), (149, 3), (153, 4))
 
 
@@ -44,13 +44,13 @@ def write_holes(
 
 
 def read(cluster: SandboxCluster, topic: str, partition: int, isolation: str = COMMITTED) -> list[VisibleRecord]:
-    """Return what applications are shown, on clusters with logins too."""
+    """Return what applications see, also on clusters with logins."""
     config = client_config(cluster.client_properties()).librdkafka()
     return visible(librdkafka_records(cluster.bootstrap_servers, topic, partition, isolation, config))
 
 
 def assert_alike(mirror: Mirror, topic: str, partitions: int = 1) -> None:
-    """Compare what applications are shown on both sides."""
+    """Compare what applications see on both sides."""
     for partition in range(partitions):
         wanted = read(mirror.source, topic, partition)
         assert len(wanted) >= sum(count for _, count in STRETCHES)

@@ -1,4 +1,4 @@
-"""Bytes that nobody should have sent: what is sound, spoiled in a few places, and how such bytes are tried."""
+"""Hostile bytes: sound ones, corrupted in a few places, and how they are tried."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.support.log_batches import COMMIT, LogBatch, VisibleRecord, control_r
 NOW = 1_700_000_000_000
 
 _QUICK, _LONG = 120, 5_000
-#: Parametrize a test that explores with this: the same few examples every day, and many others in `make test-long`.
+#: Parametrize a test with this: the same few examples every day, and many others in `make test-long`.
 AMOUNTS = pytest.mark.parametrize(
     "amount", [pytest.param(_QUICK, id="quick"), pytest.param(_LONG, id="long", marks=pytest.mark.long)]
 )
 _CRC_AT, _CHECKED_FROM = 17, 21
 _HEADER_BYTES = 61
-#: What numbers of two, four and eight bytes break at.
+#: Boundary values of integers of two, four and eight bytes.
 _NUMBERS = (0, 1, -1, 0x7F, 0x80, 0x7FFF, -0x8000, 0x7FFFFFFF, -0x80000000, 1 << 62, (1 << 63) - 1, -1 << 63)
 _LAYOUTS = (">b", ">h", ">i", ">q")
 
 
 def explore(amount: int, what: st.SearchStrategy[Any], check: Callable[[Any], None]) -> None:
-    """Check so many examples; what is wrong is made as small as it can be."""
+    """Check this many examples; a failing one is shrunk as far as possible."""
     profile = settings(
         max_examples=amount,
         derandomize=amount == _QUICK,
@@ -69,13 +69,13 @@ def corrupted(draw: st.DrawFn, sound: Sequence[bytes]) -> bytes:
 
 @st.composite
 def corrupted_batches(draw: st.DrawFn, sound: Sequence[bytes]) -> bytes:
-    """Spoil one of these batches, and mostly mend its length and its checksum, so that the inside is reached."""
+    """Corrupt one of these batches, and mostly repair its length and its checksum, so that the inside is reached."""
     data = bytearray(draw(corrupted(sound)))
     return bytes(repaired(data)) if draw(st.integers(0, 4)) else bytes(data)
 
 
 def repaired(data: bytearray) -> bytearray:
-    """Give a batch the length and the checksum that belong to what it has become."""
+    """Give a batch the length and the checksum that fit its bytes."""
     if len(data) >= _HEADER_BYTES:
         data[16] = 2
         struct.pack_into(">i", data, 8, len(data) - 12)
@@ -94,7 +94,7 @@ def batch(offsets: Sequence[int], base: int = 100, last: int = 109, **changes: A
 
 DENSE = range(100, 110)
 CODECS = ("none", "gzip", "snappy", "snappy-raw", "lz4", "zstd")
-#: One of each kind that lies in logs; the last ones are of the old formats.
+#: One of each kind that logs hold; the last ones are in the old formats.
 SOUND_BATCHES = [
     *(batch(DENSE, codec=codec) for codec in CODECS),
     *(batch((101, 104, 105), codec=codec) for codec in CODECS),
@@ -109,7 +109,7 @@ SOUND_OLD = [
     batch((109,), 109, 109, magic=1),
     *(batch(DENSE, magic=magic, codec=codec) for magic in (0, 1) for codec in ("gzip", "snappy", "lz4")),
 ]
-#: Small ones that lie one behind the other, as merging takes them.
+#: Small neighbours, as merging takes them.
 NEIGHBOURS = [
     b"".join(batch(range(at, at + 3), at, at + 2, codec=codec) for at in range(100, 130, 3)) for codec in CODECS
 ]

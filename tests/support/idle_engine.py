@@ -1,4 +1,4 @@
-"""An engine between two real clusters whose lanes do not run: what they would report is written by the test."""
+"""An engine between two real clusters whose lanes do not run: the test writes their reports."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class IdleLanes:
         return False
 
     def end(self) -> None:
-        """Let those that run end clean."""
+        """Let those that run end cleanly."""
         for spec, future in self._running:
             future.set_result(LaneResult(spec.lane, spec.generation, 0, "STOPPED", "asked to", clean=True))
         self._running.clear()
@@ -98,13 +98,13 @@ class Run:
             time.sleep(0.02)
 
     def report(self, *rows: ProgressRow, fills_by_transactions: bool = False) -> None:
-        """Say it as the lane does that was started last, and wait until the engine has heard it."""
+        """Report as the lane that was started last, and wait until the engine has received it."""
         self.say(*rows, fills_by_transactions=fills_by_transactions)
         heard = {TopicPartition(row.topic, row.partition): row for row in rows}
         self.until(lambda: all(self.engine.partitions.rows.get(place) == row for place, row in heard.items()))
 
     def say(self, *rows: ProgressRow, fills_by_transactions: bool) -> None:
-        """Say it as the lane does that was started last."""
+        """Report as the lane that was started last."""
         spec = self.lanes.specs[-1]
         record = ProgressRecord(
             self._mirror, spec.lane, spec.lease_id, spec.generation, 0, "h", 1, now_ms(), rows, fills_by_transactions
@@ -112,32 +112,32 @@ class Run:
         change(self._destination, self._mirror, lambda _: Changes((record,)))
 
     def stored(self, topic: str, partition: int = 0) -> PartitionRecord:
-        """Return what is stored of a partition once the engine's next heartbeat is through."""
+        """Return what is stored of a partition after the engine's next heartbeat."""
         self.heartbeat()
         found = self._destination.state().partition(self._mirror, topic, partition)
         assert found is not None
         return found
 
     def begins(self) -> dict[tuple[str, int], tuple[int, bool]]:
-        """Return what the lane that was started last is told of beginnings: first offset and `begun`."""
+        """Return where the lane that was started last is told to begin: first offset and `begun`."""
         told = self.lanes.specs[-1].assignments if self.lanes.specs else ()
         return {(a.topic, a.partition): (a.first_offset, a.begun) for a in told}
 
     def incarnations(self) -> dict[int, Incarnation]:
-        """Return which lanes may write, as the next heartbeat says."""
+        """Return which lanes may write, by the next heartbeat."""
         self.heartbeat()
         return dict(self._lease.record.lanes)
 
     def is_caught_up(self) -> bool:
-        """Return what `run --until-caught-up` looks at."""
+        """Return what `run --until-caught-up` checks."""
         return self.engine.caught_up
 
     def forget_the_source(self) -> None:
-        """Let it be as if the source had not answered yet; it will soon."""
+        """Pretend that the source has not answered yet; it will soon."""
         self.engine.partitions.targets = None
 
     def heartbeat(self) -> None:
-        """Let the engine work until its next heartbeat is through."""
+        """Let the engine work until its next heartbeat is written."""
         before = self._lease.record.last_seen_ms
         self.until(lambda: self._lease.record.last_seen_ms > before)
 

@@ -97,7 +97,7 @@ class Pair:
 
 
 def mark(leader: Leader, number: int) -> None:
-    """Append so many markers of ours."""
+    """Append this many of our markers."""
     if not number:
         return
     known = leader.producer()

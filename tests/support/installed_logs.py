@@ -1,6 +1,6 @@
 """Put logs into a real broker: it is stopped, finds their segments in its data folder, recovers them and serves them.
 
-However many logs there are, it takes one restart. What a broker remembers of a log beside its segments (indexes,
+This takes one restart, however many logs there are. What a broker stores of a log beside its segments (indexes,
 producer snapshots, leader epochs) is removed, so that it reads them all.
 """
 
@@ -27,7 +27,7 @@ Offsets = dict[tuple[str, int], int]
 
 
 def install(cluster: SandboxCluster, logs: Mapping[str, BuiltLog]) -> None:
-    """Give a cluster of one broker topics of one partition that hold these logs; it is restarted."""
+    """Give a cluster of one broker one-partition topics that hold these logs; restarts it."""
     create_topics(cluster, {topic: log.settings for topic, log in logs.items()})
     (broker,) = cluster.brokers
     cluster.stop()
@@ -65,7 +65,7 @@ def put_segments(folder: Path, segments: Mapping[int, bytes]) -> None:
 
 
 def read_checkpoint(file: Path) -> Offsets:
-    """Read one of a broker's offset checkpoint files; one that is not there holds nothing, and a new one is empty."""
+    """Read one of a broker's offset checkpoint files; a missing or new one is empty."""
     if not file.exists() or not (text := file.read_text()):
         return {}
     version, _, *lines = text.splitlines()

@@ -1,4 +1,4 @@
-"""Java programs of the tests (tests/apps/java) and of Kafka: compiled where they are sources, started, ended, read."""
+"""Java programs of the tests (tests/apps/java) and of Kafka: compiled from sources, started, ended, read."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def compile_source(name: str, jars: KafkaJars, classes: Path) -> None:
 
 
 class JavaProgram:
-    """A program that is given a properties file; it may be started again after its end, in the same folder.
+    """A program that takes a properties file; it may be restarted after its end, in the same folder.
 
-    Its main class is one of ours where `main_class` has no dot. In a `with` block nothing of it is left afterwards.
+    Its main class is one of ours if `main_class` has no dot. In a `with` block nothing of it is left afterwards.
     """
 
     def __init__(self, folder: Path, jars: KafkaJars, main_class: str) -> None:
@@ -63,13 +63,13 @@ class JavaProgram:
 
     @property
     def lines(self) -> list[str]:
-        """What it has printed since it was started last, whole lines."""
+        """What it has printed since its last start, in whole lines."""
         with (self.folder / "console").open("rb") as console:
             console.seek(self._begin)
             return console.read().decode(errors="replace").rpartition("\n")[0].splitlines()
 
     def wait_for(self, line: str, seconds: float = 90) -> None:
-        """Return when it has printed this line since it was started last."""
+        """Return when it has printed this line since its last start."""
 
         def is_there() -> bool:
             assert self._process is not None
@@ -80,18 +80,18 @@ class JavaProgram:
 
     @property
     def tail(self) -> str:
-        """The last of what it has printed and logged."""
+        """The last lines that it has printed and logged."""
         return "\n".join((self.folder / name).read_text(errors="replace")[-3000:] for name in ("console", "log"))
 
     def stop(self, seconds: float = 60) -> None:
-        """End it with SIGTERM, which it has to obey."""
+        """End it with SIGTERM, which it must obey."""
         assert self._process is not None
         assert self._process.poll() is None, f"it has ended by itself:\n{self.tail}"
         self._process.terminate()
         self._process.wait(seconds)
 
     def kill(self) -> None:
-        """End it with SIGKILL, in the middle of whatever it does."""
+        """Kill it with SIGKILL, whatever it is doing."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(30)

@@ -1,4 +1,4 @@
-"""The way of applications' topics between two clusters and back, all of it by kmirror's own commands."""
+"""Move applications' topics between two clusters and back, all with kmirror's own commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 
 class Lost(NamedTuple):
-    """A partition after a failover: its copy ends at `begin`, and the old primary is said to end at `end`."""
+    """A partition after a failover: its copy ends at `begin`, and the old primary reportedly ends at `end`."""
 
     begin: int
     end: int
@@ -47,7 +47,7 @@ def values_in_order(cluster: SandboxCluster, topic: str, partitions: int = 1) ->
 
 
 def values_lost(cluster: SandboxCluster, topic: str, lost: Mapping[tuple[str, int], Lost]) -> Counter[str]:
-    """Return what an old primary has of a topic where the copy lacks it, as a failover has reported."""
+    """Return the records of a topic that an old primary has and the copy lacks, by the failover's report."""
     return Counter(
         (record.value or b"").decode()
         for (name, partition), loss in lost.items()
@@ -90,7 +90,7 @@ class Journey:
         self._engine = Engine(self.secondary, self._mirror, output, with_spark=False)
 
     def kill_engine(self) -> None:
-        """Kill it: what the primary takes from now on is not copied."""
+        """Kill it: what the primary accepts from now on is not copied."""
         assert self._engine is not None
         self._engine.process.send_signal(signal.SIGKILL)
         self._engine.process.wait(30)
@@ -101,7 +101,7 @@ class Journey:
         self._typed("wait", "--for", condition, "--timeout", "90s")
 
     def wait_for_topics(self, *topics: str) -> None:
-        """Wait until topics that the applications have made themselves are mirrored, too."""
+        """Wait until topics that the applications have created are mirrored too."""
         wait_until(lambda: {row["topic"] for row in self.describe()} >= set(topics), 60)
         self.wait("healthy")
 
@@ -111,7 +111,7 @@ class Journey:
         return found
 
     def promote(self) -> dict[str, Any]:
-        """Move to the mirror when all is copied and nobody writes any more; return what promote printed."""
+        """Move to the mirror once everything is copied and no one writes any more; return what promote printed."""
         arguments = ("--together", "--idle", "1s", "--timeout", "90s", "--json")
         done: dict[str, Any] = json.loads(self._typed("promote", *arguments).stdout)
         self._stop_engine()
@@ -119,7 +119,7 @@ class Journey:
         return done
 
     def failover(self) -> dict[tuple[str, int], Lost]:
-        """Move to the mirror as it is; return what is reported as lost of each partition, nothing included."""
+        """Move to the mirror as it is; return the reported loss of each partition, also if it is none."""
         report = self._folder / "failover.json"
         report.unlink(missing_ok=True)
         self._typed("failover", "--yes", "--report", str(report))
@@ -131,7 +131,7 @@ class Journey:
         return {(row["topic"], row["partition"]): Lost(row["lastMirroredOffset"], row["sourceOffset"]) for row in rows}
 
     def failback(self, *how: str) -> None:
-        """Make the old primary the mirror, when groups there miss members that are gone, and copy to it."""
+        """Make the old primary the mirror, once members that are gone have left their groups, and copy to it."""
         line = ("failback", "--mirror", self._mirror, "--mirror-config", self._config(), "--yes", *how)
         done: list[subprocess.CompletedProcess[str]] = []
 

@@ -1,6 +1,6 @@
-"""The JSON documents of kmirror, and what is made of their declarations: the schemas in the package, docs/json.md.
+"""The JSON documents of kmirror, and what is generated from their declarations: schemas in the package, docs/json.md.
 
-`python -m tests.support.json_documents` writes both. `check_printed` holds what a command printed against its schema.
+`python -m tests.support.json_documents` writes both. `check_printed` validates what a command printed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kmirror.sandbox.registry import STATUS
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "json.md"
 SCHEMAS = ROOT / "src" / "kmirror" / "schemas"
-#: What people read above the documents.
+#: The text above the documents on the page.
 _INTRODUCTION = """\
 # JSON documents
 
@@ -51,7 +51,7 @@ schema = json.loads((importlib.resources.files("kmirror") / "schemas" / "describ
 What scripts can rely on:
 
 - Keys are never removed or renamed, and their types do not change. New keys may be added: ignore those you do not know.
-- A key is always there, unless its meaning says *only for* which rows. What is unknown is `null`, never -1.
+- A key is always present, unless its meaning says *only for* certain rows. Unknown values are `null`, never -1.
 - Codes such as states and reasons may get new members; the schemas list those of their release.
 - An *offset, exclusive* is the offset after the last record, as in Kafka. Times are epoch milliseconds.
 - A read-only command that fails prints the document `error` instead of its own. The exit code says that it failed.
@@ -150,7 +150,7 @@ _PRINTED = {
 
 
 def check(name: str, found: Any) -> None:
-    """Hold a document against its schema."""
+    """Validate a document against its schema."""
     schema = json.loads(DOCUMENTS[name].file.read_text(encoding="utf-8"))
     validator = Draft202012Validator(schema)
     wrong = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(found)]
@@ -158,7 +158,7 @@ def check(name: str, found: Any) -> None:
 
 
 def check_printed(words: Sequence[str], out: str) -> None:
-    """Hold what a command printed against its schema, and the files that it wrote."""
+    """Validate what a command printed, and the files that it wrote."""
     if "--json" in words:
         found = json.loads(out)
         name = printed_by(words)
@@ -237,9 +237,9 @@ _Shown = dict[tuple[Column[Any], ...], str]
 
 
 def _rows(kind: Type, name: str, shown: _Shown, prefix: str = "") -> Iterator[str]:
-    """Yield the rows of the table of an object, or of the objects of a list; below each what is within it.
+    """Yield the rows of the table of an object, or of the objects of a list; nested keys below each.
 
-    Objects that another document has, too, are shown there.
+    Objects that occur in another document are shown there.
     """
     for field in (kind.items or kind).fields:
         inner = field.type.items or field.type
@@ -254,7 +254,7 @@ def _rows(kind: Type, name: str, shown: _Shown, prefix: str = "") -> Iterator[st
 
 
 def _codes(kind: Type) -> dict[str, tuple[str | int, ...]]:
-    """Return the codes that occur in a type, by what they are called."""
+    """Return the codes that occur in a type, by the name of their type."""
     found = {kind.words: kind.codes} if kind.codes else {}
     if kind.items is not None:
         found |= _codes(kind.items)

@@ -1,4 +1,4 @@
-"""One partition's assignment and its producer, as the judge is told of them."""
+"""One partition's assignment and its producer, as the judge gets them."""
 
 from __future__ import annotations
 

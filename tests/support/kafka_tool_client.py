@@ -1,4 +1,4 @@
-"""A program: have the test process run one of Kafka's tools, as a script of that name would."""
+"""A program: have the test process run one of Kafka's tools, like a script of that name."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """Kafka's own command-line tools, run one after the other in one JVM of this test process.
 
-A JVM of its own for each run of a tool would cost more of the processor than what the tools are asked for.
+A JVM per run of a tool would cost more CPU time than the tool's own work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, KafkaJars, kafka_jars
 from tests.support import kafka_tool_client
 from tests.support.class_archive import java
 
-#: By the name under which people know them.
+#: By their well-known names.
 TOOLS = {
     "kafka-acls.sh": "org.apache.kafka.tools.AclCommand",
     "kafka-configs.sh": "kafka.admin.ConfigCommand",
@@ -48,7 +48,7 @@ _starting = threading.Lock()
 
 
 class Printed(NamedTuple):
-    """What a tool ended with, and what it printed."""
+    """A tool's exit code and output."""
 
     exit_code: int
     out: bytes
@@ -65,7 +65,7 @@ def kafka_tool(tool: str, *arguments: str) -> bytes:
 def put_kafka_tools_into(folder: Path) -> None:
     """Write a script for each of Kafka's tools, for the PATH of a shell.
 
-    The console consumer has a JVM of its own: pipes show what it reads while it goes on.
+    The console consumer has its own JVM: pipes show what it reads while it runs.
     """
     client = f"{sys.executable} -I -S {kafka_tool_client.__file__} {_tools().address}"
     jvm = f"{java()} {' '.join(_JAVA_OPTIONS)} -cp '{_jars().classpath}'"
@@ -87,14 +87,14 @@ def _tools() -> _Tools:
 
 @cache
 def _started() -> _Tools:
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs what a tool ends with as an error of its own
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs a tool's exit as an error of its own
     tools = _Tools()
     atexit.register(tools.close)
     return tools
 
 
 class _Exit:
-    """What tools call in place of `System.exit`: note the code, and end the tool by an exception."""
+    """What tools call instead of `System.exit`: record the code, and end the tool by an exception."""
 
     def __init__(self) -> None:
         self.code: int | None = None
@@ -109,7 +109,7 @@ class _Exit:
 
 
 class _ShutdownHooks:
-    """What tools leave to be done at the end of the JVM, which is the end of the tool here."""
+    """The hooks that tools leave for the end of the JVM, run at the end of the tool here."""
 
     def __init__(self) -> None:
         self._hooks: list[Any] = []

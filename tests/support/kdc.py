@@ -1,4 +1,4 @@
-"""A Kerberos realm on this machine: Apache Kerby's key distribution centre, in a JVM of its own."""
+"""A Kerberos realm on this machine: Apache Kerby's key distribution centre, in its own JVM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ udp_preference_limit = 1
 
 @dataclass(frozen=True, slots=True)
 class Realm:
-    """The realm's configuration for clients and brokers, and the keytab with the keys of all its principals."""
+    """The realm's configuration for clients and brokers, and the keytab with all its principals' keys."""
 
     krb5_conf: Path
     keytab: Path

@@ -1,4 +1,4 @@
-"""Stores in Java's own formats, made by the JDK's keytool of the keys and certificates of `tests/support/tls.py`."""
+"""Stores in Java's own formats, made by the JDK's keytool from the keys and certificates of `tests/support/tls.py`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_stores(tls: Path, folder: Path) -> None:
 
 
 def keytool(*arguments: str) -> None:
-    """Run keytool, as quickly as Java starts."""
+    """Run keytool with Java's fastest start."""
     command = ["keytool", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", *arguments]
     subprocess.run(command, check=True, capture_output=True)
 
@@ -81,7 +81,7 @@ def pkcs12_of(pem: bytes, password: str) -> bytes:
 
 
 def unprotected_pkcs12() -> list[bytes]:
-    """Return PKCS #12 stores without a digest, which any spoilt byte would contradict; the same ones each time.
+    """Return PKCS #12 stores without a digest, which any corrupted byte would contradict; the same ones each time.
 
     The second is encrypted with STORE_PASSWORD, and the same but for its salts; the third holds no key.
     """

@@ -1,8 +1,8 @@
 """A kmirror command that is killed at a chosen moment: at one of the records it writes, or of the steps of its cut.
 
-All that a verb remembers goes through `Writer.commit`; the cut of a log directory tells its steps. This module, run as
-a program, counts them, and is otherwise the command itself. It says what it did to stderr, and then sends itself
-SIGKILL.
+Everything that a verb stores goes through `Writer.commit`; the cut of a log directory reports its steps. This module,
+run as a program, counts them, and is otherwise the command itself. It prints what it did to stderr, and then sends
+itself SIGKILL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When it is killed: `before` or `after` the record of this number, or after this `step` of a cut; from 1 on."""
+    """When to kill: `before` or `after` the record of this number, or after this `step` of a cut; from 1 on."""
 
     when: str
     number: int
@@ -40,9 +40,9 @@ class Moment:
 def run_killed(
     moment: Moment, command: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> tuple[bool, subprocess.CompletedProcess[str]]:
-    """Run a command line as `tests.support.engine.command` spells it; tell whether it was killed.
+    """Run a command line made by `tests.support.engine.command`; return whether it was killed.
 
-    One that ends before the moment comes has to succeed.
+    One that ends before that must succeed.
     """
     words = [sys.executable, "-m", "tests.support.killed", moment.when, str(moment.number), *command[3:]]
     if command[3] in {"promote", "switchover"}:  # they may start Spark

@@ -1,6 +1,6 @@
-"""A mirror from A to B before each verb that can be killed, the command line, and what has to hold when it has ended.
+"""A mirror from A to B before each verb that can be killed, the command line, and what must hold when it has ended.
 
-Every scenario makes clusters' topics and a mirror of its own. `check` asks librdkafka for records and offsets.
+Every scenario creates its own topics and mirror. `check` asks librdkafka for records and offsets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ END = len(RECORDS)
 class Scenario(ABC):
     """Two topics with three records each, mirrored from A to B, and a group that has read two of the first one's."""
 
-    #: How many records the verb writes at least; else nothing would be proved.
+    #: How many records the verb writes at least; otherwise nothing would be proved.
     least_records: int
 
     def __init__(self, pair: ClusterPair, folder: Path) -> None:
@@ -79,44 +79,44 @@ class Scenario(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Bring about what the command finds."""
+        """Set up what the command finds."""
 
     @abstractmethod
     def check(self) -> None:
-        """Fail where something is not as it has to be when the command has ended."""
+        """Fail if something is wrong when the command has ended."""
 
     def is_whole(self) -> bool:
-        """Tell whether what the command left when it was killed is what it may leave."""
+        """Return whether a killed command may leave things as they are."""
         return True
 
     # -- helpers of scenarios -----------------------------------------------------------------------------------------
 
     def engine(self, at: Destination, *, groups: bool = False) -> LocalEngine:
-        """Let an engine copy until the scenario is over, and wait until all is copied."""
+        """Let an engine copy until the scenario is over, and wait until everything is copied."""
         jobs = [GroupSyncJob(self.mirror, at.properties)] if groups else []
         engine = self._stack.enter_context(LocalEngine(at, self.mirror, jobs))
         engine.catch_up()
         return engine
 
     def copy(self, at: Destination) -> None:
-        """Copy all that is there."""
+        """Copy everything."""
         with LocalEngine(at, self.mirror) as engine:
             engine.catch_up()
 
     def fail_over(self) -> None:
-        """Have B in charge, with a record of its own in the first topic."""
+        """Put B in charge, with a record of its own in the first topic."""
         self.copy(self.at_b)
         assert failover(self.at_b, self.mirror).result.exit_code == 0
         produce(self.b, self.topics[0], ["local"])
 
     def properties_file(self, cluster: SandboxCluster) -> str:
-        """Write a file that says how a cluster is reached."""
+        """Write the properties file to connect to a cluster."""
         file = self.folder / f"{cluster.name}.properties"
         file.write_text(f"bootstrap.servers={cluster.bootstrap_servers}\n")
         return str(file)
 
     def assert_stopped(self, reason: Reason, *, end: int) -> None:
-        """B's topics are stopped at their last record, end where told, and take another one."""
+        """Check that B's topics are stopped at their last record, end where reported, and accept another record."""
         rows = describe(self.at_b, self.mirror)
         assert {(r.topic, r.state, r.reason, r.last_mirrored_offset) for r in rows} == {
             (topic, PartitionState.STOPPED, reason, END) for topic in self.topics
@@ -129,19 +129,19 @@ class Scenario(ABC):
         assert shown(self.b, self.topics[0])[-1].offset == end
 
     def partition(self, topic: str) -> PartitionRecord:
-        """Return what is remembered at B of a topic's partition."""
+        """Return what B stores about a topic's partition."""
         found = self.at_b.state().partition(self.mirror, topic, 0)
         assert found is not None
         return found
 
     def under_way(self, at: Destination) -> list[str]:
-        """Return what is remembered of work that was not finished."""
+        """Return what is stored of unfinished work."""
         records = at.state().records.values()
         return [one.name for one in records if isinstance(one, WorkflowRecord) and one.mirror == self.mirror]
 
 
 class FailingOver(Scenario):
-    """With a living engine, which has to be shut out."""
+    """With a running engine, which must be fenced."""
 
     least_records = 5
 
@@ -161,7 +161,7 @@ class FailingOver(Scenario):
 
 
 class Removing(Scenario):
-    """One of two topics, while the engine goes on with the other."""
+    """One of two topics, while the engine continues with the other."""
 
     least_records = 3
 
@@ -178,7 +178,7 @@ class Removing(Scenario):
             produce(self.a, topic, ["four"])
         self._engine.catch_up()
         assert_mirrored(self.a, self.b, kept)
-        # the engine had given it up, nobody had to be shut out
+        # the engine had released it, no one had to be fenced
         assert bounds_of(self.b, removed) == (0, END)
         assert shown(self.b, removed) == shown(self.a, removed)[:END]
         rows = {row.topic: row for row in describe(self.at_b, self.mirror)}
@@ -191,7 +191,7 @@ class Removing(Scenario):
 
 
 class Promoting(Scenario):
-    """With a living engine, and a group that comes along: all topics together."""
+    """With a running engine, and a synced group: all topics together."""
 
     least_records = 5
 
@@ -216,7 +216,7 @@ class PromotingAlone(Promoting):
     """Without an engine: it starts one itself, which ends with it."""
 
     def prepare(self) -> None:
-        """Leave all of the copy to the command."""
+        """Leave all copying to the command."""
 
     def processes(self) -> list[int]:
         """Return the pids of all processes whose command line names the mirror."""
@@ -229,7 +229,7 @@ class PromotingAlone(Promoting):
 
 
 class Pausing(Scenario):
-    """One of two topics; the other is copied on."""
+    """One of two topics; the other is still copied."""
 
     least_records = 1
 
@@ -319,7 +319,7 @@ class _Returning(Scenario):
 
 
 class FailingBack(_Returning):
-    """Nothing lies beyond: A's log is the beginning of B's."""
+    """A has no records after the fork: its log is the beginning of B's."""
 
     least_records = 4
 
@@ -335,7 +335,7 @@ class FailingBack(_Returning):
 
 
 class FailingBackByRecreating(_Returning):
-    """Both topics of A hold more."""
+    """Both topics of A have records after the fork."""
 
     least_records = 8
     how = ("--recreate",)
@@ -355,7 +355,7 @@ class FailingBackByRecreating(_Returning):
 
 
 class PlanningCuts(Scenario):
-    """The first half of an offline failback of two topics that hold more: what goes is saved, and the plan written."""
+    """The first half of an offline failback of topics with records after the fork: save them and write the plan."""
 
     least_records = 6
 
@@ -383,7 +383,7 @@ class PlanningCuts(Scenario):
 
 
 class SwitchingOver(_Returning):
-    """With a living engine at B."""
+    """With a running engine at B."""
 
     least_records = 10
 
@@ -405,7 +405,7 @@ class SwitchingOver(_Returning):
 
 
 class TurningRound(SwitchingOver):
-    """The second half of a switchover: all is promoted already."""
+    """The second half of a switchover: everything is promoted already."""
 
     least_records = 6
 

@@ -1,4 +1,4 @@
-"""One lane run by hand: its claim written into the state topic, the lane itself in a thread of the test."""
+"""One lane run by hand: its claim written to the state topic, the lane itself in a thread of the test."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Mirror:
         return [assignment for assignment in self._assignments if assignment.source_topic == topic]
 
     def topic(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
-        """Create a source topic with its mirror and add them; on one cluster the mirror's name is another."""
+        """Create a source topic with its mirror and add them; on one cluster the mirror has another name."""
         topic = create_topic(self.source, partitions=partitions, settings=settings)
         create_topic(self.destination, partitions=partitions, name=self.mirror_of(topic), settings=settings)
         self.add(topic, self.mirror_of(topic), partitions)
@@ -146,7 +146,7 @@ class Mirror:
     def change(
         self, revision: int, given_up: Iterable[str] = (), taken: Iterable[Assignment] = (), *, in_doubt: bool = False
     ) -> None:
-        """Tell the lane a change as the engine does: partition 0 of these topics, and what else it is to copy."""
+        """Send the lane a change as the engine does: release partition 0 of these topics, and copy these others too."""
         places = tuple((self.mirror_of(topic), 0) for topic in given_up)
         self.write(LaneChangeRecord(self.name, 0, self.lease, 1, revision, places, tuple(taken), in_doubt))
         self.claim(revisions={0: revision})
@@ -158,7 +158,7 @@ class Mirror:
         append_to(self.at_destination, STATE_PARTITION, memoryview(batch))
 
     def progress(self) -> list[ProgressRecord]:
-        """Read all progress of this mirror that is in the state topic."""
+        """Read all progress of this mirror from the state topic."""
         where = {STATE_PARTITION: EARLIEST}
         start = self.at_destination.list_offsets(where)[STATE_PARTITION].offset or 0
         end = self.at_destination.list_offsets(dict.fromkeys(where, LATEST))[STATE_PARTITION].offset or 0
@@ -176,7 +176,7 @@ class Mirror:
     def start(self, attempt: int = 0, *, claim: bool = True, merges: bool = False, **changes: Any) -> Lane:
         """Start a lane in a thread; by default the engine grants it first.
 
-        Where each batch stays one of its own, all that is stored can be compared to the byte.
+        Without merged batches, all that is stored can be compared byte by byte.
         """
         if claim:
             self.claim()
@@ -185,7 +185,7 @@ class Mirror:
             0,
             1,
             self.lease,
-            # Half an answer is waited for that long, and spoiled wires leave many.
+            # a partial answer is waited for this long, and faulty wires leave many
             {**self.source.client_properties(), "request.timeout.ms": "3000"},
             {**self.destination.client_properties(), "request.timeout.ms": "3000"},
             tuple(replace(assignment, merges_batches=merges) for assignment in self._assignments),
@@ -223,7 +223,7 @@ class Mirror:
         return self.result(lane)
 
     def rows_at_stop(self, lane: Lane) -> list[ProgressRow]:
-        """Stop the lane, and return how its partitions stand then."""
+        """Stop the lane, and return the final states of its partitions."""
         self.stop(lane)
         return [row_of(partition) for partition in lane.partitions]
 
@@ -238,11 +238,11 @@ class Mirror:
         return _ends(self.at_destination, {str(a.destination): a.destination for a in self._assignments})
 
     def wait_copied(self, lane: Lane, seconds: float = 60) -> None:
-        """Wait until both sides end alike."""
+        """Wait until both sides have equal ends."""
         self.wait(lane, lambda: self.destination_ends() == self.source_ends(), seconds)
 
     def wait(self, lane: Lane, true: Callable[[], Any], seconds: float = 60) -> None:
-        """Wait until something comes true; if it does not, tell the lane's story."""
+        """Wait until a condition holds; if it never does, print the lane's history."""
         deadline = time.monotonic() + seconds
         for _ in polls():
             if true():

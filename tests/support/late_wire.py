@@ -1,4 +1,4 @@
-"""A network to a real broker that loses requests, or keeps them back and delivers them when the test says so."""
+"""A network to a real broker that loses requests, or delays them and delivers them when the test says so."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MARKERS = 27
 
 
 class Fate(Enum):
-    """What becomes of a request; after each but ANSWERED the client is hung up on."""
+    """The fate of a request; after each but ANSWERED the client's connection is closed."""
 
     ANSWERED = "answered"
-    #: It never gets there.
+    #: It never arrives.
     LOST = "lost"
-    #: It is carried out, and its answer is lost.
+    #: It is processed, and its answer is lost.
     UNANSWERED = "unanswered"
-    #: It waits on its way until `deliver`, or for a random time when fates are random.
+    #: It is delayed until `deliver`, or for a random time when fates are random.
     LATE = "late"
 
 
@@ -55,11 +55,11 @@ class LateWire:
         self._planned += [(api_key, fate) for fate in fates]
 
     def roll(self, rng: random.Random, fates: Sequence[Fate], longest_delay: float) -> None:
-        """Let the dice choose for requests for markers; late ones arrive within so many seconds."""
+        """Draw fates at random for requests for markers; late ones arrive within this many seconds."""
         self._random = (rng, fates, longest_delay)
 
     def calm(self) -> None:
-        """Deliver all that is delayed, and harm nothing any more."""
+        """Deliver everything that is delayed, and cause no more faults."""
         self._random = None
         for thread in self._delayed:
             thread.join()
@@ -71,7 +71,7 @@ class LateWire:
         return not self._planned
 
     def deliver(self) -> list[bytes]:
-        """Deliver what was kept back, in the order in which it was sent, and return the answers' frames."""
+        """Deliver what was delayed, in the order in which it was sent, and return the answers' frames."""
         with self._lock:
             held, self._held = self._held, []
         answers = []
@@ -81,7 +81,7 @@ class LateWire:
         return answers
 
     def close(self) -> None:
-        """Hang up everywhere."""
+        """Close all connections."""
         for sock in self._sockets.copy():
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -100,7 +100,7 @@ class LateWire:
                 threading.Thread(target=self._serve, args=(client, broker), daemon=True).start()
 
     def _serve(self, client: socket.socket, broker: socket.socket) -> None:
-        """Pass on one request after the other with its answer; clients of these tests never send two at once."""
+        """Forward one request after the other with its answer; clients of these tests never send two at once."""
         late = False
         with contextlib.suppress(OSError):
             while frame := _frame(client):
@@ -118,7 +118,7 @@ class LateWire:
                     case Fate.LOST:
                         pass
                 break
-        ended = {client} if late else {client, broker}  # what is late is yet to be sent
+        ended = {client} if late else {client, broker}  # a delayed request is still to be sent
         for sock in ended:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -159,7 +159,7 @@ class LateWire:
 
 
 def _frame(sock: socket.socket) -> bytes:
-    """Receive one frame, size and all; nothing when the other side hung up."""
+    """Receive one frame, size included; empty if the other side closed."""
     head = _exactly(sock, 4)
     return head + _exactly(sock, struct.unpack(">i", head)[0]) if head else b""
 

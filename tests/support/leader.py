@@ -1,4 +1,4 @@
-"""One partition's leader, spoken to with single requests: for tests of what brokers do with them."""
+"""Single requests to one partition's leader: for tests of what brokers do with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.kafka_versions import is_older
 
-#: What a mirror topic has: batches are kept as they are, whatever their timestamps.
+#: Settings of mirror topics: batches are kept unchanged, whatever their timestamps.
 MIRROR_SETTINGS = {
     "compression.type": "producer",
     "message.timestamp.type": "CreateTime",
@@ -43,7 +43,7 @@ def create_topic(
     replicas: Sequence[Sequence[int]] | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> str:
-    """Create a topic as mirrors have it, but for these settings; return its name.
+    """Create a topic with a mirror topic's settings, but for these; return its name.
 
     Its leaders are ready when this returns.
     """
@@ -112,7 +112,7 @@ class Leader:
         return answers
 
     def append_as_is(self, batch: bytes | bytearray, *, topic_id: bytes | None = None) -> AppendAnswer:
-        """Append these very bytes."""
+        """Append exactly these bytes."""
         topic, partition = self.partition
         (answer,) = self.as_is(Append(topic, topic_id or self.topic_id, partition, batch))
         return answer
@@ -132,7 +132,7 @@ class Leader:
         topic_id: bytes | None = None,
         max_bytes: int = 1 << 20,
     ) -> FetchedPartition:
-        """Send one Fetch request that stands alone."""
+        """Send one Fetch request without a session."""
         version = self.connection.version_for(fetch.API_KEY, fetch.LOWEST_VERSION, fetch.HIGHEST_VERSION, "Fetch")
         session = FetchSession("kmirror", version, incremental=False)
         position = FetchPosition(offset, last_fetched_epoch, leader_epoch, max_bytes)

@@ -1,4 +1,4 @@
-"""Look for secrets wherever an operator, another user or another program could find them."""
+"""Search for secrets wherever an operator, another user or another program could find them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.engine import Engine, typed
 
 
 def process_texts(engine: Engine) -> Iterator[tuple[str, bytes]]:
-    """Yield command line and environment of each of an engine's processes, by where that was found."""
+    """Yield command line and environment of each of an engine's processes, by where they were found."""
     for process in engine.tree().all:
         for name in ("cmdline", "environ"):
             yield f"{name} of {process.command[:80]}", Path(f"/proc/{process.pid}/{name}").read_bytes()
 
 
 def folder_texts(engine: Engine) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of the folder that an engine has for its run; it holds the lock of it."""
+    """Yield the files of an engine's run folder, whose lock it holds."""
     driver = engine.tree().driver
     assert driver is not None
     held = [os.readlink(link) for link in Path(f"/proc/{driver.pid}/fd").iterdir()]
@@ -31,7 +31,7 @@ def folder_texts(engine: Engine) -> Iterator[tuple[str, bytes]]:
 
 
 def file_texts(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield what is in the files of a folder, those in folders within it too."""
+    """Yield the contents of all files below a folder."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     assert files
     for file in files:
@@ -39,7 +39,7 @@ def file_texts(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def topic_texts(client: ClusterClient) -> Iterator[tuple[str, bytes]]:
-    """Yield what kmirror remembers on a destination, record by record, with what a later record has replaced."""
+    """Yield what kmirror stores on a destination, record by record, superseded ones included."""
     for topic in (STATE_TOPIC, EVENTS_TOPIC):
         tail = PartitionFollower(client, TopicPartition(topic, 0))
         answer = tail.poll(1000)
@@ -50,7 +50,7 @@ def topic_texts(client: ClusterClient) -> Iterator[tuple[str, bytes]]:
 
 
 def verb_texts(cluster: SandboxCluster, *command_config: str) -> Iterator[tuple[str, bytes]]:
-    """Yield what verbs print that look at a mirror or fail, for people and for programs, with all that `-vv` adds."""
+    """Yield the output of verbs that read a mirror or fail, for people and for programs, with `-vv`."""
     for verb in (
         *(("list",), ("describe",), ("describe", "--settings"), ("describe", "--wide"), ("events",)),
         *(("config", "--mirror", "m"), ("check", "--mirror", "m"), ("describe", "--mirror", "no-such-mirror")),

@@ -1,4 +1,4 @@
-"""What a running engine would know: snapshots made by hand, and a run that shows them."""
+"""What a running engine would know: snapshots made by hand, and a run that serves them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from kmirror.state.records import (
 )
 
 MIRRORING = PartitionState.MIRRORING
-#: By the engine's clock and the wall clock, when snapshots are made.
+#: The engine's clock and the wall clock when snapshots are made.
 AT, NOW_MS = 1000.0, 1_700_000_000_000
 
 
 def row(
     topic: str = "t", partition: int = 0, source: int | None = 100, copied: int | None = 90, **more: Any
 ) -> ProgressRow:
-    """Return what a lane says of a partition."""
+    """Return a lane's report on a partition."""
     fields: dict[str, Any] = {
         "topic": topic,
         "partition": partition,
@@ -63,7 +63,7 @@ def mirror_record(name: str = "m", **settings: str) -> MirrorRecord:
 
 
 def topic_record(name: str, partitions: int = 1, mirror: str = "m", **more: Any) -> TopicRecord:
-    """Return a topic that is to be copied."""
+    """Return a topic that should be copied."""
     return TopicRecord(
         mirror, name, name, "x", "y", more.pop("desired", DesiredState.ACTIVE), partitions, TopicOrigin.CREATED, **more
     )
@@ -131,7 +131,7 @@ def snapshot(
 
 
 def silent(found: MirrorSnapshot, seconds: float = 60) -> MirrorSnapshot:
-    """Return the same snapshot with a lane that has not reported for so long; the source is asked meanwhile."""
+    """Return the same snapshot with a lane that has been silent this long; the source still answers."""
     engine = replace(found.engine, silent_lanes={0: NOW_MS - int(1000 * seconds)})
     return replace(
         found,
@@ -151,12 +151,12 @@ class _Engine:
 
 
 def view(phase: str = COPYING, **more: Any) -> RunView:
-    """Return what a run shows."""
+    """Return what a run serves."""
     return RunView(now_ms(), 1.0, phase, ("m",), (), 0.0, more.pop("notes", ()), **more)
 
 
 def no_events() -> RecentEvents:
-    """Return what reads the events of a destination that nobody reaches."""
+    """Return a reader of the events of an unreachable destination."""
 
     def unreachable() -> Destination:
         raise UnreachableError("there is no destination here")
@@ -166,7 +166,7 @@ def no_events() -> RecentEvents:
 
 @contextmanager
 def turning(*found: MirrorSnapshot, **shown: Any) -> Iterator[Service]:
-    """Let a thread turn as the driver does, whose engines know this, and answer for it."""
+    """Have a thread stand in for the driver, whose engines know this, and answer for it."""
     snapshots, over = Snapshots(), threading.Event()
     service = Service(snapshots, no_events())
     engines = [_Engine(one) for one in found]

@@ -1,4 +1,4 @@
-"""A kmirror command on a real terminal (a pty): keys in, and what a person sees of it out."""
+"""A kmirror command on a real terminal (a pty): keys in, what a person sees out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Self
 
 from kmirror.sandbox.cluster import SandboxCluster
 
-#: What leads a session opens the terminal first, and so it is theirs: Ctrl-C and changes of size reach them.
+#: The session leader opens the terminal first, which makes it theirs: Ctrl-C and changes of size reach them.
 _OPEN = """
 import os, sys
 terminal = os.open(sys.argv[1], os.O_RDWR)
@@ -24,7 +24,7 @@ for stream in (0, 1, 2):
     os.dup2(terminal, stream)
 os.execv(sys.argv[2], sys.argv[2:])
 """
-#: Looks follow each other quickly, and what is shown is old soon.
+#: Refresh quickly, and call what is shown old soon.
 _QUICK = """
 import sys
 import kmirror.cli.looking, kmirror.cli.sight
@@ -38,7 +38,7 @@ _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class LiveTerminal:
-    """One command, the terminal that it writes to, and its user."""
+    """One command, its terminal, and its user."""
 
     def __init__(self, cluster: SandboxCluster, columns: int, rows: int, *arguments: str) -> None:
         self._user, self._terminal = pty.openpty()
@@ -65,7 +65,7 @@ class LiveTerminal:
         os.close(self._user)
 
     def resize(self, columns: int, rows: int) -> None:
-        """Give the terminal another size; its programs are told."""
+        """Resize the terminal; its programs are notified."""
         termios.tcsetwinsize(self._user, (rows, columns))
 
     def press(self, keys: str) -> None:
@@ -74,12 +74,12 @@ class LiveTerminal:
 
     @property
     def frame(self) -> list[str]:
-        """The lines that are on the terminal, all of them."""
+        """All lines on the terminal."""
         frames = self.written.split(_HOME)
         return _CONTROL.sub(b"", frames[-1]).decode(errors="ignore").split("\r\n")
 
     def until(self, is_shown: Callable[[list[str]], object], seconds: float = 60) -> list[str]:
-        """Wait until what is shown is so, and return it."""
+        """Wait until the screen satisfies a condition, and return it."""
         deadline = time.monotonic() + seconds
         while not is_shown(frame := self.frame):
             assert self.process.poll() is None, f"it ended with {self.process.returncode}: {frame}"
@@ -88,7 +88,7 @@ class LiveTerminal:
         return frame
 
     def ends(self) -> int:
-        """Return its exit code; the terminal is as it was before, to whoever types and to whoever looks."""
+        """Return its exit code; the terminal is restored, for keys and for the screen."""
         code = self.process.wait(30)
         assert termios.tcgetattr(self._terminal) == self._before
         self._hang_up()
@@ -104,7 +104,7 @@ class LiveTerminal:
                 self.written += read
 
     def _hang_up(self) -> None:
-        """Read what was written to its end."""
+        """Read its output to the end."""
         if self._terminal >= 0:
             os.close(self._terminal)
             self._terminal = -1

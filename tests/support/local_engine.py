@@ -1,4 +1,4 @@
-"""An engine whose lanes are threads of the test in place of Spark's tasks: all else of it is what `run` runs."""
+"""An engine whose lanes are threads of the test instead of Spark's tasks: the rest is what `run` runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kmirror.state.lease import EngineIdentity, Lease
 
 
 class Threads:
-    """Run lanes, and whatever else an engine gives to Spark, in threads."""
+    """Run lanes, and everything else that an engine gives to Spark, in threads."""
 
     slots = spare_slots = 2
     driver_host = bind_address = "127.0.0.1"
@@ -35,7 +35,7 @@ class Threads:
         self._pool = ThreadPoolExecutor(8)
         #: Every lane that was ever started.
         self.lanes: list[Lane] = []
-        #: The executors that threads are said to be of; none: it is not known where they run.
+        #: The executors that the threads pretend to belong to; none: it is unknown where they run.
         self.executors: tuple[Executor, ...] = ()
         self._places: dict[str, tuple[Executor, Future[Any]]] = {}
 
@@ -59,7 +59,7 @@ class Threads:
 
     @property
     def placement(self) -> Placement | None:
-        """Tell where lanes run that have not ended."""
+        """Return where lanes run that have not ended."""
         if not self.executors:
             return None
         places = {name: place for name, (place, future) in self._places.items() if not future.done()}
@@ -69,12 +69,12 @@ class Threads:
         """Let it end by itself."""
 
     def is_waiting(self, name: str) -> bool:
-        """Tell that it runs: a thread begins at once."""
+        """Report that it runs: a thread begins at once."""
         return False
 
 
 class LocalEngine:
-    """Copy one mirror until the `with` block ends, or `kill`, which leaves the lease as it is."""
+    """Copy one mirror until the `with` block ends, or `kill`, which leaves the lease unchanged."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class LocalEngine:
         self._stop = threading.Event()
         self.notes: list[str] = []
         self._snapshots = Snapshots()
-        #: What answers HTTP for it.
+        #: Answers HTTP for it.
         self._recent = RecentEvents(lambda: Destination.open(destination.properties))
         self.service = Service(self._snapshots, self._recent)
 
@@ -133,7 +133,7 @@ class LocalEngine:
         return self.threads.lanes
 
     def catch_up(self, seconds: float = 60) -> None:
-        """Wait until all is copied that the source holds now."""
+        """Wait until everything that the source holds now is copied."""
         self.engine.partitions.targets = None
         until = time.monotonic() + seconds
         while not self.engine.caught_up:

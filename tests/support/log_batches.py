@@ -1,4 +1,4 @@
-"""The bytes of log segments as brokers write them, in every message format; made by hand, without code of kmirror.
+"""The bytes of log segments as brokers write them, in every message format; encoded here, without code of kmirror.
 
 Format 2 is KIP-98's record batch, with KIP-534's delete horizon; 0 and 1 (KIP-32) are messages, compressed ones wrapped
 in a message whose value they are.
@@ -40,8 +40,8 @@ class VisibleRecord(NamedTuple):
 class LogBatch:
     """One batch of a log; in formats 0 and 1 what a producer sent together.
 
-    `records` are those that are left, each with its producer's timestamp; a marker's record is its control record. A
-    batch with `append_time` is stamped by the broker (LogAppendTime). `transaction` numbers the transaction it is of.
+    `records` are the remaining ones, each with its producer's timestamp; a marker's record is its control record. A
+    batch with `append_time` is stamped by the broker (LogAppendTime). `transaction` is the number of its transaction.
     """
 
     base_offset: int
@@ -60,7 +60,7 @@ class LogBatch:
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last one it takes."""
+        """The offset after the last one that it takes."""
         return self.last_offset + 1
 
     @property
@@ -199,7 +199,7 @@ def _sized(value: bytes | None) -> bytes:
 
 
 def _with_old_checksum(frame: bytes) -> bytes:
-    """Give a frame the header checksum of old Java clients, which reckoned it over the magic number too."""
+    """Give a frame the header checksum of old Java clients, which also covered the magic number."""
     head = frame[:6]
     return head + bytes([_xxh32_of_few_bytes(head) >> 8 & 0xFF]) + frame[7:]
 

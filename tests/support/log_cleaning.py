@@ -1,6 +1,6 @@
-"""What a broker's log cleaner makes of the beginning of a log: the rules of KIP-98 and KIP-534, written anew.
+"""What a broker's log cleaner makes of the beginning of a log: an independent implementation of KIP-98 and KIP-534.
 
-A cleaned log is in one of many conditions, depending on how often the cleaner came by; the dice say which.
+A cleaned log is in one of many states, depending on how often the cleaner ran; it is drawn at random.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DELETE_HORIZON_MS = 1_700_000_000_000
 class Tombstones(Enum):
     """How far the cleaner has come with records that delete their key."""
 
-    #: Met for the first time: they stay, and the batch says until when.
+    #: Seen for the first time: they stay, and the batch says until when.
     MARKED = auto()
     #: The time is over.
     GONE = auto()
@@ -28,7 +28,7 @@ class Tombstones(Enum):
 def cleaned(
     batches: Sequence[LogBatch], end: int, aborted: Collection[int], tombstones: Tombstones, chance: random.Random
 ) -> list[LogBatch]:
-    """Clean a log up to an offset, which lies between two batches; all transactions that begin below it have ended."""
+    """Clean a log up to an offset between two batches; all transactions that begin below it have ended."""
     clean = [batch for batch in batches if batch.base_offset < end]
     dirty = [batch for batch in batches if batch.base_offset >= end]
     last_of_producers = {batch.producer_id: batch.base_offset for batch in clean if batch.producer_id >= 0}
@@ -86,7 +86,7 @@ def _data(
         and (record.value is not None or tombstones is Tombstones.MARKED)
     )
     if not survivors:
-        # what is last of a producer stays as a header, so that its sequence number is not forgotten
+        # a producer's last batch stays as a header, so that its sequence number is not forgotten
         return _emptied(batch) if is_last else None
     if batch.magic < 2:
         return replace(batch, records=survivors, last_offset=survivors[-1].offset)

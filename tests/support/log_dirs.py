@@ -1,4 +1,4 @@
-"""Log directories of a stopped broker, made by hand: segments of batches, and all that a broker keeps beside them."""
+"""Log directories of a stopped broker, made by hand: segments, and everything that a broker stores with them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def add_partition(
     epochs: Sequence[tuple[int, int]] = ((0, 0),),
     topic_id: str = TOPIC_ID,
 ) -> Path:
-    """Add a partition with these segments; a snapshot lies at the beginning of each but the first, and at the end."""
+    """Add a partition with these segments; a snapshot at the start of each but the first, and at the end."""
     folder = log_dir / name
     folder.mkdir()
     topic, _, partition = name.rpartition("-")
@@ -104,7 +104,7 @@ def own_files(log_dir: Path) -> list[str]:
 
 @contextmanager
 def locked_by_another(log_dir: Path) -> Iterator[str]:
-    """Let another process lock a log directory as a broker does, and tell how it went: `locked` or `taken`."""
+    """Have another process lock a log directory as a broker does, and return the outcome: `locked` or `taken`."""
     (log_dir / ".lock").touch()
     command = [sys.executable, "-c", _LOCKER, str(log_dir / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

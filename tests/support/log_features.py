@@ -1,4 +1,4 @@
-"""What a log holds, told from its batches: so that a campaign can say what it has met.
+"""The features of a log, found in its batches: so that a run of random logs can say what it has covered.
 
 Features of records, such as codecs and LogAppendTime, count only where consumers are shown some.
 """
@@ -34,7 +34,7 @@ def features_of(
     segments: int,
     max_message_bytes: int,
 ) -> frozenset[str]:
-    """Return the features, by the names in FEATURES, of what these batches hold from the log's start on."""
+    """Return the features, by the names in FEATURES, of these batches from the log's start on."""
     live = [batch for batch in batches if batch.next_offset > log_start_offset]
     aborted = {batch.transaction for batch in live if batch.marker == ABORT}
     shown = (

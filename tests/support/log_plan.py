@@ -1,4 +1,4 @@
-"""What a random log is to hold, thrown with dice: each kind of thing on its own, so that all kinds meet."""
+"""What a random log will hold: each feature is drawn independently, so that all combinations occur."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.log_cleaning import Tombstones
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """What kinds of things a log is to hold."""
+    """The features of a log."""
 
     base_offset: int
     steps: int
@@ -34,12 +34,12 @@ class LogPlan:
 
     @classmethod
     def of(cls, chance: random.Random) -> LogPlan:
-        """Throw the dice."""
+        """Draw a plan."""
 
         def happens(probability: float) -> bool:
             return chance.random() < probability
 
-        # trimmed, or compacted for long, little would be left of them
+        # trimmed, or compacted for long, little of them would be left
         old_formats = chance.choice([(0,), (1,), (0, 1), (0, 1)]) if happens(0.35) else ()
         is_compacted = happens(0.6)
         ends_in_a_hole = is_compacted and happens(0.35)

@@ -1,8 +1,8 @@
-"""Random logs of one partition as brokers may hold them, by a seed: everything that can happen to a log, mixed.
+"""Random one-partition logs as brokers may hold them, by a seed: everything that can happen to a log, mixed.
 
-A log is written first as producers write it, then its beginning is compacted as the cleaner does it (KIP-98, KIP-534),
-then its start is moved on, then it is cut into segments. What a read_committed consumer is to be shown of it is known
-all the way. Nothing of kmirror is used: this judges it.
+A log is first written as producers write it, then its beginning is compacted as the cleaner does (KIP-98, KIP-534),
+then its start is moved, then it is cut into segments. What a read_committed consumer must see is known throughout. Uses
+nothing of kmirror, because it judges kmirror.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.support.log_plan import LogPlan
 BEGINNING = 1_600_000_000_000
 FAR_PAST = (0, 1, 86_400_000)
 FAR_FUTURE = (4_102_444_800_000, 253_402_300_799_999, 1 << 53)
-#: Ten logs that hold every feature between them, for `make test`; and the campaign's.
+#: Ten logs that hold every feature between them, for `make test`; and those of long runs.
 QUICK_SEEDS = range(24, 34)
 LONG_SEEDS = range(200)
 _SEQUENCES = 1 << 31
-#: Longer than any log is old: the broker's cleaner must leave built logs as they are.
+#: Longer than any log is old: the broker's cleaner must not change built logs.
 _NEVER_CLEAN = str(9 * 10**15)
 _PLAIN_CODECS = ("none", "gzip", "snappy", "snappy-raw", "lz4", "zstd")
 _OLD_CODECS = ("none", "gzip", "snappy", "lz4")
@@ -34,7 +34,7 @@ _OLD_CODECS = ("none", "gzip", "snappy", "lz4")
 
 @dataclass(frozen=True)
 class BuiltLog:
-    """A log: its segments by base offset, where it starts and ends, and what applications are to see of it.
+    """A log: its segments by base offset, where it starts and ends, and what applications must see of it.
 
     `settings` are the topic's; `features` name what the log holds from its start on.
     """
@@ -84,7 +84,7 @@ class _Producer:
     transaction: int | None = None
 
     def take(self, count: int) -> int:
-        """Take so many sequence numbers and return the first."""
+        """Take this many sequence numbers and return the first."""
         first = self.sequence
         self.sequence = (first + count) % _SEQUENCES
         return first
@@ -256,7 +256,7 @@ class _Builder:
         timestamp = self._tick() - chance.choice([0, 0, 0, chance.randrange(100_000)])
         if self.plan.has_far_times and chance.random() < 0.05:
             timestamp = chance.choice([*FAR_PAST, *FAR_FUTURE])
-            if magic == 1:  # there librdkafka takes 0 for none at all
+            if magic == 1:  # librdkafka takes 0 for no timestamp there
                 timestamp = max(timestamp, 1)
         headers: list[tuple[str, bytes | None]] = []
         if self.plan.has_headers and magic == 2:
@@ -266,7 +266,7 @@ class _Builder:
         )
 
     def _key(self) -> bytes | None:
-        # the cleaner drops records without keys, and brokers take none for a compacted topic
+        # the cleaner drops records without keys, and brokers accept none for a compacted topic
         if self.plan.has_null_keys and not self.plan.is_compacted and self.chance.random() < 0.2:
             return None
         number = self.chance.randrange(self.plan.keys)
@@ -295,7 +295,7 @@ class _Builder:
         return [self.plan.base_offset, *sorted(self.chance.sample(inner, min(wanted - 1, len(inner))))]
 
     def _clean_end(self, bases: Sequence[int], last_stable_offset: int) -> int:
-        """Return up to where the cleaner was: whole segments, nothing undecided, never the active segment."""
+        """Return how far the cleaner has come: whole segments, nothing undecided, never the active segment."""
         if self.plan.ends_in_a_hole and last_stable_offset == self.offset:
             return self.offset  # an empty segment was rolled behind
         return self.chance.choice([base for base in bases[1:] if base <= last_stable_offset][-3:] or [bases[0]])
@@ -317,7 +317,7 @@ class _Builder:
         log_end_offset: int,
         is_ended_empty: bool,
     ) -> dict[int, bytes]:
-        """Cut the log; a segment of which the cleaner left nothing is one with the next. Old ones may be gone."""
+        """Cut the log; a segment of which the cleaner left nothing is merged with the next. Old ones may be deleted."""
         segments: dict[int, bytes] = {}
         base: int | None = None
         for index, first in enumerate(bases):
@@ -329,7 +329,7 @@ class _Builder:
                 base = None
         if is_ended_empty or not segments:
             segments[log_end_offset] = b""
-        if self.chance.random() < 0.6:  # else the broker has not come to deleting them yet
+        if self.chance.random() < 0.6:  # otherwise the broker has not deleted them yet
             starts = sorted(segments)
             first_kept = starts[max(0, bisect.bisect_right(starts, log_start_offset) - 1)]
             segments = {start: data for start, data in segments.items() if start >= first_kept}

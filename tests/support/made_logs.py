@@ -1,4 +1,4 @@
-"""Logs of batches made by hand, as the comparison of two logs reads them."""
+"""Logs of hand-made batches, as the comparison of two logs reads them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batches_of(log: Iterable[Record], size: int = 10, codec: str = "none") -> li
 
 
 def stamped(batch: bytearray, **changes: int) -> bytearray:
-    """Return the batch with some of its header's fields changed, its true length, and a right checksum."""
+    """Return the batch with some of its header's fields changed, its true length, and a valid checksum."""
     base_offset, _, *fields = HEADER.unpack_from(batch)
     header = BatchHeader(0, len(batch), base_offset, *fields)._replace(**changes)
     out = bytearray(batch)
@@ -54,7 +54,7 @@ def marker(offset: int, producer_id: int, *, commit: bool) -> bytearray:
 
 @dataclass
 class MadeLog:
-    """A log of batches made by hand, all in one fetch answer."""
+    """A log of hand-made batches, all in one fetch answer."""
 
     stored: list[bytearray]
     floor: int = 0

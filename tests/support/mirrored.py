@@ -1,4 +1,4 @@
-"""A mirror of many topics between two clusters, worked through the command line, and judged by what consumers see."""
+"""A mirror of many topics between two clusters, operated by the command line, and judged by what consumers see."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.visible import COMMITTED, UNCOMMITTED, assert_mirrored, bound
 
 #: Reading a partition is mostly waiting; what starts a JVM is not.
 _READERS, _JVMS = 8, 2
-#: How often somebody who waits looks whether waiting is in vain.
+#: How often to check whether waiting has become pointless.
 _LOOK_S = 5.0
 
 Place = tuple[str, int]
@@ -30,7 +30,7 @@ Place = tuple[str, int]
 class Mirrored:
     """One mirror; `topics` are its topics with their partition counts.
 
-    Without Spark its engines' lanes, and what `verify` gives to workers, are threads.
+    Without Spark its engines' lanes, and the workers of `verify`, are threads.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class Mirrored:
         return engine
 
     def copy(self, seconds: int = 120, *, exit_codes: Collection[int] = (0,), with_spark: bool | None = None) -> Engine:
-        """Copy all that is there, and return the engine, which has ended."""
+        """Copy everything, and return the engine, which has ended."""
         engine = self.engine("--until-caught-up", "--timeout", f"{seconds}s", with_spark=with_spark)
         code = engine.wait(seconds + 30)
         assert code in exit_codes, f"the engine ended with {code}:\n{self._failures()}\n{engine.output[-4000:]}"
         return engine
 
     def verify(self) -> None:
-        """Let kmirror compare both sides itself."""
+        """Compare both sides with `kmirror verify`."""
         done = kmirror(self.destination, "verify", "--mirror", self.name, "--full", with_spark=self._with_spark)
         assert done.returncode == 0, f"verify ended with {done.returncode}: {done.stderr}{done.stdout[-4000:]}"
 
@@ -109,7 +109,7 @@ class Mirrored:
         return {(row["topic"], row["partition"]): row for row in rows}
 
     def run(self, verb: str, *arguments: str) -> str:
-        """Run a verb on this mirror, and return what it prints; it has to succeed."""
+        """Run a verb on this mirror, and return its output; it must succeed."""
         done = typed(self.destination, verb, "--mirror", self.name, *arguments)
         assert done.returncode == 0, f"{verb} ended with {done.returncode}: {done.stderr}{done.stdout[-4000:]}"
         return done.stdout
@@ -145,7 +145,7 @@ class Mirrored:
         *,
         topics: Collection[str] | None = None,
     ) -> None:
-        """Wait until something holds while the engine runs; not any longer when a partition (of these topics) fails."""
+        """Wait until a condition holds while the engine runs; fail as soon as a partition (of these topics) fails."""
         deadline = time.monotonic() + seconds
         next_look = time.monotonic() + _LOOK_S
         while not condition():
@@ -163,11 +163,11 @@ class Mirrored:
         return {place: bound.end for place, bound in found.items()}
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Return who leads a partition at the destination."""
+        """Return the leader of a partition at the destination."""
         return int(self._metadata()[topic].partitions[partition].leader)
 
     def is_in_sync(self, replicas: int) -> bool:
-        """Tell whether all partitions have this many replicas in sync at the destination."""
+        """Return whether all partitions have this many in-sync replicas at the destination."""
         topics = self._metadata()
         return all(
             len(partition.isrs) >= replicas for topic in self.topics for partition in topics[topic].partitions.values()

@@ -17,12 +17,12 @@ from tests.support.producers import whole_batches
 
 
 def properties_of(cluster: SandboxCluster) -> dict[str, str]:
-    """Return what one needs to reach a cluster without logins."""
+    """Return the properties to connect to a cluster without logins."""
     return {"bootstrap.servers": cluster.bootstrap_servers}
 
 
 def new_mirror(destination: Destination, source: SandboxCluster, **settings: str) -> str:
-    """Create a mirror of a name of its own; settings with `_` for `.`."""
+    """Create a mirror with a unique name; settings with `_` for `.`."""
     name = f"m-{uuid.uuid4().hex[:8]}"
     given = {key.replace("_", "."): value for key, value in settings.items()}
     assert create(destination, name, {**properties_of(source), **given}).exit_code == 0
@@ -42,7 +42,7 @@ def make_topic(cluster: SandboxCluster, topic: str, partitions: int = 1, **setti
 
 
 def delete_topic(cluster: SandboxCluster, topic: str) -> None:
-    """Delete a topic, and wait until nobody knows it any more."""
+    """Delete a topic, and wait until no broker knows it any more."""
     admin = AdminClient(properties_of(cluster))
     admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
     while topic in admin.list_topics(timeout=30).topics:
@@ -50,7 +50,7 @@ def delete_topic(cluster: SandboxCluster, topic: str) -> None:
 
 
 def create_again(cluster: SandboxCluster, topic: str, settings: Mapping[str, str] | None = None) -> None:
-    """Create a topic as mirrors have it, in place of one that may be there already."""
+    """Create a topic with a mirror topic's settings, replacing one that may exist."""
     if topic in AdminClient(properties_of(cluster)).list_topics(timeout=30).topics:
         delete_topic(cluster, topic)
     create_topic(cluster, name=topic, settings=settings)

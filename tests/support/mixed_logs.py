@@ -1,6 +1,6 @@
-"""Logs whose copy takes a while in one way or another, and what a copy of them is doing: filling, raising, copying.
+"""Logs whose copy takes a while in one way or another, and what their copies are doing: filling, raising, copying.
 
-They come in helpings, so that a campaign has something new to begin with after each interruption.
+They come in helpings, so that a long test has something new to start with after each interruption.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Helping:
         return [*self.holes, *self.late]
 
     def doing(self, topic: str, found: Bounds) -> Doing | None:
-        """Tell what the copy that has come so far is doing; None when it is at nothing that takes a while."""
+        """Return what a copy is doing at this point; None if nothing that takes a while."""
         if topic in self.late:
             return Doing.RAISING if found.end > 0 and found.start < self.late[topic] else None
         first, after = self.holes[topic]
@@ -74,7 +74,7 @@ class Helping:
 
 
 def make_helpings(source: SandboxCluster, chance: random.Random, helpings: int, built: int) -> list[Helping]:
-    """Give a source of one broker, which is restarted, so many helpings with so many random logs in each."""
+    """Give a source of one broker, which is restarted, this many helpings with this many random logs each."""
     logs: dict[str, BuiltLog] = {}
     made = []
     for _ in range(helpings):
@@ -95,7 +95,7 @@ def make_helpings(source: SandboxCluster, chance: random.Random, helpings: int, 
 
 
 def _random_logs(chance: random.Random, count: int) -> Iterator[BuiltLog]:
-    """Build logs that nobody may refuse."""
+    """Build logs that no one may refuse."""
     while count:
         log = build_log(chance.randrange(1 << 32))
         if not log.has_old_format:
@@ -157,14 +157,14 @@ def _log(batches: Sequence[LogBatch], settings: Mapping[str, str]) -> BuiltLog:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The copies that are watched, at one moment."""
+    """The watched copies, at one moment."""
 
     copies: Mapping[Place, Bounds]
-    #: What each copy is doing, where it is doing something that takes a while.
+    #: What each copy is doing that takes a while.
     doing: Mapping[Place, Doing]
 
     def under_way(self, later: Scene) -> dict[Place, Doing]:
-        """Return what was done from now to a later moment, and is unfinished then."""
+        """Return what was done between now and a later moment, and is unfinished then."""
         return {
             place: doing
             for place, doing in later.doing.items()
@@ -173,7 +173,7 @@ class Scene:
 
 
 def look(destination: SandboxCluster, helping: Helping, large: str, ends: Sequence[int]) -> Scene:
-    """Look at the copies of a helping and of a large topic, whose partitions' ends at the source are given."""
+    """Read the copies of a helping and of a large topic, whose partitions' ends at the source are given."""
     copies: dict[Place, Bounds] = {}
     doing: dict[Place, Doing] = {}
     for place, found in bounds(destination, helping.watched).items():

@@ -1,6 +1,6 @@
-"""Independent witnesses of what a topic holds: Kafka's console consumer and log dump, the segment files, librdkafka.
+"""Independent readers of a topic's contents: Kafka's console consumer and log dump, the segment files, librdkafka.
 
-None of them shares code with kmirror. Records of all consumers come as the same type, so they can be compared.
+None of them shares code with kmirror. All consumers return records of the same type, so they can be compared.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _BYTES_DESERIALIZER = "org.apache.kafka.common.serialization.BytesDeserializer"
 
 #: What the console consumer prints for null: nothing that a test would ever write.
 _NULL = "kmirror-oracle-null-6b1f0c"
-#: Kafka's `Bytes` prints every byte outside of the printable ASCII characters, and the backslash, as \\xNN. So these
-#: can stand between fields.
+#: Kafka's `Bytes` prints every byte except printable ASCII characters, and the backslash, as \\xNN. So these can
+#: separate fields.
 _FIELD_END = "\t"
 _HEADER_END = "\x01"
 _PATIENCE_S = 60.0
-#: Of these the last but one has certainly been answered.
+#: All but the last of these fetches have certainly been answered.
 _VAIN_FETCHES = 5
 #: By librdkafka's number.
 _TIMESTAMP_TYPES = ("NO_TIMESTAMP", "CreateTime", "LogAppendTime")
@@ -83,10 +83,10 @@ def console_consumer(
 ) -> list[ReadRecord]:
     """Read a partition from its start with Kafka's own console consumer.
 
-    The tool cannot be told to stop at the end of a log, so it is given a number of records to read: by default as many
-    as librdkafka finds up to the end (on a secured cluster the number must be named). It prints header keys as they
-    are, so it cannot tell a header key with a colon in it from a shorter key with more value, nor the header key
-    NO_HEADERS from no header at all.
+    The tool cannot stop at the end of a log, so it gets a number of records to read: by default as many as librdkafka
+    finds up to the end (on a secured cluster the number must be given). It prints header keys unescaped, so it cannot
+    distinguish a header key with a colon in it from a shorter key with more value, nor the header key NO_HEADERS from
+    no header at all.
     """
     formatter = {
         "print.timestamp": "true",
@@ -122,10 +122,11 @@ def librdkafka_records(
     isolation: str = "read_uncommitted",
     config: Mapping[str, Any] | None = None,
 ) -> list[ReadRecord]:
-    """Read a partition from its start to its present end with librdkafka, checksums verified.
+    """Read a partition from its start to its current end with librdkafka, checksums verified.
 
     The end is the high watermark, or the last stable offset with isolation read_committed. A consumer is never told of
-    it where the offsets before it hold no batch any more; there it is over when several fetches have brought nothing.
+    it if no batch is left in the offsets before it; then it counts as reached when several fetches have returned
+    nothing.
     """
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
@@ -148,7 +149,7 @@ def librdkafka_records(
     )
     records: list[ReadRecord] = []
     try:
-        # assigned a partition whose leader it does not know yet, librdkafka waits half a second before it looks again
+        # without a known leader for an assigned partition, librdkafka waits half a second before it asks again
         consumer.list_topics(topic, timeout=_PATIENCE_S)
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
         patience = time.monotonic() + _PATIENCE_S
@@ -163,7 +164,7 @@ def librdkafka_records(
             for message in messages:
                 if message.error():
                     if message.error().code() == KafkaError._AUTO_OFFSET_RESET and not records:
-                        # a topic that was just created again: not every answer knows it yet
+                        # a topic that was just recreated: not every answer knows it yet
                         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
                         continue
                     assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
@@ -184,18 +185,18 @@ def librdkafka_records(
 
 
 class _Fetches:
-    """Counts the fetches that a consumer has sent since it brought something, from librdkafka's statistics."""
+    """Counts the fetches of a consumer since its last record, from librdkafka's statistics."""
 
     def __init__(self) -> None:
         self.in_vain = 0
         self._before: int | None = None
 
     def restart(self) -> None:
-        """Begin to count again."""
+        """Start counting again."""
         self.in_vain, self._before = 0, None
 
     def note(self, statistics: str) -> None:
-        """Take note of new statistics."""
+        """Process new statistics."""
         sent = sum(broker["req"].get("Fetch", 0) for broker in json.loads(statistics)["brokers"].values())
         self._before = sent if self._before is None else self._before
         self.in_vain = sent - self._before
@@ -207,7 +208,7 @@ def dump_log(cluster: SandboxCluster, topic: str, partition: int = 0, node_id: i
 
 
 def dump_logs(cluster: SandboxCluster, topics: Iterable[str]) -> dict[str, list[DumpedBatch]]:
-    """Return the batches stored for partition 0 of several topics, by topic; the tool runs once for all."""
+    """Return the batches stored for partition 0 of several topics, by topic; runs the tool once for all."""
     return _dump({topic: segment_files(cluster, topic) for topic in topics})
 
 

@@ -1,4 +1,4 @@
-"""The page of a running engine with made-up documents beside it, and ways to look at it without an engine."""
+"""The page of a running engine with made-up documents, and ways to view it without an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The copy of one partition in the hands of a test that plays its lane, and made batches to feed it with."""
+"""The copy of one partition driven by a test that plays its lane, and made batches to feed it with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTLE = 10.0
 
 
 def stored(base: int, count: int = 1, *, timestamp: int = EPOCH_MS, epoch: int = 2, value: bytes = b"v") -> bytearray:
-    """Make a batch as it lies in the source's log."""
+    """Make a batch as the source's log holds it."""
     records = [Record(base + i, timestamp, b"k", value) for i in range(count)]
     return make_batch(records, leader_epoch=epoch)
 
@@ -75,7 +75,7 @@ def producer_state(end: int, timestamp: int) -> ProducerState:
 
 
 class Shell:
-    """Do with one partition what the lane does, and check after each event what must always hold."""
+    """Do with one partition what the lane does, and check the invariants after each event."""
 
     def __init__(self, assignment: Assignment = ASSIGNMENT, **options: float) -> None:
         self.released: list[Frame] = []
@@ -106,7 +106,7 @@ class Shell:
         return [batch.base_offset for batch in self.copy.in_flight]
 
     def inspect(self, seen: Facts, verdict: Verdict | None = None) -> None:
-        """Go through an inspection; without a verdict, the copy goes on where the destination ends."""
+        """Do an inspection; without a verdict, the copy continues where the destination ends."""
         self.copy.begin_inspection(self.now)
         self.check()
         usual = Copy(seen.destination_log_end, 0, seen.filled_offsets(0))
@@ -148,9 +148,9 @@ class Shell:
     def check(self) -> None:
         copy = self.copy
         if copy.is_at_rest:
-            self.active.clear()  # as the lane does; it is to come back by itself
+            self.active.clear()  # as the lane does; it must return by itself
         is_checked = copy.is_at_rest or copy in self.active or any("revoked" in line for line in copy.history)
-        assert is_checked, "nobody looks at it any more"
+        assert is_checked, "it is no longer checked"
         queue, flying = list(copy.queue), list(copy.in_flight)
         assert len(flying) <= MAX_IN_FLIGHT, "too many in flight"
         queued = [item for item in queue if isinstance(item, GuardedBatch)]
@@ -179,7 +179,7 @@ class Shell:
             )
 
     def end(self) -> None:
-        """Let go of everything; whatever happened, every frame comes back once."""
+        """Release everything; whatever happened, every frame is returned once."""
         self.copy.outcome_unknown("the end", self.now)
         if self.status == "copying":
             self.copy.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, "the end"), self.now)

@@ -1,4 +1,4 @@
-"""Ports for sandboxes that a test starts as an operator does: by the command, with a base port of their own."""
+"""Ports for sandboxes that a test starts as an operator does: by the command, with their own base port."""
 
 from __future__ import annotations
 

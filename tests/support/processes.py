@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process; `start_time` tells it from a later one of the same number."""
+    """One process; `start_time` distinguishes it from a later one with the same pid."""
 
     pid: int
     parent: int
@@ -55,7 +55,7 @@ def tree(root: int) -> list[Process]:
 
 @dataclass(frozen=True, slots=True)
 class EngineTree:
-    """A running engine's processes by what they are."""
+    """A running engine's processes by kind."""
 
     driver: Process | None
     jvm: list[Process]
@@ -64,12 +64,12 @@ class EngineTree:
 
     @property
     def all(self) -> list[Process]:
-        """Every process, workers first, so that nobody is there to replace what was killed."""
+        """Every process, workers first, so that none is left to replace what was killed."""
         return [*self.workers, *self.daemon, *self.jvm, *([self.driver] if self.driver else [])]
 
 
 def engine_tree(pid: int) -> EngineTree:
-    """Sort the processes below an engine's driver; all are missing when it has ended."""
+    """Sort the processes below an engine's driver; all are missing if it has ended."""
     processes = tree(pid)
     jvm = [p for p in processes if "org.apache.spark" in p.command]
     python = [p for p in processes if "kmirror.engine.spark.daemon" in p.command or "pyspark.daemon" in p.command]

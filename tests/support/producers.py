@@ -1,9 +1,9 @@
-"""Producers whose batches are what a test takes them for.
+"""Producers whose batches are exactly those that a test expects.
 
 librdkafka sends what it has when `linger.ms` is over, 5 ms by default: on a busy machine the first record may well go
-alone. It may, too, when records are waiting for the topic's partitions to become known: these get them one by one, and
-a flush that has begun sends what is there. And a batch that compression does not make smaller is sent as it is. So who
-counts batches, or asks for their codec, writes compressible records with such a producer.
+alone. It may also when records wait for the topic's partitions to become known: these get them one by one, and a flush
+that has begun sends what is there. And a batch that compression does not shrink is sent uncompressed. So tests that
+count batches, or check their codec, write compressible records with such a producer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.support.waiting import wait_until
 
 
 def whole_batches(topic: str, config: Mapping[str, Any]) -> Producer:
-    """Return a producer that writes to one topic: what is produced between two flushes is a batch in each partition.
+    """Return a producer that writes to one topic: what is produced between two flushes is one batch per partition.
 
-    It is several where they are full, by librdkafka's settings. `config` is added to the producer's own.
+    It is several if they are full, by librdkafka's settings. `config` is added to the producer's own.
     """
     producer = Producer({"acks": "all", "linger.ms": 30_000, **config})
 

@@ -24,7 +24,7 @@ from tests.support.stored import log_dir_of
 from tests.support.visible import bounds_of
 from tests.support.waiting import wait_until
 
-#: Properties of a broker that does soon what it has to do at some time.
+#: Properties of a broker that does its periodic work soon.
 BUSY = {
     "log.cleaner.backoff.ms": "200",
     "log.initial.task.delay.ms": "100",
@@ -122,14 +122,14 @@ class CompactedTopic:
         wait_until(lambda: read_checkpoint(checkpoint).get((self.topic, 0), 0) >= offset, 60)
 
     def write_and_clean(self, *, transactions: bool = False) -> None:
-        """Write some rounds, wait until all but the last are cleaned, write one more that stays as it is."""
+        """Write some rounds, wait until all but the last are cleaned, write one more that stays uncleaned."""
         outcomes = [None, True, None, None, True, False] if transactions else [None] * 6
         for commit in outcomes:
             self.write_round(commit=commit)
         self.wait_until_cleaned(self.write_round())
 
     def freeze(self) -> None:
-        """Let no cleaner change it any more, here and in its mirrors, and wait until none does."""
+        """Stop all cleaning of it, here and in its mirrors, and wait until no cleaner is left running."""
         set_topic(self.cluster, self.topic, _FROZEN)
         quiet_since, before = time.monotonic(), self._files()
         while time.monotonic() - quiet_since < 1.5:
@@ -145,7 +145,7 @@ class CompactedTopic:
 
 
 def start_at(cluster: SandboxCluster, topic: str, offset: int, records: Sequence[VisibleRecord] | int) -> None:
-    """Give an empty topic so many offsets, and records behind them; then delete all that is before them."""
+    """Give an empty topic this many offsets, and records after them; then delete everything before those."""
     with Leader(cluster, topic) as leader:
         while (end := leader.log_end) < offset:
             assert leader.append_as_is(filler(min(_FILLER_RECORDS, offset - end))).error_code == 0
@@ -155,7 +155,7 @@ def start_at(cluster: SandboxCluster, topic: str, offset: int, records: Sequence
 
 @cache
 def filler(records: int, key: bytes | None = b"filler") -> bytes:
-    """Return a batch of so many records that hold nothing, ready to be produced."""
+    """Return a batch of this many empty records, ready to produce."""
     made = tuple(VisibleRecord(index, 1_600_000_000_000, key, None) for index in range(records))
     return encode(LogBatch(0, records - 1, made, 1_600_000_000_000, codec="zstd"), leader_epoch=-1)
 
@@ -163,7 +163,7 @@ def filler(records: int, key: bytes | None = b"filler") -> bytes:
 def write(
     cluster: SandboxCluster, topic: str, records: Iterable[VisibleRecord] | int, partition: int = 0, **config: object
 ) -> None:
-    """Produce records (offsets are not looked at), or so many of any content; settings with `_` for `.`."""
+    """Produce records (their offsets are ignored), or this many of any content; settings with `_` for `.`."""
     producer = producer_of(cluster, topic, **config)
     if isinstance(records, int):
         records = [VisibleRecord(0, int(time.time() * 1000), b"key-%d" % n, b"value-%d" % n) for n in range(records)]

@@ -1,8 +1,8 @@
-"""End what a test process has started, however that process ends; by itself a program, run by `reaped`.
+"""End what a test process has started, however that process ends; itself a program, run by `reaped`.
 
-Brokers, engines and Spark live in sessions of their own, and outlive whoever started them. A reaper holds one end of a
-pipe whose other end only the test process has: when that is killed, the pipe ends, and the reaper kills whatever has
-the run's name in its environment.
+Brokers, engines and Spark have their own sessions, and outlive their starter. A reaper holds one end of a pipe whose
+other end only the test process has: when that is killed, the pipe ends, and the reaper kills every process with the
+run's name in its environment.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from uuid import uuid4
 
 #: The run to which a process belongs; children inherit it.
 MARK = "KMIRROR_TEST_RUN"
-#: A process that is starting may start another one: so often nobody has to be found.
+#: A process that is starting may start another one: this many times in a row none may be found.
 _QUIET_LOOKS = 3
 _PAUSE_S = 0.1
 
 
 @contextmanager
 def reaped() -> Iterator[str]:
-    """Mark what is started in the block, and end it all with the block, or with this process; give the mark."""
+    """Mark what is started in the block, and end it all with the block, or with this process; yield the mark."""
     before = os.environ.get(MARK)
     clean = {key: value for key, value in os.environ.items() if key != MARK}
     run = uuid4().hex
-    # in a session of its own: what ends this process's group leaves it alone
+    # in its own session: a signal to this process's group does not reach it
     reaper = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, run], stdin=subprocess.PIPE, env=clean, start_new_session=True
     )

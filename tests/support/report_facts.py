@@ -1,4 +1,4 @@
-"""Facts for reports, made up: a mirror that has seen some trouble, and one with as many partitions as are wanted."""
+"""Made-up facts for reports: a mirror with some trouble, and one with any number of partitions."""
 
 from __future__ import annotations
 

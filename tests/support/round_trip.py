@@ -1,4 +1,4 @@
-"""A mirror from A to B that has failed over, and the way back: cluster A holds what B is to be copied over."""
+"""A mirror from A to B that has failed over, and the way back: B is to be copied to A."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Trip:
         self.a, self.b = a, b
         self.at_a, self.at_b = Destination.open(properties_of(a)), Destination.open(properties_of(b))
         self.mirror = new_mirror(self.at_b, a)
-        #: What the last failback has shown.
+        #: The output of the last failback.
         self.views: list[WorkView] = []
 
     def __enter__(self) -> Trip:
@@ -43,12 +43,12 @@ class Trip:
         self.at_b.close()
 
     def opened_again(self) -> None:
-        """Connect anew, after a cluster was restarted."""
+        """Reconnect, after a cluster was restarted."""
         self.__exit__()
         self.at_a, self.at_b = Destination.open(properties_of(self.a)), Destination.open(properties_of(self.b))
 
     def go(self, *topics: str, partitions: int = 1, records: int = 3, **settings: str) -> None:
-        """Mirror topics with so many records in partition 0 from A to B, and fail over."""
+        """Mirror topics with this many records in partition 0 from A to B, and fail over."""
         for topic in topics:
             make_old_topic(self.a, topic, partitions, **settings)
             produce_batches(self.a, topic, [f"common-{n}" for n in range(records)])
@@ -76,14 +76,14 @@ class Trip:
         return done
 
     def assert_same(self, topic: str, partitions: int = 1) -> None:
-        """A holds what B does."""
+        """Check that A holds what B does."""
         for partition in range(partitions):
             assert_mirrored(self.b, self.a, topic, partition)
             assert_intact(self.a, topic, partition)
 
 
 def make_old_topic(cluster: SandboxCluster, topic: str, partitions: int = 1, **settings: str) -> None:
-    """Create a topic in which old records stay, on all brokers."""
+    """Create a topic that keeps old records, on all brokers."""
     config = {key.replace("_", "."): value for key, value in settings.items()} | {"retention.ms": "-1"}
     admin = AdminClient(properties_of(cluster))
     admin.create_topics([NewTopic(topic, partitions, len(cluster.brokers), config=config)])[topic].result(30)
@@ -109,7 +109,7 @@ def archives_of(done: Stopped) -> dict[str, Any]:
 
 
 def under_way(destination: Destination, mirror: str) -> list[str]:
-    """Return what is remembered of steps that were not finished."""
+    """Return what is stored of unfinished steps."""
     records = destination.state().records.values()
     return [one.name for one in records if isinstance(one, WorkflowRecord) and one.mirror == mirror]
 
@@ -119,7 +119,7 @@ class CutOffError(Exception):
 
 
 def cut(cluster: SandboxCluster, plan: Path) -> None:
-    """Cut the logs of all brokers, stopped for it."""
+    """Cut the logs of all brokers, which are stopped for it."""
     cluster.stop()
     for broker in cluster.brokers:
         assert truncate_logs(read_plan(plan), [broker.log_dir], lambda _: True).exit_code == 0

@@ -1,9 +1,9 @@
-"""The runbooks of docs/runbooks as programs: their commands, in the order in which they stand, run by bash.
+"""The runbooks of docs/runbooks as programs: bash runs their commands in order.
 
-What a runbook's ```sh blocks are is said behind `sh`: nothing, a step that ends with 0; `exit=N`, one that ends with N;
-`settings`, the variables that the operator sets first; `running`, a command that goes on while others are typed.
-Kafka's own tools, and kmirror, are small scripts in a folder that is searched first. There kmirror needs no Spark
-unless a test asks for it, and finds a Java that starts brokers soon.
+What follows `sh` on a ```sh block says what it is: nothing, a step that ends with 0; `exit=N`, one that ends with N;
+`settings`, the variables that the operator sets first; `running`, a command that keeps running while others are typed.
+Kafka's own tools, and kmirror, are small scripts in a folder that is first in the PATH. There kmirror needs no Spark
+unless a test asks for it, and finds a Java that starts brokers fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PATIENCE_S = 240
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One ```sh block: under which heading it stands, what is said behind `sh`, and what is typed."""
+    """One ```sh block: its heading, what follows `sh`, and what is typed."""
 
     section: str
     kind: str
@@ -70,7 +70,7 @@ class Operator:
         self._folder = folder
         path = f"{tools_in(folder / 'bin', with_spark=with_spark)}:{os.environ['PATH']}"
         self.environ = {**os.environ, "PATH": path, "KMIRROR_CONFIG": os.devnull}
-        self.environ.pop("JAVA_HOME", None)  # it would go before the PATH
+        self.environ.pop("JAVA_HOME", None)  # it would come before the PATH
         blocks = blocks_of((DOCS / "runbooks" / f"{page}.md").read_text(encoding="utf-8"))
         self._left = [block for block in blocks if block.kind != "settings"]
         self._running: list[subprocess.Popen[str]] = []
@@ -91,14 +91,14 @@ class Operator:
         assert kind or not self._left, f"nobody has typed {[block.text for block in self._left]}"
 
     def follow(self, section: str) -> str:
-        """Type all there is under the headings that begin so, and return what was printed."""
+        """Type everything under the headings that begin so, and return the output."""
         chosen = [block for block in self._left if block.section.startswith(section)]
         assert chosen, f"there is nothing to type under {section!r}; left is {[block.section for block in self._left]}"
         self._left = [block for block in self._left if block not in chosen]
         return "".join(self._type(block) for block in chosen)
 
     def skip(self, section: str) -> None:
-        """Leave out what is under the headings that begin so: another case is followed."""
+        """Skip what is under the headings that begin so: another case is followed."""
         chosen = [block for block in self._left if block.section.startswith(section)]
         assert chosen, f"there is nothing to leave out under {section!r}"
         self._left = [block for block in self._left if block not in chosen]

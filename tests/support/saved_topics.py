@@ -1,4 +1,4 @@
-"""Topics whose records are archived, on brokers that forget producers in no time, and archiving that is stopped."""
+"""Topics whose records are archived, on brokers that forget producers at once, and archiving that is interrupted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
 
 @pytest.fixture(scope="module")
 def short_memory(forgetful: ForgetfulCluster) -> Iterator[None]:
-    """Let the shared cluster forget so quickly while this module uses it."""
+    """Let the shared cluster forget this quickly while this module uses it."""
     set_brokers(forgetful.cluster, SHORT_MEMORY)
     yield
     set_brokers(forgetful.cluster, dict.fromkeys(SHORT_MEMORY))
@@ -46,19 +46,19 @@ def short_memory(forgetful: ForgetfulCluster) -> Iterator[None]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have archives written in batches of some five of the records that `make_topic` writes."""
+    """Have archives written in batches of about five of the records that `make_topic` writes."""
     monkeypatch.setattr(archive_copy, "_BATCH_BYTES", 1000)
 
 
 @pytest.fixture
 def quick_to_believe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a log that shows nothing more be believed at once: there is one broker, and no leader changes."""
+    """Believe at once that a log has ended: there is one broker, and no leader changes."""
     monkeypatch.setattr("kmirror.engine.compare.visible_log._PATIENCE_S", 0.1)
     monkeypatch.setattr("kmirror.engine.compare.visible_log._WAIT_MS", 50)
 
 
 def make_topic(cluster: SandboxCluster, records: int = 0, *, old: int = 0) -> str:
-    """Create a topic that holds so many records, of which the first `old` are thirty days old; return its name."""
+    """Create a topic with this many records, the first `old` of them thirty days old; return its name."""
     topic = unique_topic("saved")
     create_topics(cluster, {topic: KEEPS_ALL})
     now = now_ms()
@@ -81,11 +81,11 @@ def assert_saved(cluster: SandboxCluster, topic: str, archive: str, ranges: list
 
 
 class StoppedError(Exception):
-    """The copying is stopped here."""
+    """Interrupts the copying."""
 
 
 def stop_after(batches: int) -> Callable[[int], None]:
-    """Return a `progress` that stops the copying after so many batches."""
+    """Return a `progress` that stops the copying after this many batches."""
     left = iter(range(batches))
 
     def count(_: int) -> None:

@@ -1,4 +1,4 @@
-"""What a running engine answers over HTTP, read by parsers of others, and held against what the commands say."""
+"""What a running engine answers over HTTP, read by third-party parsers, and compared with what the commands say."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Get(Protocol):
     def __call__(self, path: str, accept: str = "") -> tuple[int, str]: ...
 
 
-#: By name and labels, with the values of a moment.
+#: By name and labels, with the current values.
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -65,7 +65,7 @@ def describing(destination: Destination, mirror: str) -> Callable[[], list[dict[
 
 
 def address_in(log: str) -> str:
-    """Return where an engine listens, as its log says."""
+    """Return the engine's HTTP address, from its log."""
     found = re.search(r"http://(\S+) answers /healthz", log)
     assert found, log
     return found[1]
@@ -93,7 +93,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 def summary_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what rows of `describe --json` say, summed up as metrics are."""
+    """Return the sums of rows of `describe --json`, as metrics have them."""
     lags: defaultdict[str, list[int | None]] = defaultdict(list)
     for row in rows:
         if row["state"] != "STOPPED":
@@ -136,9 +136,9 @@ def assert_all_say(
     is_so: Callable[[Mapping[str, Any]], bool],
     seconds: float = 60,
 ) -> Samples:
-    """Wait until `describe --json` says what it is to, and /metrics and /status.json say the same at that time.
+    """Wait until `describe --json` satisfies a condition, and /metrics and /status.json agree with it at that time.
 
-    What is copied meanwhile makes two looks differ, so that some pairs of them are compared.
+    Copying makes two reads differ, so that some pairs of them are compared.
     """
     until = time.monotonic() + seconds
     while True:

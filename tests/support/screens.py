@@ -8,7 +8,7 @@ from kmirror.cli.screen import Screen
 
 
 class Terminal(io.StringIO):
-    """A stream that somebody looks at."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True

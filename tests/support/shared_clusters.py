@@ -1,7 +1,7 @@
-"""Clusters with settings of their own that the tests of many modules share, each started when it is first asked for.
+"""Clusters with special settings that the tests of many modules share, each started when it is first asked for.
 
-What every one of them may be used for: topics, groups, mirrors and transactional ids of one's own names. A broker that
-is stopped, killed or frozen by a test runs again when the next one begins. No ACL outlives the test that made it.
+Any test may use its own topics, groups, mirrors and transactional ids on them. A broker that a test stops, kills or
+freezes runs again when the next one begins. No ACL outlives the test that made it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.logs import QUICK_SEEDS, BuiltLog, build_log
 from tests.support.real_logs import BUSY
 from tests.support.wire import Wire
 
-#: The users of secured clusters beside `admin`, who is a super user; none of them has a right that is not given to it.
+#: The users of secured clusters beside `admin`, who is a super user; they have no rights except those granted.
 GUARDED_USERS = {
     "kmirror": "kmirror-secret",
     "app": "app-secret",
@@ -37,15 +37,15 @@ GUARDED_USERS = {
     "reader": "reader-secret",
     "writer": "writer-secret",
     "nobody": "nobody-secret",
-    #: Everything that has a meaning in the files where passwords stand.
+    #: Every character with a meaning in the files that hold passwords.
     "odd": 'p=a,s"s\\w ;',
 }
 #: Many of them run at once.
 SMALL_HEAP = "256m"
-#: Clients have to log in again every few seconds (KIP-368).
+#: Clients must log in again every few seconds (KIP-368).
 SHORT_SESSIONS = {"connections.max.reauth.ms": "5000"}
-#: How long the tokens live with which one may log in to guarded clusters, too. When a fifth of that is left they are
-#: replaced, and librdkafka then logs in again soon: brokers take that from one second after the last login on.
+#: The lifetime of the tokens with which one may also log in to guarded clusters. When a fifth of it is left they are
+#: replaced, and librdkafka then logs in again soon: brokers accept that from one second after the last login on.
 TOKEN_SECONDS = 8
 _GUARDED: dict[str, Any] = {
     "heap": SMALL_HEAP,
@@ -58,7 +58,7 @@ _GUARDED: dict[str, Any] = {
 _NEAREST_REPLICA = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
 
 
-#: A producer id that has expired is forgotten soon; the cleaner is never idle; old records stay where they are.
+#: An expired producer id is forgotten soon; the cleaner is never idle; old records stay.
 FORGETFUL = {
     "producer.id.expiration.check.interval.ms": "500",  # it goes through all partitions
     "log.cleaner.backoff.ms": "100",
@@ -67,7 +67,7 @@ FORGETFUL = {
 
 
 class BehindWire(SandboxCluster):
-    """A cluster of one broker as it is seen through a listener of its own, whose clients are led through a wire."""
+    """A cluster of one broker seen through its own listener, whose clients are led through a wire."""
 
     def __init__(self, cluster: SandboxCluster, port: int) -> None:
         super().__init__(cluster.name, cluster.directory)
@@ -81,7 +81,7 @@ class BehindWire(SandboxCluster):
 
 @dataclass(frozen=True, slots=True)
 class ForgetfulCluster:
-    """The forgetful cluster, and how it is reached through either kind of wire."""
+    """The forgetful cluster, and its addresses through either kind of wire."""
 
     cluster: SandboxCluster
     behind_wire: SandboxCluster
@@ -122,7 +122,7 @@ def forgetful(clusters_directory: Path) -> Iterator[ForgetfulCluster]:
 
 @pytest.fixture(scope="session")
 def installed_logs(forgetful: ForgetfulCluster) -> dict[str, BuiltLog]:
-    """Put random logs into the forgetful cluster, one at least of every feature; return them by topic."""
+    """Put random logs into the forgetful cluster, at least one of every feature; return them by topic."""
     logs = quick_logs()
     install(forgetful.cluster, logs)
     return logs
@@ -151,7 +151,7 @@ def started_guarded_source(clusters_directory: Path) -> Iterator[SandboxCluster]
 
 @pytest.fixture(scope="session")
 def started_lenient_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
-    """Start a secured cluster where all may do what no ACL speaks of; tests ask for `lenient_cluster`."""
+    """Start a secured cluster that allows everything without an ACL; tests ask for `lenient_cluster`."""
     properties = {"allow.everyone.if.no.acl.found": "true", **UNHARMED}
     with made_clusters(clusters_directory) as make:
         yield make(
@@ -196,7 +196,7 @@ def guarded_pair(started_guarded_source: SandboxCluster, guarded_cluster: Sandbo
 
 @pytest.fixture
 def lenient_cluster(started_lenient_cluster: SandboxCluster) -> Iterator[SandboxCluster]:
-    """Return the shared cluster on which whatever no ACL speaks of is allowed to everybody."""
+    """Return the shared cluster that allows everyone everything without an ACL."""
     with _without_acls_afterwards(started_lenient_cluster):
         yield started_lenient_cluster
 
@@ -253,7 +253,7 @@ def late_wired_cluster(request: pytest.FixtureRequest, kafka_version: str) -> tu
 
 
 def installed_in(request: pytest.FixtureRequest, cluster: SandboxCluster) -> dict[str, BuiltLog]:
-    """Return the random logs that a cluster holds; one that is not shared is given them."""
+    """Return the random logs that a cluster holds; one that is not shared gets them."""
     if cluster.kafka_version == DEFAULT_KAFKA_VERSION:
         shared: dict[str, BuiltLog] = request.getfixturevalue("installed_logs")
         return shared
@@ -263,12 +263,12 @@ def installed_in(request: pytest.FixtureRequest, cluster: SandboxCluster) -> dic
 
 
 def quick_logs() -> dict[str, BuiltLog]:
-    """Build random logs, one at least of every feature, by the names of their topics."""
+    """Build random logs, at least one of every feature, by the names of their topics."""
     return {f"seed-{seed}": build_log(seed) for seed in QUICK_SEEDS}
 
 
 def set_brokers(cluster: SandboxCluster, settings: Mapping[str, str | None]) -> None:
-    """Change settings of each broker while it runs, or take them back (None)."""
+    """Change settings of each broker while it runs, or remove them (None)."""
     entries = [
         ConfigEntry(
             key,

@@ -1,7 +1,7 @@
-"""Real shells, for tests of what Tab does in them.
+"""Real shells, for tests of completion.
 
-One that is installed is used. Else Debian's packages are fetched into the cache folder and unpacked there, which needs
-neither root nor anything to be installed; where there is no apt-get either, the test fails and says what to install.
+An installed one is used. Otherwise Debian's packages are downloaded to the cache folder and unpacked there, which needs
+neither root nor an installation; without apt-get the test fails and says what to install.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 
 from kmirror.engine.spark.shipping import cache_folder
 
-#: The shells, with what they need beyond what every Debian has, bash included.
+#: The shells, with the packages that they need on top of a minimal Debian, which has bash.
 _PACKAGES = ("zsh", "zsh-common", "fish", "fish-common", "libpcre2-32-0")
 _PATIENCE_S = 120.0
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?>=]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B]|[=>])")
@@ -38,7 +38,7 @@ class Shell:
 
 
 def find_shell(name: str, search_path: str | None = None) -> Shell:
-    """Return a shell: the one installed (`search_path` stands in for PATH), or one fetched for the tests."""
+    """Return a shell: the installed one (`search_path` stands in for PATH), or one downloaded for the tests."""
     installed = shutil.which(name, path=search_path)
     if installed:
         return Shell(name, installed)
@@ -58,7 +58,7 @@ def find_shell(name: str, search_path: str | None = None) -> Shell:
 
 
 def _fetched() -> Path:
-    """Return the folder in which the shells' packages are unpacked; fetched once."""
+    """Return the folder with the shells' unpacked packages; downloaded once."""
     base = cache_folder(os.environ) / "shells"
     root = base / "fetched"
     base.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 class Terminal:
-    """A shell on a terminal of its own; what is typed is typed at it, Tab included."""
+    """A shell on its own terminal, with simulated typing, Tab included."""
 
     def __init__(self, shell: Shell, *arguments: str, environment: Mapping[str, str]) -> None:
         self._seen = ""
@@ -121,9 +121,9 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
     def read_until(self, pattern: str) -> str:
-        """Wait until this appears among what the shell shows from now on, and return the first group of the match."""
+        """Wait until this appears in the shell's output from now on, and return the first group of the match."""
         until = time.monotonic() + _PATIENCE_S
-        readable = select.poll()  # select() knows the first 1,024 descriptors of a process only
+        readable = select.poll()  # select() only supports the first 1,024 descriptors of a process
         readable.register(self._descriptor, select.POLLIN)
         while (found := re.search(pattern, self._seen)) is None:
             assert time.monotonic() < until, f"{pattern} did not appear in:\n{self._seen}"

@@ -1,4 +1,4 @@
-"""Jobs that an engine does beside copying, done by hand: what the engine would show them, and what they tell."""
+"""An engine's side jobs, run by hand: what the engine would show them, and their messages."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def view_of(destination: Destination, mirror: str) -> JobView:
 
 
 def run_once(job: SideJob, destination: Destination, mirror: str) -> list[JobEvent]:
-    """Let a job look once; return what it tells."""
+    """Let a job run once; return its messages."""
     return list(job.run(view_of(destination, mirror)))

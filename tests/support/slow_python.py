@@ -16,12 +16,12 @@ class SlowSocket(socket.socket):
 
 socket.socket = SlowSocket
 """
-#: A second's bytes come in so many pieces.
+#: How many pieces a second's bytes arrive in.
 _PIECES = 20
 
 
 def slow_python(folder: Path, bytes_per_second: int) -> Path:
-    """Make a folder that is to stand first in a worker's PATH, where it finds such a Python of this version."""
+    """Create a folder for the front of a worker's PATH, where it finds such a Python of this version."""
     site, programs = folder / "site", folder / "bin"
     site.mkdir(parents=True)
     programs.mkdir()

@@ -1,9 +1,9 @@
-"""A driver as a process of its own: one endless function in a local Spark, to be killed, frozen and interrupted.
+"""A driver in its own process: one endless function in a local Spark, to be killed, frozen and interrupted.
 
     python -m tests.support.spark_driver FOLDER
 
-The function leaves its process id and attempt in FOLDER/function, a line for each attempt, and ends when FOLDER/end
-exists; the driver leaves its own process id and the JVM's in FOLDER/driver.
+The function writes its pid and attempt to FOLDER/function, a line for each attempt, and ends when FOLDER/end exists;
+the driver writes its own pid and the JVM's to FOLDER/driver.
 """
 
 from __future__ import annotations

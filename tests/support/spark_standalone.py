@@ -58,7 +58,7 @@ class StandaloneSpark:
         return [pid for pid in pids if b"python" in _command_line(pid).split(b"\0")[0]]
 
     def start_worker(self, programs: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start one more worker, which looks for Python in `programs` first; the master counts on it a moment later."""
+        """Start one more worker, which looks for Python in `programs` first; the master registers it soon."""
         number, (web_port,) = len(self.workers) + 1, free_ports(1)
         options = [
             "-h",
@@ -77,11 +77,11 @@ class StandaloneSpark:
         return self.workers[-1]
 
     def kill_worker(self, worker: subprocess.Popen[bytes]) -> None:
-        """Kill a worker and all that runs below it, as if its machine were gone."""
+        """Kill a worker and everything below it, as if its machine were gone."""
         _kill_sessions([worker])
 
     def alive_workers(self) -> int:
-        """Return how many workers the master counts on."""
+        """Return how many workers the master has registered."""
         return int(self._status()["aliveworkers"])
 
     def running_applications(self) -> list[str]:

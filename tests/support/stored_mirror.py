@@ -1,4 +1,4 @@
-"""A mirror that no engine has made: its records written into the state topic, its topics filled by a test."""
+"""A mirror made without an engine: its records written to the state topic, its topics filled by a test."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Side:
 
 @dataclass
 class StoredMirror:
-    """A mirror as the state topic knows it; copies are made by the test's own hand."""
+    """A mirror as the state topic knows it; the test makes the copies by hand."""
 
     source: Side
     destination: Side
@@ -85,7 +85,7 @@ class StoredMirror:
     def topic(
         self, name: str, *, partitions: int = 1, there: int | None = None, desired: DesiredState = DesiredState.ACTIVE
     ) -> str:
-        """Create a topic on both sides and make it a mirror topic; `there` is how many partitions the source has."""
+        """Create a topic on both sides and make it a mirror topic; `there` is the source's number of partitions."""
         topic = f"{unique_topic('verify')}-{name}"
         source_id = self.source.create(topic, there or partitions)
         destination_id = self.destination.create(topic, partitions)
@@ -94,7 +94,7 @@ class StoredMirror:
         return topic
 
     def known(self, topic: str, source_topic: str, desired: DesiredState = DesiredState.ACTIVE) -> None:
-        """Make a topic that is there a mirror topic of one that is there."""
+        """Make an existing topic a mirror topic of an existing one."""
         source_id, destination_id = (
             side.client.metadata([name]).topics[name].printed_topic_id
             for side, name in ((self.source, source_topic), (self.destination, topic))
@@ -103,7 +103,7 @@ class StoredMirror:
         self.topics.append(TopicRecord(self.name, topic, source_topic, source_id, destination_id, desired, 1, origin))
 
     def stopped_at(self, topic: str, last_mirrored_offset: int) -> None:
-        """Remember where the mirroring of partition 0 stopped."""
+        """Store where the mirroring of partition 0 stopped."""
         state = PartitionState.STOPPED
         record = PartitionRecord(self.name, topic, 0, state, 0, last_mirrored_offset=last_mirrored_offset)
         self.partitions.append(record)

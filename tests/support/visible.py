@@ -1,7 +1,7 @@
-"""What applications are shown on both sides of a mirror, and how it is compared.
+"""What applications see on both sides of a mirror, and how it is compared.
 
-Records come from librdkafka and from Kafka's console consumer, log ends and starts from librdkafka too, the logs of
-replicas from the folders of stopped brokers. None of that is kmirror's.
+Records come from librdkafka and Kafka's console consumer, log ends and starts from librdkafka, the logs of replicas
+from the folders of stopped brokers. None of that is kmirror's.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def bounds(
             if time.monotonic() > deadline:
                 raise
         assert time.monotonic() < deadline, f"no answer about the ends of {places}"
-        _consumer.cache_clear()  # it may take its time to look for another leader
+        _consumer.cache_clear()  # finding another leader may take a while
         time.sleep(0.1)
 
 
 @lru_cache(8)
 def _consumer(bootstrap_servers: str, isolation: str) -> Consumer:
-    """Return a client that is used again by those who ask over and over; it says nothing of brokers that are gone."""
+    """Return a cached client for repeated requests; it does not log brokers that are gone."""
     return Consumer(
         {"bootstrap.servers": bootstrap_servers, "group.id": "bounds", "isolation.level": isolation, "log_level": 0}
     )
@@ -95,12 +95,12 @@ def shown(cluster: SandboxCluster, topic: str, partition: int = 0, isolation: st
 def shown_by_console(
     cluster: SandboxCluster, topic: str, partition: int = 0, isolation: str = COMMITTED, *, records: int
 ) -> list[VisibleRecord]:
-    """Read so many records of a partition with Kafka's own console consumer."""
+    """Read this many records of a partition with Kafka's own console consumer."""
     return visible(console_consumer(cluster, topic, partition, isolation, max_messages=records))
 
 
 def difference(wanted: Sequence[VisibleRecord], found: Sequence[VisibleRecord], what: str = "the log") -> str | None:
-    """Return where two views part, in a line one can read; None when they are equal."""
+    """Return where two views differ, in a readable line; None if they are equal."""
     for one, other in zip_longest(wanted, found):
         if one != other:
             return f"{what}: wanted {_text(one)}, found {_text(other)} ({len(wanted)} and {len(found)} records)"
@@ -128,8 +128,8 @@ def assert_mirrored(
 ) -> list[VisibleRecord]:
     """Compare a partition on both sides, and return what is visible of it.
 
-    At the source it is what read_committed consumers see; the destination has to show the same in both isolation
-    levels, start and end at the same offsets, and hold no batch that is not sound.
+    The source is read with read_committed; the destination must show the same in both isolation levels, start and end
+    at the same offsets, and hold only sound batches.
     """
     name = f"{topic}-{partition}"
     wanted = shown(source, topic, partition)
@@ -146,9 +146,9 @@ def assert_shows(
     *,
     with_console: bool = False,
 ) -> None:
-    """Compare what a mirror's consumers are shown, in both isolation levels, with what they should be.
+    """Compare what a mirror's consumers see, in both isolation levels, with what they should.
 
-    The console consumer, which takes a JVM's start, reads in the one that applications use here.
+    The console consumer, which takes a JVM's start, uses the isolation level of applications.
     """
     for isolation in (COMMITTED, UNCOMMITTED):
         what = f"{topic}-{partition} of {cluster.name}, {isolation}"
@@ -161,12 +161,12 @@ def assert_shows(
 
 
 def assert_sound(cluster: SandboxCluster, topic: str, partition: int = 0) -> None:
-    """Let Kafka's log dump look at a mirror's batches: intact, without holes inside, nothing of a transaction."""
+    """Check a mirror's batches with Kafka's log dump: intact, without holes inside, no transactions."""
     _assert_sound(dump_log(cluster, topic, partition))
 
 
 def assert_all_sound(cluster: SandboxCluster, topics: Iterable[str]) -> None:
-    """Do so for partition 0 of several topics, with one start of the tool."""
+    """Check partition 0 of several topics, with one start of the tool."""
     for batches in dump_logs(cluster, topics).values():
         _assert_sound(batches)
 
@@ -178,7 +178,7 @@ def _assert_sound(batches: Iterable[DumpedBatch]) -> None:
 
 
 def assert_intact(cluster: SandboxCluster, topic: str, partition: int = 0) -> None:
-    """Look at a mirror's batches as `assert_sound` does, by the tests' own reader: that takes no JVM."""
+    """Check a mirror's batches as `assert_sound` does, with the tests' own reader, which takes no JVM."""
     stored = list(_raw_batches(segment_files(cluster, topic, partition)))
     assert stored or not any(file.stat().st_size for file in segment_files(cluster, topic, partition))
     for offset, batch in stored:
@@ -193,9 +193,9 @@ def assert_intact(cluster: SandboxCluster, topic: str, partition: int = 0) -> No
 
 
 def unsuperseded(source: Sequence[VisibleRecord], destination: Sequence[VisibleRecord]) -> str | None:
-    """Compare two views of a log whose cleaners have each removed what they may; None when nothing is wrong.
+    """Compare two views of a log whose cleaners have each removed what they may; None if nothing is wrong.
 
-    A record that one side lacks must have a later one of its key there, or delete its key itself.
+    A record that one side lacks must have a later one of its key there, or be a tombstone.
     """
     at_source, at_destination = ({record.offset: record for record in view} for view in (source, destination))
     for offset in sorted(at_source.keys() & at_destination.keys()):
@@ -211,7 +211,7 @@ def unsuperseded(source: Sequence[VisibleRecord], destination: Sequence[VisibleR
 
 
 def latest_values(records: Iterable[VisibleRecord]) -> dict[bytes | None, bytes]:
-    """Return what somebody knows who has read a compacted topic: the latest value of each key."""
+    """Return what a reader of a compacted topic knows: the latest value of each key."""
     latest: dict[bytes | None, bytes] = {}
     for record in records:
         if record.value is None:
@@ -233,10 +233,10 @@ def replica_difference(cluster: SandboxCluster, topic: str, partition: int = 0) 
 
 
 def files_difference(replicas: Mapping[int, Iterable[Path]]) -> str | None:
-    """Compare the segment files of several brokers, up to the log end; None when they are equal.
+    """Compare the segment files of several brokers, up to the log end; None if they are equal.
 
-    Brokers cut segments where they like and delete old ones at different times: the bytes are compared batch by batch,
-    from the latest first one on.
+    Brokers roll segments and delete old ones at different times: the bytes are compared batch by batch, from the latest
+    first one on.
     """
     logs = {node: dict(_raw_batches(files)) for node, files in replicas.items()}
     assert all(logs.values()), f"nothing is stored by {[node for node, log in logs.items() if not log]}"

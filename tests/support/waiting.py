@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 
 def polls() -> Iterator[None]:
-    """Yield for each look at what is waited for, without end.
+    """Yield before each check of a condition, without end.
 
-    Between looks it rests for four times as long as one takes, within limits: brokers, engines and other tests need
-    the processor for what is waited for.
+    Between checks it rests for four times as long as one takes, within limits: brokers, engines and other tests need
+    the CPU to make the condition true.
     """
     while True:
         began = time.monotonic()

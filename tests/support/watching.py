@@ -1,4 +1,4 @@
-"""What watchers of work must be shown, whatever the work is."""
+"""What watchers of any work must be shown."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from kmirror.work import WorkView
 
 
 def assert_grows(views: Sequence[WorkView], *whats: str) -> None:
-    """All work is shown to its end, what is done grows up to a total that was right from the beginning.
+    """Check that all work is shown to its end, and that progress grows to a total that was right from the beginning.
 
-    Something was to be done of each of `whats`, which begin the work's name, and all of it was.
+    Each of `whats`, which begin the work's name, had something to do, and all of it was done.
     """
     works: dict[tuple[str, float], list[WorkView]] = {}
     for view in views:
@@ -20,7 +20,7 @@ def assert_grows(views: Sequence[WorkView], *whats: str) -> None:
         assert [view.is_over for view in mine] == [False] * (len(mine) - 1) + [True]
         done, totals = [view.done for view in mine], [view.total or 0 for view in mine]
         assert done == sorted(done), mine
-        # work may be found to be needless, never to be more
+        # work may turn out to be needless, never to be more
         assert totals == sorted(totals, reverse=True), mine
         assert None in {view.total for view in mine} or done[-1] <= totals[-1]
     for what in whats:

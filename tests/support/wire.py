@@ -1,4 +1,4 @@
-"""The network between a client and a real broker, spoiled on purpose; and listeners that are no brokers at all."""
+"""A faulty network between a client and a real broker; and listeners that are no brokers at all."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-#: What becomes of one answer's frame (size and all): the bytes to pass on, or None to pass nothing more on and hang up.
+#: What happens to one answer's frame (size included): the bytes to pass on, or None to pass on nothing more and close.
 Fault = Callable[[bytes], bytes | None]
 
 FETCH, PRODUCE, METADATA, API_VERSIONS = 1, 0, 3, 18
 
 
 class Wire:
-    """Forward connections to a broker. `spoil` names what happens to the answers from then on, one fault each.
+    """Forward connections to a broker. `spoil` sets what happens to the answers from then on, one fault each.
 
-    An `opaque` wire passes on bytes that are no frames to it, as under TLS.
+    An `opaque` wire does not look for frames in its bytes, as under TLS.
     """
 
     def __init__(self, host: str, port: int, *, listen_on: str = "127.0.0.1", opaque: bool = False) -> None:
@@ -38,15 +38,15 @@ class Wire:
         self._thread(self._accept)
 
     def spoil(self, *faults: Fault, api_key: int | None = None) -> None:
-        """Let these happen to the next answers (to requests of this kind), in this order; the rest pass unharmed."""
+        """Apply these faults to the next answers (to requests of this kind), in this order; the rest pass unchanged."""
         self._faults += [(api_key, fault) for fault in faults]
 
     def spoil_at_random(self, rng: random.Random, chance: float, faults: Sequence[Fault]) -> None:
-        """From now on let one of these happen to any answer with this chance; with 0, to none any more."""
+        """From now on apply one of these to any answer with this probability; 0 stops it."""
         self._chance = lambda: rng.choice(faults) if rng.random() < chance else None
 
     def lie(self, api_key: int, fault: Fault | None) -> None:
-        """From now on let this happen to all answers to requests of a kind; None: to none any more."""
+        """From now on apply this to all answers to requests of a kind; None stops it."""
         if fault is None:
             del self._lies[api_key]
         else:
@@ -54,24 +54,24 @@ class Wire:
 
     @property
     def all_fired(self) -> bool:
-        """True when nothing is left to go wrong."""
+        """True if no fault is left to apply."""
         return not self._faults
 
     def freeze(self, address: tuple[str, int]) -> None:
-        """Pass nothing on any more, either way, of the client's connection from this address and of all new ones."""
+        """Forward nothing any more, either way, for the client's connection from this address and all new ones."""
         with self._thawed:
             self._frozen.add(address)
             self._freeze_new = True
 
     def thaw(self) -> None:
-        """End all frost."""
+        """Resume all frozen connections."""
         with self._thawed:
             self._frozen.clear()
             self._freeze_new = False
             self._thawed.notify_all()
 
     def close(self) -> None:
-        """Hang up everywhere."""
+        """Close all connections."""
         self.thaw()
         for sock in self._sockets.copy():
             with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ class Wire:
             threading.Thread(target=self._serve, args=(client, broker, address), daemon=True).start()
 
     def _serve(self, client: socket.socket, broker: socket.socket, address: tuple[str, int]) -> None:
-        """Forward both ways until either side has ended; then hang up."""
+        """Forward both ways until either side has ended; then close."""
         there = self._thread(self._bytes if self._opaque else self._requests, client, broker, address)
         back = self._thread(self._bytes if self._opaque else self._answers, broker, client, address)
         there.join()
@@ -177,7 +177,7 @@ def cut_to(size: int) -> Fault:
 
 @contextlib.contextmanager
 def listener(behave: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Listen on a port of this machine and treat each connection like this; the connection stays open after it."""
+    """Listen on a local port and treat each connection like this; the connection stays open after it."""
     server = socket.create_server(("127.0.0.1", 0))
     sockets = [server]
 
@@ -201,6 +201,6 @@ def listener(behave: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def closed_port() -> int:
-    """Return a port on which nobody listens."""
+    """Return a port on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

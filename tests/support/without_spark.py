@@ -1,9 +1,9 @@
-"""`kmirror` with threads of its own process in Spark's place: `python -m tests.support.without_spark run …`.
+"""`kmirror` with threads of its own process instead of Spark: `python -m tests.support.without_spark run …`.
 
-All else of `run` and `verify` is as it is: the engine, its lease, its lanes, what they print, and how they end. Spark
-takes seconds of every core to start; where a test is about logs, and not about workers, they are better spent. And
-before topics are promoted, a source's end has to stand still for a shorter time; and the log of a run sums up every few
-seconds, not once a minute.
+The rest of `run` and `verify` is unchanged: the engine, its lease, its lanes, their output, and how they end. Starting
+Spark takes seconds of every core; tests about logs, and not about workers, save them. Also, a source's end must stay
+unchanged for a shorter time before topics are promoted, and the log of a run has a summary every few seconds, not once
+a minute.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kmirror.ops.run import spark as spark_of_a_run
 from kmirror.ops.stop import promote
 from tests.support.local_engine import Threads
 
-#: For how long unless a command says so.
+#: The default for commands that do not set it.
 IDLE_MS = 2_000
 SUMMARY_SECONDS = 5.0
 
