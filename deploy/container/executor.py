@@ -1,6 +1,6 @@
-"""Start the JVM of a Spark executor on Kubernetes, with what Spark says in the environment; Spark's contract, no shell.
+"""Start the JVM of a Spark executor on Kubernetes from the environment that Spark sets, without a shell.
 
-Spark starts the container with the argument `executor`. The JVM takes the place of this process.
+Spark starts the container with the argument `executor`. The JVM replaces this process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-#: What Spark puts into the environment, and the options of its backend that they are for.
+#: The options of Spark's executor backend, and the environment variables with their values.
 _OPTIONS = {
     "--driver-url": "SPARK_DRIVER_URL",
     "--executor-id": "SPARK_EXECUTOR_ID",
