@@ -1,7 +1,7 @@
-"""The product broken on purpose, where it matters: each of these must make a test fail (`mutations` runs them).
+"""Places where the product is broken on purpose: each must make a test fail (`mutations` runs them).
 
-A mutant is a change that a tired engineer could make: a check left out, the wrong end of a range, an unknown number
-taken for 0. `old` stands exactly once in its file, so that a mutant whose place has changed is noticed.
+A mutant is a mistake that a tired engineer could make: a check left out, the wrong end of a range, an unknown number
+taken for 0. `old` occurs exactly once in its file, so that a mutant whose place has changed is noticed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Mutant:
 
 
 MUTANTS = (
-    # -- may a copy go on? ---------------------------------------------------------------------------------------------
+    # -- whether a copy may continue -----------------------------------------------------------------------------------
     Mutant(
         "ignore a recreated source topic",
         _JUDGE,
@@ -57,7 +57,7 @@ MUTANTS = (
         _JUDGE,
         "known, now = assignment.destination_topic_id, facts.destination_topic_id",
         "known, now = None, facts.destination_topic_id",
-        "records would be copied into somebody else's topic",
+        "records would be copied into another topic",
         _JUDGING,
     ),
     Mutant(
@@ -65,7 +65,7 @@ MUTANTS = (
         _JUDGE,
         "facts.producer.producer_epoch > assignment.producer_epoch",
         "facts.producer.producer_epoch < 0",
-        "a fenced engine would go on writing",
+        "a fenced engine would keep writing",
         _JUDGING,
     ),
     Mutant(
@@ -97,7 +97,7 @@ MUTANTS = (
         _JUDGE,
         "    if facts.last_stable_offset < end:\n",
         "    if facts.last_stable_offset < 0:\n",
-        "a verdict would rest on records that nobody has compared",
+        "a verdict would rest on records that were never compared",
         _JUDGING,
     ),
     Mutant(
@@ -113,7 +113,7 @@ MUTANTS = (
         _JUDGE,
         "acknowledged is None or end >= acknowledged or",
         "acknowledged is None or end >= 0 or",
-        "what was acknowledged and lost would never be told",
+        "the loss of acknowledged records would never be reported",
         _JUDGING,
     ),
     Mutant(
@@ -121,7 +121,7 @@ MUTANTS = (
         _JUDGE,
         "    if facts.source_log_start <= end or assignment.follows_truncation",
         "    if end >= 0 or assignment.follows_truncation",
-        "a loss nobody has accepted would be skipped in silence",
+        "a loss that no one has accepted would be skipped silently",
         _JUDGING,
     ),
     Mutant(
@@ -137,7 +137,7 @@ MUTANTS = (
         _JUDGE,
         "next_sequence = 0 if is_new_epoch else self.producer.last_sequence + 1",
         "next_sequence = self.producer.last_sequence + 1",
-        "the first batch after a take-over would be refused for ever",
+        "the first batch after a take-over would be refused forever",
         (*_JUDGING, "tests/unit/test_fill_plan.py", "tests/kafka/test_lane_fills.py::test_holes_are_filled"),
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = (
         "engine/lane/topic_proof.py",
         "if part.error_code or self._ids[part.key.topic] == part.key.topic_id:",
         "if part.error_code or part.key.topic in self._ids:",
-        "an old broker's recreated topic would be copied behind the old one",
+        "an old broker's recreated topic would be copied after the old one",
         ("tests/unit/test_fetch_by_name.py",),
     ),
     # -- where a batch lands -------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ MUTANTS = (
         _COPY,
         "if not code and base_offset == batch.base_offset:",
         "if not code:",
-        "offsets would drift apart, and nobody would know",
+        "offsets would drift apart unnoticed",
         _ANSWERS,
     ),
     Mutant(
@@ -194,7 +194,7 @@ MUTANTS = (
         _COPY,
         "if self._mismatch and not says_more:",
         "if self._mismatch and not self._mismatch:",
-        "a partition with shifted offsets would go on after the next look",
+        "a partition with shifted offsets would resume after the next inspection",
         _ANSWERS,
     ),
     Mutant(
@@ -202,7 +202,7 @@ MUTANTS = (
         _COPY,
         "if memory.inspected_at < memory.quiet_until:",
         "if memory.inspected_at < 0:",
-        "a predecessor's batch could land behind ours",
+        "a predecessor's batch could land after ours",
         _COPYING,
     ),
     Mutant(
@@ -218,7 +218,7 @@ MUTANTS = (
         _COPY,
         "        return None if in_flight else ALONE\n",
         "        return SHARED\n",
-        "behind a refused first batch the second one would take its place",
+        "after a refused first batch the second one would take its place",
         _COPYING,
     ),
     Mutant(
@@ -274,7 +274,7 @@ MUTANTS = (
         _COPY,
         "FetchPosition(self.intake.next_offset, self.intake.leader_epoch, epoch, partition_max_bytes)",
         "FetchPosition(self.intake.next_offset, epoch, self.intake.leader_epoch, partition_max_bytes)",
-        "the source could not tell any more that its history was cut",
+        "the source could no longer report that its history was truncated",
         (*_COPYING, "tests/unit/test_lane_answers.py"),
     ),
     Mutant(
@@ -347,7 +347,7 @@ MUTANTS = (
         _GAPS,
     ),
     Mutant(
-        "count from the log's start behind a first gap",
+        "count from the log's start after a first gap",
         _INTAKE,
         "        self._begins_at_gap = not producer_is_known\n",
         "        self._begins_at_gap = False\n",
@@ -363,11 +363,11 @@ MUTANTS = (
         ("tests/unit/test_merge.py",),
     ),
     Mutant(
-        "merge beyond a gap",
+        "merge across a gap",
         _MERGE,
         "            base != expected\n            or count",
         "            count",
-        "records behind a hole would get other offsets",
+        "records after a hole would get other offsets",
         ("tests/unit/test_merge.py",),
     ),
     Mutant(
@@ -387,7 +387,7 @@ MUTANTS = (
         ("tests/unit/test_merge.py",),
     ),
     Mutant(
-        "accept a log that ends beyond a hole",
+        "accept a log that ends after a hole",
         _FILL,
         "        if log_end > self.end:\n",
         "        if log_end > self.end + 1:\n",
@@ -432,7 +432,7 @@ MUTANTS = (
         _CONTROL,
         "        if number <= self.revision:\n",
         "        if number >= 0:\n",
-        "a task that Spark starts again would write to what it had given up",
+        "a task that Spark restarts would write to partitions that it had released",
         ("tests/unit/test_lane_control.py",),
     ),
     Mutant(
@@ -440,7 +440,7 @@ MUTANTS = (
         "engine/lane/appending.py",
         "            if now() < self._work.control.deadline:\n",
         "            if self._work.control is not None:\n",
-        "a worker that was frozen would write behind its successor",
+        "a worker that was frozen would write after its successor",
         ("tests/unit/test_appending.py",),
     ),
     Mutant(
@@ -477,7 +477,7 @@ MUTANTS = (
     ),
     # -- consumer groups -----------------------------------------------------------------------------------------------
     Mutant(
-        "commit groups beyond the end",
+        "commit group offsets after the log end",
         _GROUPS,
         "    return min(max(offset, start), end)\n",
         "    return max(offset, start)\n",
@@ -508,13 +508,13 @@ MUTANTS = (
         "offsets of the new primary's consumers would be overwritten",
         ("tests/unit/test_groups.py",),
     ),
-    # -- what a stop tells ---------------------------------------------------------------------------------------------
+    # -- what a stop reports -------------------------------------------------------------------------------------------
     Mutant(
         "count loss from the wrong end",
         _REPORT,
         "else min(last_mirrored_offset, known.fork_offset)",
         "else max(last_mirrored_offset, known.fork_offset)",
-        "after a fork the loss would be told too small",
+        "after a fork the reported loss would be too small",
         _STOP_REPORT,
     ),
     Mutant(
@@ -534,11 +534,11 @@ MUTANTS = (
         _STOP_REPORT,
     ),
     Mutant(
-        "tell an RPO of the partitions that are known",
+        "report an RPO of only the known partitions",
         _REPORT,
         "rpo_ms=max(certain, default=0) if len(certain) == len(rpos) else None,",
         "rpo_ms=max(certain, default=0),",
-        "the worst partition is the one that nobody has seen",
+        "the worst partition is the one that was never seen",
         _STOP_REPORT,
     ),
     Mutant(
@@ -562,7 +562,7 @@ MUTANTS = (
         _REPORT,
         "        source_answered=False,\n",
         "        source_answered=True,\n",
-        "what the source acknowledged in its last second would not be told",
+        "what the source acknowledged in its last second would not be reported",
         _STOP_REPORT,
     ),
     Mutant(
@@ -574,11 +574,11 @@ MUTANTS = (
         _STOP_REPORT,
     ),
     Mutant(
-        "tell RPO 0 by a look that is old",
+        "report RPO 0 by an old source end",
         "ops/results.py",
         "return 0 if is_current(known) else None",
         "return 0",
-        "a source that died after the last look may have taken more",
+        "a source that died later may have accepted more records",
         _STOP_REPORT,
     ),
     Mutant(
@@ -602,7 +602,7 @@ MUTANTS = (
     ),
     # -- planned moves -------------------------------------------------------------------------------------------------
     Mutant(
-        "promote without the last look",
+        "promote without the last check",
         "ops/stop/promote_checks.py",
         "            elif request.idle_ms is not None and ends(self.waiting[name]) != before[name]:\n",
         "            elif request.idle_ms is not None and not ends(self.waiting[name]):\n",
@@ -618,7 +618,7 @@ MUTANTS = (
         ("tests/unit/test_promote_readiness.py",),
     ),
     Mutant(
-        "promote what no leader tells the end of",
+        "promote a partition whose end no leader reports",
         _READY,
         "                unknown += 1\n                continue\n",
         "                continue\n",
@@ -634,11 +634,11 @@ MUTANTS = (
         ("tests/unit/test_promote_readiness.py",),
     ),
     Mutant(
-        "do not look at the source after a promote",
+        "do not check the source after a promote",
         _READY,
         "_written_after(row, place, late) if late > 0 else _complete(row, place)",
         "_complete(row, place)",
-        "a record that came after the stop would be called copied",
+        "a record that arrived after the stop would count as copied",
         ("tests/unit/test_promote_readiness.py",),
     ),
     Mutant(
@@ -694,7 +694,7 @@ MUTANTS = (
         "offline/survey.py",
         "if cut.expected_log_end is not None and planned.log_end_before > cut.expected_log_end:",
         "if cut.expected_log_end is not None and planned.log_end_before < 0:",
-        "records that nobody has archived would be lost",
+        "records that were not archived would be lost",
         ("tests/unit/test_truncate_logs.py",),
     ),
     Mutant(
@@ -715,7 +715,7 @@ MUTANTS = (
     ),
     # -- what is shown -------------------------------------------------------------------------------------------------
     Mutant(
-        "tell a lag by a source end that is old",
+        "compute a lag from an old source end",
         "engine/control/health.py",
         "        if end is None or known is None or at - known[0] > KNOWN_SECONDS:\n",
         "        if end is None or known is None:\n",
@@ -735,7 +735,7 @@ MUTANTS = (
         "ops/show/engine_health.py",
         "    elif age_ms is None or age_ms >= ENGINE_SILENCE_MS:\n",
         "    elif age_ms is not None and age_ms >= ENGINE_SILENCE_MS:\n",
-        "an engine that is dead would look well until the time that its clock said",
+        "a dead engine would look healthy until the time of its clock",
         ("tests/unit/test_ops_rows.py",),
     ),
     Mutant(
@@ -743,7 +743,7 @@ MUTANTS = (
         "ops/show/engine_health.py",
         "or report is None or report.lease_id != engine.lease_id:",
         "or report is None:",
-        "a partition that nobody copies would be shown as copied",
+        "a partition that no engine copies would be shown as copied",
         ("tests/unit/test_ops_rows.py", "tests/unit/test_ops_wait.py", "tests/unit/test_serve.py"),
     ),
     Mutant(
@@ -751,7 +751,7 @@ MUTANTS = (
         "ops/show/wait.py",
         "reported = row.is_reported or row.reason is Reason.PAUSED_BY_OPERATOR",
         "reported = True",
-        "readiness would be told before anything runs",
+        "readiness would be reported before anything runs",
         ("tests/unit/test_ops_wait.py", "tests/unit/test_ops_rows.py"),
     ),
     Mutant(
@@ -759,7 +759,7 @@ MUTANTS = (
         "ops/show/wait.py",
         '        return row.error_message or "its offsets are unknown"\n',
         "        return None\n",
-        "a script would go on to the next step of a move",
+        "a script would continue with the next step of a move",
         ("tests/unit/test_ops_wait.py",),
     ),
     Mutant(
@@ -775,7 +775,7 @@ MUTANTS = (
         "ops/show/rows.py",
         "    if source_offset is None or destination_offset is None:\n        return None\n",
         "    if source_offset is None or destination_offset is None:\n        return 0\n",
-        "a copy of which nothing is known would look caught up",
+        "a copy about which nothing is known would look caught up",
         ("tests/unit/test_ops_rows.py",),
     ),
     Mutant(
