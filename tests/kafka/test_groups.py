@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from threading import Timer
 from typing import Any
@@ -308,6 +308,31 @@ def test_a_synced_group_that_no_broker_lists_is_asked_for_by_name(
     admin.delete_consumer_groups([scene.group])[scene.group].result(30)
     assert final_sync(scene.destination, scene.mirror, [scene.topic]) == ()
     assert scene.here() == 100
+
+
+def test_the_last_sync_reads_again_what_seems_to_go_back(scene: GroupScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.at_source(40)
+    assert scene.sync() == []
+    committed = ClusterGroups.committed
+    older: list[dict[TopicPartition, Committed]] = []
+
+    def as_a_new_coordinator(groups: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict[str, Any]:
+        """Answer once as a coordinator that does not know yet that its last records are replicated."""
+        found = dict(committed(groups, wanted))
+        if older and groups.client is not scene.destination.client:
+            found[scene.group] = older.pop()
+        return found
+
+    monkeypatch.setattr(ClusterGroups, "committed", as_a_new_coordinator)
+    for known in ({}, {TopicPartition(scene.source_topic, 0): Committed(7)}):
+        older[:] = [known]
+        (row,) = final_sync(scene.destination, scene.mirror, [scene.topic])
+        assert (row.from_offset, row.to_offset, row.result, scene.here()) == (40, 40, Outcome.NOOP, 40)
+        assert not older
+    # a group that was really rewound stays so
+    scene.at_source(3)
+    (row,) = final_sync(scene.destination, scene.mirror, [scene.topic])
+    assert (row.to_offset, row.result, scene.here()) == (3, Outcome.DONE, 3)
 
 
 def test_the_last_sync_needs_the_source(scene: GroupScene) -> None:

@@ -5,6 +5,7 @@ After a stop without the source, what was set is brought into the log.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,12 +25,16 @@ from kmirror.ops.results import GroupResult, Outcome
 from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.client import Deadline
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord
+from kmirror.state.snapshot import State
 from kmirror.sync.groups import GroupPlan, GroupView, MirroredTopics, OffsetPlan, clamped
 
 #: How long a last sync goes on while offsets of the source move.
 FINAL_SYNC_S = 30.0
 #: As if so many attempts had been made: a third of a second is waited for records that are on their way.
 _ATTEMPT = 2
+#: A broker that has just become a group's coordinator shows what is replicated as it knows it: until its followers have
+#: fetched once more that may be less than was committed. Offsets that seem to go back are read again after this time.
+_COORDINATOR_SECONDS = 0.5
 #: How many groups an event names.
 _NAMED = 20
 
@@ -112,6 +117,7 @@ def final_sync(
     first: dict[tuple[str, TopicPartition], int | None] = {}
     set_here: set[tuple[str, TopicPartition]] = set()
     refused: dict[str, GroupReason] = {}
+    is_confirmed = False
     with source_client(require_mirror(destination.state(), mirror).source) as client:
         source, here = ClusterGroups(client), ClusterGroups(destination.client)
         while True:
@@ -128,6 +134,10 @@ def final_sync(
                     first.setdefault((plan.destination_group, row.place), row.destination_offset)
             pending = [plan for plan in plans if plan.changes and plan.group not in refused]
             is_coming = _is_coming(source, found.topics, plans)
+            if not is_confirmed and (_rewinds(pending) or _has_lost_groups(state, mirror, settings, found)):
+                is_confirmed = True
+                time.sleep(_COORDINATOR_SECONDS)
+                continue
             if deadline.passed or not (pending or is_coming):
                 break
             if is_coming:
@@ -149,6 +159,25 @@ def final_sync(
                 GroupResult(plan.destination_group, *row.place, first.get(key), row.target.offset, outcome, reason)
             )
     return tuple(rows)
+
+
+def _rewinds(plans: Iterable[GroupPlan]) -> bool:
+    return any(
+        row.destination_offset is not None and row.target.offset < row.destination_offset
+        for plan in plans
+        for row in plan.changes
+    )
+
+
+def _has_lost_groups(state: State, mirror: str, settings: Settings, found: SourceGroups) -> bool:
+    """Return True if a group that was synced has no offsets at the source any more."""
+    names = set(found.topics.names.values())
+    return any(
+        record.group not in found.groups
+        and not names.isdisjoint(record.offsets)
+        and settings.selects_group(record.group)
+        for record in state.groups(mirror)
+    )
 
 
 def _is_coming(source: ClusterGroups, topics: MirroredTopics, plans: Iterable[GroupPlan]) -> bool:
