@@ -43,7 +43,7 @@ from bench.measure import Copy, CopyFailedError, ProcessTree, watch
 from bench.mirrormaker import MirrorMaker, mirrormaker_jars
 from bench.processes import REPOSITORY, Running, kmirror
 from bench.readme import write_table
-from bench.report import CEILING_BUDGETS, Results, told
+from bench.report import CEILING_BUDGETS, Results, report_lines
 
 ROUNDS = 3
 MEGABYTES = 1000
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except CopyFailedError as error:
             failure = error
     results = Results(machine, options.rounds, options.megabytes, help_seconds, copies, latencies, logs)
-    for line in told(results):
+    for line in report_lines(results):
         print(line)
     if failure is not None:
         print(f"Incomplete: a copy failed. {failure}", file=sys.stderr)

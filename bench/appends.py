@@ -34,8 +34,8 @@ def main() -> None:
         for partitions in _PARTITIONS:
             for number in range(_ROUNDS):
                 rate, processor_us = _measure(config, f"appends-{partitions}-{number}", partitions, seconds)
-                told = f"{partitions:4} partitions: {rate:9,.0f} appends/s, {processor_us:.1f} µs of CPU time each"
-                print(told if number else f"{told} (warming up)", flush=True)
+                line = f"{partitions:4} partitions: {rate:9,.0f} appends/s, {processor_us:.1f} µs of CPU time each"
+                print(line if number else f"{line} (warming up)", flush=True)
 
 
 def _measure(config: ClientConfig, topic: str, partitions: int, seconds: float) -> tuple[float, float]:

@@ -208,7 +208,7 @@ def drill_failover(site: Site) -> FailoverDrill:
         }
         with Waiting(site.app("destination"), site.watched) as waiting:
             typed_at = time.monotonic()
-            seconds, told = site.timed(site.command("destination", "failover", "--yes", "--json"))
+            seconds, report = site.timed(site.command("destination", "failover", "--yes", "--json"))
             accepted = waiting.wait(_NOTICED_S)
     finally:
         running.kill()
@@ -219,8 +219,8 @@ def drill_failover(site: Site) -> FailoverDrill:
             copied = [one.timestamp_ms for one in ones if one.offset < ends[place]]
             rpos.append(ones[-1].timestamp_ms - (copied[-1] if copied else ones[0].timestamp_ms))
     first_lost = min((ones[0].at for ones in lost.values() if ones), default=killed_at)
-    totals = told["totals"]
-    wrong = [row for row in told["results"] if row["lastMirroredOffset"] != ends[_place_of(row)]]
+    totals = report["totals"]
+    wrong = [row for row in report["results"] if row["lastMirroredOffset"] != ends[_place_of(row)]]
     if wrong:
         raise CopyFailedError(f"a wrong end was reported for {len(wrong)} partitions: {wrong[:3]}")
     return FailoverDrill(
@@ -248,20 +248,20 @@ def drill_switchover(site: Site) -> SwitchoverDrill:
     """Move all producers under load, with writes denied while they move."""
     site.mirror()
     running = site.run()
-    report = site.folder / "switchover.json"
+    evidence = site.folder / "switchover.json"
     try:
         with Load(site.app("source"), site.places, _RATE) as load:
             time.sleep(_LOADED_S)
             back = ("--mirror-config", site.link("destination"), "--timeout", f"{_TIMEOUT_S:g}s")
-            arguments = ("--block-producers", *back, "--yes", "--json", "--report", str(report))
+            arguments = ("--block-producers", *back, "--yes", "--json", "--report", str(evidence))
             with Waiting(site.app("destination"), site.watched) as waiting:
-                seconds, told = site.timed(site.command("destination", "switchover", *arguments))
+                seconds, report = site.timed(site.command("destination", "switchover", *arguments))
                 accepted = waiting.wait(_NOTICED_S)
     finally:
         running.kill()
     gaps = sorted(at - load.last_acknowledged(place.topic) for place, at in accepted.items())
-    durations = [row["durationMs"] for row in told["blockedProducers"]]
-    ends = {_place_of(row): row["lastMirroredOffset"] for row in told["results"] if row.get("lastMirroredOffset")}
+    durations = [row["durationMs"] for row in report["blockedProducers"]]
+    ends = {_place_of(row): row["lastMirroredOffset"] for row in report["results"] if row.get("lastMirroredOffset")}
     lost = sum(one.offset >= ends.get(place, 0) for place, ones in load.acknowledged.items() for one in ones)
     return SwitchoverDrill(
         len(site.places),
@@ -271,7 +271,7 @@ def drill_switchover(site: Site) -> SwitchoverDrill:
         round(gaps[-1], 2),
         None if None in durations or not durations else round(max(durations) / 1000, 2),
         round(seconds, 2),
-        {step["step"]: step["seconds"] for step in json.loads(report.read_text())["promote"]["steps"]},
+        {step["step"]: step["seconds"] for step in json.loads(evidence.read_text())["promote"]["steps"]},
         lost,
     )
 

@@ -121,7 +121,7 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
         cluster.delete_topics(set(topics))
 
 
-def told_of_forks(searches: list[ForkSearch]) -> Iterator[str]:
+def summary_lines(searches: list[ForkSearch]) -> Iterator[str]:
     """Return it as text."""
     for one in searches:
         yield (
@@ -129,9 +129,6 @@ def told_of_forks(searches: list[ForkSearch]) -> Iterator[str]:
             f" hints: {one.seconds:.1f} s, {one.requests:,} fetches, {one.median_reads:.0f} reads of each partition's"
             f" two logs (at most {one.most_reads}); Spark was up after {one.spark_seconds:.1f} s"
         )
-
-
-# -- logs --------------------------------------------------------------------------------------------------------------
 
 
 def _install(pair: Pair, topics: list[str], forks: dict[TopicPartition, int], folder: Path) -> None:
@@ -213,7 +210,7 @@ def main() -> int:
         searches: list[Any] = []
         for one in measure_forks(pair, Path(name), scale):
             searches.append(one)
-            print(*told_of_forks([one]), sep="\n", flush=True)
+            print(*summary_lines([one]), sep="\n", flush=True)
     return 0
 
 

@@ -75,8 +75,8 @@ def carry_out(argv: Sequence[str]) -> None:
     """Run a command to its end. Raises CopyFailedError with its output when it fails."""
     done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stdout + done.stderr).strip()
-        raise CopyFailedError(f"`{' '.join(argv)}` ended with {done.returncode}: {said}")
+        output = (done.stdout + done.stderr).strip()
+        raise CopyFailedError(f"`{' '.join(argv)}` ended with {done.returncode}: {output}")
 
 
 def kmirror(*arguments: str) -> list[str]:

@@ -184,7 +184,7 @@ def peak_memory(copy: Copy) -> float:
     return float(copy.peak_memory_bytes)
 
 
-def told(results: Results) -> Iterator[str]:
+def report_lines(results: Results) -> Iterator[str]:
     """Yield the report, line by line."""
     yield ""
     yield results.machine.title

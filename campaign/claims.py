@@ -94,8 +94,8 @@ def _standing_still(samples: Sequence[Sample], topics: set[str]) -> Iterator[Vio
                 since[place] = sample.at, end
             elif sample.at - began > STANDS_STILL_S:
                 since[place] = sample.at, end
-                said = {"what": "all is well, and nothing is copied", "row": _short(row), "at": sample.at}
-                yield {**said, "truth": [round(sample.at - began), end, owed]}
+                violation = {"what": "all is well, and nothing is copied", "row": _short(row), "at": sample.at}
+                yield {**violation, "truth": [round(sample.at - began), end, owed]}
 
 
 def judge_loss(
@@ -109,14 +109,14 @@ def judge_loss(
     for row in rows:
         if row["partition"] is None or row["lastMirroredOffset"] is None:
             continue
-        place, end, told = (row["topic"], row["partition"]), row["lastMirroredOffset"], row["lag"]
+        place, end, reported = (row["topic"], row["partition"]), row["lastMirroredOffset"], row["lag"]
         lost = sorted(offset for offset in acknowledged.get(place, ()) if offset >= end)
         truth = {"row": _short(row), "truth": [len(lost), lost[:1], lost[-1:]]}
-        if source_ends is not None and told is None:
+        if source_ends is not None and reported is None:
             found.append({"what": "a loss is unknown although the source answers", **truth})
-        elif source_ends is not None and told < source_ends.get(place, 0) - end:
+        elif source_ends is not None and reported < source_ends.get(place, 0) - end:
             found.append({"what": "more was lost than was told", **truth})
-        elif told == 0 and lost and row.get("estimatedMoreRecords") is None and _is_new(row):
+        elif reported == 0 and lost and row.get("estimatedMoreRecords") is None and _is_new(row):
             found.append({"what": "a loss was told as none", **truth})
     return found
 

@@ -53,10 +53,10 @@ class Links:
 
     def _answer(self) -> int:
         assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        if not said:
+        output = self._process.stdout.readline()
+        if not output:
             raise RuntimeError("the proxy has ended")
-        return int(said)
+        return int(output)
 
     def change(self, port: int, trouble: Trouble, amount: float, ways: Collection[str] = (THERE, BACK)) -> int:
         """Start a disturbance of a link, or end it with 0; return the number of affected connections."""

@@ -126,9 +126,9 @@ class Copying:
         assert process.stdout is not None
         for line in process.stdout:
             if process is self._process:
-                told = json.loads(line)
-                self.failures = {(topic, index): (reason, text) for topic, index, reason, text in told["failed"]}
-                self.unready, self.stories = told["unready"], told["stories"]
+                report = json.loads(line)
+                self.failures = {(topic, index): (reason, text) for topic, index, reason, text in report["failed"]}
+                self.unready, self.stories = report["unready"], report["stories"]
 
     def _beat(self) -> None:
         from kmirror.errors import KmirrorError, OutcomeUnknown
@@ -217,15 +217,15 @@ def _copy(given: Mapping[str, Any]) -> int:
         _RETRY_TIMEOUT_MS,
     )
     lane = Lane(spec, 0)
-    said: list[Any] = []
+    sent: list[Any] = []
 
     def say(*, with_stories: bool = False) -> None:
         rows = [(partition, row_of(partition)) for partition in lane.partitions]
         failed = [[row.topic, row.partition, str(row.reason), row.message] for _, row in rows if row.state == "FAILED"]
         ready = sum(one.status is Status.COPYING and not one.is_to_be_trimmed for one, _ in rows)
         news = [failed, len(assignments) - len(failed) - ready]
-        if news != said or with_stories:
-            said[:] = news
+        if news != sent or with_stories:
+            sent[:] = news
             stories = [_story(one) for one in lane.partitions if not one.caught_up] if with_stories else []
             print(json.dumps({"failed": failed, "unready": news[1], "stories": stories[:20]}), flush=True)
 

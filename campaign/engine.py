@@ -43,16 +43,16 @@ class Typed:
     def end(self, timeout: float = _VERB_S) -> tuple[int, str]:
         """Wait until it ends; return its exit code, −1 if it had to be killed, and its output."""
         try:
-            said, errors = self.process.communicate(timeout=timeout)
+            output, errors = self.process.communicate(timeout=timeout)
             code = self.process.returncode
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
-            said, errors = self.process.communicate()
+            output, errors = self.process.communicate()
             code = -1
         clock = [time.strftime("%H:%M:%S", time.localtime(at)) for at in (self.began, time.time())]
         with self.log.open("a", encoding="utf-8") as file:
-            file.write(f"{'-'.join(clock)} {self.words} -> {code}\n{said}{errors}\n")
-        return code, said
+            file.write(f"{'-'.join(clock)} {self.words} -> {code}\n{output}{errors}\n")
+        return code, output
 
 
 class Load:

@@ -52,17 +52,17 @@ class Finale:
 
     def _promote(self, engine: Engine, mirror: str, names: Sequence[str], *, is_back: bool = False) -> Violations:
         words = ("--topics", ",".join(names), "--idle", "1s", "--timeout", "60s", "--yes", "--json")
-        code, said = engine.verb("promote", *words, mirror=mirror)
-        return self._of_stop("promote", code, said, names, is_back=is_back)
+        code, output = engine.verb("promote", *words, mirror=mirror)
+        return self._of_stop("promote", code, output, names, is_back=is_back)
 
-    def _of_stop(self, verb: str, code: int, said: str, names: Sequence[str], *, is_back: bool = False) -> Violations:
+    def _of_stop(self, verb: str, code: int, output: str, names: Sequence[str], *, is_back: bool = False) -> Violations:
         """Judge copies by the ends that a verb reported."""
         if code:
-            return [{"what": f"{verb} ended with {code}", "said": json.loads(said) if said else None}]
+            return [{"what": f"{verb} ended with {code}", "said": json.loads(output) if output else None}]
         scene = self._scene
         if is_back:
-            return self._judge(names, ends_of(said), self._back_acks, (scene.destination, scene.source))
-        return self._judge(names, ends_of(said))
+            return self._judge(names, ends_of(output), self._back_acks, (scene.destination, scene.source))
+        return self._judge(names, ends_of(output))
 
     def _fail_over(self, mirror: str, names: Sequence[str]) -> Violations:
         ending, source = self._world.ending, self._scene.source
@@ -75,15 +75,15 @@ class Finale:
             for broker in source.cluster.brokers:
                 source.cluster.kill(broker.node_id)
         words = ("--topics", ",".join(names), "--yes", "--json")
-        code, said = self._scene.engine.verb("failover", *words, mirror=mirror)
+        code, output = self._scene.engine.verb("failover", *words, mirror=mirror)
         source.heal()  # first, so that the load can finish what it has begun
         self._load.end()
-        found = self._of_stop("failover", code, said, names)
+        found = self._of_stop("failover", code, output, names)
         if code:
             return found
         found += self._overseer.judge_groups(names, quiet=False)
-        found += self._overseer.judge_stop(said, known, self._acks, size)
-        totals = json.loads(said)["totals"]
+        found += self._overseer.judge_stop(output, known, self._acks, size)
+        totals = json.loads(output)["totals"]
         if ending is Ending.FAILOVER and totals["knownLostRecords"]:
             found.append({"what": "told a loss where nothing is lost", "totals": totals})
         return found
@@ -104,8 +104,8 @@ class Finale:
 
     def _switch_over(self, mirror: str, names: Sequence[str]) -> Violations:
         words = ("--mirror-config", self._destination, "--topics", ",".join(names), "--timeout", "60s", "--yes")
-        code, said = self._scene.engine.verb("switchover", *words, "--json", mirror=mirror)
-        found = self._of_stop("switchover", code, said, names)
+        code, output = self._scene.engine.verb("switchover", *words, "--json", mirror=mirror)
+        found = self._of_stop("switchover", code, output, names)
         if found:
             return found
         self._load.begin(self._scene.destination.direct, self._back_acks, names)

@@ -115,8 +115,6 @@ class History:
         sequence = chance.choice((0, 0, chance.randrange(_SEQUENCES), _SEQUENCES - chance.randrange(1, 60)))
         return _Writer(chance.randrange(1 << 20), chance.randrange(5), sequence, False)
 
-    # -- writing -------------------------------------------------------------------------------------------------------
-
     def old_beginning(self) -> bytes:
         """Return a segment in formats 0 and 1 with which the log begins."""
         chance, segment = self._chance, b""
@@ -191,8 +189,6 @@ class History:
             self.features.add("committed" if is_commit else "aborted")
             writer.pending, writer.is_open = [], False
         return found
-
-    # -- records -------------------------------------------------------------------------------------------------------
 
     def _record(self) -> Made:
         chance = self._chance

@@ -33,5 +33,5 @@ def _change(file: Path, changes: Mapping[Place, int]) -> None:
     version, _, *lines = file.read_text().splitlines()
     entries = [line.split(" ") for line in lines]
     offsets = {(topic, int(index)): int(offset) for topic, index, offset in entries} | dict(changes)
-    told = [f"{topic} {index} {offset}" for (topic, index), offset in offsets.items()]
-    file.write_text("\n".join([version, str(len(told)), *told, ""]))
+    lines = [f"{topic} {index} {offset}" for (topic, index), offset in offsets.items()]
+    file.write_text("\n".join([version, str(len(lines)), *lines, ""]))

@@ -71,8 +71,8 @@ class Batch:
         began = time.monotonic()
         try:
             violations = self._run()
-            told = self._folder / "seen"
-            seen = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
+            file = self._folder / "seen"
+            seen = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
             failures = dict(self._copying.failures)
         finally:
             self._copying.close()
@@ -253,9 +253,9 @@ class Batch:
             if not left and self._copying.unready == 0:
                 return []
             if time.monotonic() > deadline or not self._copying.is_alive:
-                told = [[*place, ends[place], wanted[place]] for place in left[:10]]
+                missing = [[*place, ends[place], wanted[place]] for place in left[:10]]
                 unready = self._copying.unready
-                return [{"what": "not copied", "count": len(left), "places": told, "unready": unready}]
+                return [{"what": "not copied", "count": len(left), "places": missing, "unready": unready}]
             time.sleep(0.3)
 
     def _undeserved(self) -> list[dict[str, Any]]:

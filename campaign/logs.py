@@ -95,8 +95,8 @@ def main() -> int:
         results.add_logs(result)
         bad += bool(result["violations"])
         faults = ", ".join(f"{count} {what}" for what, count in result["faults"].items())
-        told = f"VIOLATION: {result['violations'][:2]}, see {folder}" if result["violations"] else "ok"
-        print(f"{result['seed']}: {result['logs']} logs, {result['seconds']:.0f} s [{faults}]: {told}", flush=True)
+        verdict = f"VIOLATION: {result['violations'][:2]}, see {folder}" if result["violations"] else "ok"
+        print(f"{result['seed']}: {result['logs']} logs, {result['seconds']:.0f} s [{faults}]: {verdict}", flush=True)
     if not bad:
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if bad else 0

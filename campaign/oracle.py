@@ -41,10 +41,10 @@ def judge(question: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _judge(
     question: Mapping[str, Any], claims: Mapping[Place, Mapping[str, Any]], acknowledged: Mapping[Place, Acks]
 ) -> list[dict[str, Any]]:
-    places, self_told = sorted(claims), question.get("selfTold", True)
-    sources = read(question["source"], places, COMMITTED, self_told=self_told)
-    copies = read(question["destination"], places, UNCOMMITTED, self_told=self_told)
-    committed = read(question["destination"], places, COMMITTED, self_told=self_told)
+    places, self_checking = sorted(claims), question.get("selfTold", True)
+    sources = read(question["source"], places, COMMITTED, self_checking=self_checking)
+    copies = read(question["destination"], places, UNCOMMITTED, self_checking=self_checking)
+    committed = read(question["destination"], places, COMMITTED, self_checking=self_checking)
     found = []
     if "seen" in question:
         _write_seen(Path(question["seen"]), sources)
@@ -52,12 +52,12 @@ def _judge(
         claim, index = claims[place], str(place[1])
         source, copy = sources[place], copies[place]
         has_failed = place[1] in claim.get("failed", ())
-        told = copy.end if has_failed else claim.get("ends", {}).get(index)
+        reported_end = copy.end if has_failed else claim.get("ends", {}).get(index)
         wrong = compare(
             source,
             copy,
             acknowledged.get(place, {}),
-            told,
+            reported_end,
             claim.get("lost", {}).get(index),
             compacted=claim["compacted"],
             all_acknowledged=question.get("allAcknowledged", False),
@@ -72,7 +72,7 @@ def _judge(
                 "offsets": sorted(offsets)[:_MOST_TOLD],
                 "source": [source.start, source.end],
                 "destination": [copy.start, copy.end],
-                "told": told,
+                "told": reported_end,
             }
             for what, offsets in wrong.items()
         ]
@@ -93,7 +93,7 @@ def compare(
     source: Seen,
     copy: Seen,
     acks: Acks,
-    told: int | None = None,
+    reported_end: int | None = None,
     lost: int | None = None,
     *,
     compacted: bool = False,
@@ -101,14 +101,14 @@ def compare(
 ) -> dict[str, list[int]]:
     """Return the violations of a copy by kind, with the offsets.
 
-    `told`: the reported end of the copy, and `lost` how many records are known to be lost after it.
+    `reported_end`: of the copy, and `lost` how many records are known to be lost after it.
     `all_acknowledged`: nothing was written that is not among the acknowledged.
     """
     begin = max(source.start, copy.start)
-    end = source.end if told is None else told
+    end = source.end if reported_end is None else reported_end
     wrong: dict[str, list[int]] = {}
     # a failover may write a marker after the copy, which takes an offset and is never shown
-    if copy.end != end and (told is None or copy.end != end + 1 or end in copy.records):
+    if copy.end != end and (reported_end is None or copy.end != end + 1 or end in copy.records):
         wrong["ends elsewhere"] = [copy.end, end]
     if source.end < end:
         wrong["is longer than its source"] = [source.end, end]

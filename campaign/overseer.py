@@ -53,10 +53,10 @@ class Overseer:
         return ends(self._source, self._places(names), committed=True)
 
     @staticmethod
-    def judge_stop(said: str, known: Ends | None, acks: Path, before: int) -> Violations:
+    def judge_stop(output: str, known: Ends | None, acks: Path, before: int) -> Violations:
         """Judge the loss that a failover reported; `known` and the start of `acks` are from before it was typed."""
         acknowledged = {place: set(offsets) for place, offsets in acknowledged_in(acks, before).items()}
-        return judge_loss(json.loads(said)["results"], known, acknowledged)
+        return judge_loss(json.loads(output)["results"], known, acknowledged)
 
     def _places(self, names: Sequence[str]) -> list[Place]:
         partitions = self._scene.partitions

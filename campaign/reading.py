@@ -43,10 +43,10 @@ class Seen:
     records: Mapping[int, Record] = field(default_factory=dict)
 
 
-def read(servers: str, places: Sequence[Place], isolation: str, *, self_told: bool = False) -> dict[Place, Seen]:
+def read(servers: str, places: Sequence[Place], isolation: str, *, self_checking: bool = False) -> dict[Place, Seen]:
     """Read partitions from their beginnings to their current ends.
 
-    `self_told`: values identify themselves, and are checked.
+    `self_checking`: values identify themselves, and are checked.
 
     Raises:
         TimeoutError: an end is not reached in time.
@@ -83,7 +83,7 @@ def read(servers: str, places: Sequence[Place], isolation: str, *, self_told: bo
                 error = message.error()
                 if error is None:
                     came = True
-                    records[place][offset] = _record(message, self_told=self_told)
+                    records[place][offset] = _record(message, self_checking=self_checking)
                     if offset + 1 >= ends[place]:
                         left.discard(place)
                 elif error.code() == KafkaError._PARTITION_EOF:
@@ -131,13 +131,13 @@ class _Fetches:
         self._before = self._before or self._now
 
 
-def _record(message: Message, *, self_told: bool) -> Record:
+def _record(message: Message, *, self_checking: bool) -> Record:
     kind, timestamp = message.timestamp()
     key, value = message.key(), message.value()
     key = key.encode() if isinstance(key, str) else key
     value = value.encode() if isinstance(value, str) else value
     headers: Any = message.headers()
-    whole = not self_told or is_whole(message.topic() or "", value or b"")
+    whole = not self_checking or is_whole(message.topic() or "", value or b"")
     stamp = timestamp if kind else -1
     return Record(key, content_of(key, value, headers), stamp, kind or CREATE_TIME, value is None, whole)
 

@@ -190,9 +190,9 @@ class _WorldRun:
 
     @staticmethod
     def _expect(typed: Sequence[Typed]) -> None:
-        for code, said in [one.end() for one in typed]:
+        for code, output in [one.end() for one in typed]:
             if code:
-                raise RuntimeError(f"a verb ended with {code}: {said}")
+                raise RuntimeError(f"a verb ended with {code}: {output}")
 
     def _wait_for_lanes(self) -> None:
         """Wait until something is copied, so that faults do not hit an engine that is still starting."""
@@ -237,8 +237,8 @@ class _WorldRun:
 
     @staticmethod
     def _describe(engine: Engine) -> list[dict[str, Any]]:
-        code, said = engine.verb("describe", "--json")
-        rows = json.loads(said) if code in {0, 4} and said.strip() else []
+        code, output = engine.verb("describe", "--json")
+        rows = json.loads(output) if code in {0, 4} and output.strip() else []
         return [row for row in rows if row["mirror"] in engine.mirrors]
 
     def _is_deserved(self, row: dict[str, Any]) -> bool:

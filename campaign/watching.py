@@ -48,8 +48,8 @@ class Watcher:
         places = list(self._places())
         at = time.monotonic()
         before = ends(self._source, places, committed=True), ends(self._destination, places)
-        code, said = self._verb("describe", "--json")
-        rows: list[dict[str, Any]] = json.loads(said) if code in {0, 4} and said.strip() else []
+        code, output = self._verb("describe", "--json")
+        rows: list[dict[str, Any]] = json.loads(output) if code in {0, 4} and output.strip() else []
         after = ends(self._source, places, committed=True), ends(self._destination, places)
         return Sample(at, time.monotonic(), rows, before[0], after[0], before[1], after[1])
 

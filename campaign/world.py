@@ -125,11 +125,6 @@ class Ground:
     #: Decides how many replicas topics have.
     draw: int
 
-    @property
-    def is_chain(self) -> bool:
-        """Return whether a third cluster mirrors the destination."""
-        return len(self.brokers) > 2
-
     def replicas(self, brokers: int) -> int:
         """Return how many replicas topics have on a cluster of this many brokers."""
         return min(brokers, 2 + self.draw % 2)

@@ -73,9 +73,9 @@ class Scene:
         """Return the running engines."""
         return [self.engine, *([self.behind] if self.behind else ())]
 
-    def store_ends(self, said: str) -> None:
+    def store_ends(self, output: str) -> None:
         """Store the reported ends of copies from the answer of a verb that stops."""
-        for topic, ends in ends_of(said).items():
+        for topic, ends in ends_of(output).items():
             self.ends.setdefault(topic, {}).update(ends)
 
     def until_calm(
@@ -89,19 +89,19 @@ class Scene:
         codes = {0, *also, *(_SPOILED if spoiled else ())}
         deadline = time.monotonic() + _CALM_S
         while True:
-            code, said = self.engine.verb(verb, *arguments, mirror=mirror)
+            code, output = self.engine.verb(verb, *arguments, mirror=mirror)
             if code in codes:
-                return code, said
+                return code, output
             if time.monotonic() > deadline:
-                self.found.append({"what": f"{verb} does not come to its end", "code": code, "said": said[-2000:]})
+                self.found.append({"what": f"{verb} does not come to its end", "code": code, "said": output[-2000:]})
                 return None
             time.sleep(0.5)
 
 
-def ends_of(said: str) -> Ends:
+def ends_of(output: str) -> Ends:
     """Return what the answer of a verb says about the ends of copies."""
     ends: Ends = {}
-    for row in json.loads(said)["results"] if said.strip() else ():
+    for row in json.loads(output)["results"] if output.strip() else ():
         if row["partition"] is not None and row["lastMirroredOffset"] is not None:
             ends.setdefault(row["topic"], {})[str(row["partition"])] = row["lastMirroredOffset"], row["lag"]
     return ends

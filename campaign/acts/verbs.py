@@ -124,8 +124,8 @@ def _settle(scene: Scene, note: Note, words: tuple[str, ...], mirror: str, topic
         scene.store_ends(done[1])
 
 
-def _stopped(said: str) -> bool:
-    return any(row["lastMirroredOffset"] is not None for row in json.loads(said)["results"])
+def _stopped(output: str) -> bool:
+    return any(row["lastMirroredOffset"] is not None for row in json.loads(output)["results"])
 
 
 ACTS = {

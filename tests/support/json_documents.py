@@ -181,9 +181,6 @@ def printed_by(words: Sequence[str]) -> str:
     return _PRINTED[max(fitting, key=len)] if fitting else "result"
 
 
-# -- schemas -----------------------------------------------------------------------------------------------------------
-
-
 def _schema_of(kind: Type) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": [kind.json, "null"] if kind.null else kind.json}
     if kind.minimum is not None:
@@ -206,9 +203,6 @@ def _meaning(field: Column[Any]) -> str:
     null = f"; null: {field.type.null}" if field.type.null else ""
     only = f"; only for {field.only.where}" if field.only else ""
     return f"{field.meaning}{unit}{null}{only}"
-
-
-# -- docs/json.md ------------------------------------------------------------------------------------------------------
 
 
 def page() -> str:

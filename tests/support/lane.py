@@ -109,8 +109,6 @@ class Mirror:
         """Return the name of a topic's mirror."""
         return topic if self.source is not self.destination else f"mirror-of-{topic}"
 
-    # -- claims ---------------------------------------------------------------------------------------------------
-
     def claim(
         self,
         *,
@@ -171,8 +169,6 @@ class Mirror:
                         found.append(met)
         return found
 
-    # -- lanes ------------------------------------------------------------------------------------------------------
-
     def start(self, attempt: int = 0, *, claim: bool = True, merges: bool = False, **changes: Any) -> Lane:
         """Start a lane in a thread; by default the engine grants it first.
 
@@ -226,8 +222,6 @@ class Mirror:
         """Stop the lane, and return the final states of its partitions."""
         self.stop(lane)
         return [row_of(partition) for partition in lane.partitions]
-
-    # -- logs -------------------------------------------------------------------------------------------------------
 
     def source_ends(self) -> dict[str, int]:
         """Return the source's log ends by mirror partition."""

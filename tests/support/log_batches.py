@@ -103,9 +103,6 @@ def compress(data: bytes, codec: str, *, is_format_0: bool = False) -> bytes:
             return data
 
 
-# -- format 2 ----------------------------------------------------------------------------------------------------------
-
-
 def _encode_batch(batch: LogBatch, leader_epoch: int) -> bytes:
     first_timestamp = batch.records[0].timestamp if batch.records else NO_TIMESTAMP
     base_timestamp = first_timestamp if batch.delete_horizon_ms is None else batch.delete_horizon_ms
@@ -166,9 +163,6 @@ def _varint(value: int) -> bytes:
         rest >>= 7
     out.append(rest)
     return bytes(out)
-
-
-# -- formats 0 and 1 ---------------------------------------------------------------------------------------------------
 
 
 def _encode_messages(batch: LogBatch) -> bytes:

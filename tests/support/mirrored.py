@@ -61,8 +61,6 @@ class Mirrored:
         """Every partition of every topic."""
         return [(topic, partition) for topic, count in self.topics.items() for partition in range(count)]
 
-    # -- the command line ----------------------------------------------------------------------------------------------
-
     def create(self, *settings: str) -> None:
         """Create the mirror and add the topics."""
         file = self._folder / f"{self.name}.properties"
@@ -116,8 +114,6 @@ class Mirrored:
 
     def _failures(self) -> str:
         return typed(self.destination, "describe", "--mirror", self.name, "--failed").stdout
-
-    # -- waiting and comparing -----------------------------------------------------------------------------------------
 
     def wait_until_equal(
         self, engine: Engine, topics: Iterable[str] | None = None, *, seconds: float = 60, stable: bool = False

@@ -117,9 +117,6 @@ def _abort(source: SandboxCluster, topic: str, first: int, after: int) -> None:
     assert bounds_of(source, topic).end == after + _RECORDS
 
 
-# -- logs made by hand -------------------------------------------------------------------------------------------------
-
-
 def _with_hole(size: int) -> tuple[BuiltLog, tuple[int, int]]:
     """Build what a cleaner leaves of a log: some records, a hole, some records."""
     hole = (_RECORDS, _RECORDS + size)
@@ -150,9 +147,6 @@ def _log(batches: Sequence[LogBatch], settings: Mapping[str, str]) -> BuiltLog:
         last_stable_offset=end,
         expected=tuple(record for batch in batches for record in batch.records),
     )
-
-
-# -- what a copy is doing ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,6 @@ def delete_records(cluster: SandboxCluster, topic: str, offset: int, partition: 
     assert bounds_of(cluster, topic, partition).start == offset
 
 
-# -- compaction --------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class CompactedTopic:
     """A topic of one partition that the source's cleaner works on; every round of records fills a segment."""
@@ -139,9 +136,6 @@ class CompactedTopic:
 
     def _files(self) -> dict[str, int]:
         return {file.name: file.stat().st_size for file in segment_files(self.cluster, self.topic)}
-
-
-# -- starts above 0 ----------------------------------------------------------------------------------------------------
 
 
 def start_at(cluster: SandboxCluster, topic: str, offset: int, records: Sequence[VisibleRecord] | int) -> None:

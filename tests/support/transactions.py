@@ -112,9 +112,6 @@ class OpenTransaction(_Process):
         self._end("abort\n", 60)
 
 
-# -- the processes -----------------------------------------------------------------------------------------------------
-
-
 def _write(
     bootstrap_servers: str,
     topic: str,

@@ -79,9 +79,6 @@ def bounds_of(cluster: SandboxCluster, topic: str, partition: int = 0, isolation
     return bounds(cluster, [topic], partition + 1, isolation)[TopicPartition(topic, partition)]
 
 
-# -- records -----------------------------------------------------------------------------------------------------------
-
-
 def visible(records: Iterable[ReadRecord]) -> list[VisibleRecord]:
     """Return what matters to an application."""
     return [VisibleRecord(one.offset, one.timestamp, one.key, one.value, one.headers) for one in records]
@@ -118,9 +115,6 @@ def _short(content: bytes | None) -> str:
     if content is None or len(content) <= _LONGEST_SHOWN:
         return repr(content)
     return f"{content[:20]!r}… ({len(content)} bytes, CRC {zlib.crc32(content):08x})"
-
-
-# -- a mirror and its source -------------------------------------------------------------------------------------------
 
 
 def assert_mirrored(
@@ -189,9 +183,6 @@ def assert_intact(cluster: SandboxCluster, topic: str, partition: int = 0) -> No
         )
 
 
-# -- compacted topics, where both cleaners work on their own -----------------------------------------------------------
-
-
 def unsuperseded(source: Sequence[VisibleRecord], destination: Sequence[VisibleRecord]) -> str | None:
     """Compare two views of a log whose cleaners have each removed what they may; None if nothing is wrong.
 
@@ -219,9 +210,6 @@ def latest_values(records: Iterable[VisibleRecord]) -> dict[bytes | None, bytes]
         else:
             latest[record.key] = record.value
     return latest
-
-
-# -- replicas ----------------------------------------------------------------------------------------------------------
 
 
 def replica_difference(cluster: SandboxCluster, topic: str, partition: int = 0) -> str | None:
