@@ -1,6 +1,6 @@
-"""Find the Java that Kafka and Spark will run on, before either of them fails in its own words.
+"""Find the Java for Kafka and Spark, before either of them fails with an obscure message.
 
-`JAVA_HOME/bin/java` where JAVA_HOME is set, `java` on the PATH otherwise: the choice Spark makes too.
+It is `JAVA_HOME/bin/java` if JAVA_HOME is set, otherwise `java` on the PATH: the same choice as Spark's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kmirror.errors import RefusedError
 MINIMUM_JAVA = 17
 
 _HINT = (
-    f"Install Java {MINIMUM_JAVA} or newer (a package such as openjdk-17-jre-headless, temurin-17 or openjdk@17) "
-    "and set JAVA_HOME, or put java on the PATH."
+    f"install Java {MINIMUM_JAVA} or newer (a package such as openjdk-17-jre-headless, temurin-17 or openjdk@17) "
+    "and set JAVA_HOME, or put java on the PATH"
 )
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -26,7 +26,8 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 def find_java(environ: Mapping[str, str]) -> Path:
     """Return the absolute path of a `java` that is new enough.
 
-    Raises RefusedError, saying how to get one, when there is none, when it does not run, or when it is older than 17.
+    Raises:
+        RefusedError: there is none, it does not run, or it is older than 17; the hint says how to get one.
     """
     java = _candidate(environ)
     try:
@@ -44,7 +45,7 @@ def find_java(environ: Mapping[str, str]) -> Path:
 
 
 def java_major_version(version_output: str) -> int | None:
-    """Return the feature release named in the output of `java -version` (8 for "1.8.0"), None when there is none."""
+    """Return the feature release in the output of `java -version` (8 for "1.8.0"), None if there is none."""
     found = _VERSION.search(version_output)
     return int(found.group(1)) if found else None
 

@@ -111,7 +111,7 @@ def test_three_brokers_survive_the_loss_of_each_in_turn(make_cluster: MakeCluste
 
     cluster.stop_broker(2)
     assert [broker.node_id for broker in cluster.brokers if broker.pid is None] == [2]
-    with pytest.raises(RefusedError, match="broker 2 of cluster own does not run"):
+    with pytest.raises(RefusedError, match="broker 2 of cluster own is not running"):
         cluster.signal(2, signal.SIGCONT)
     with pytest.raises(UsageError, match="has no broker 4"):
         cluster.kill(4)
@@ -142,9 +142,9 @@ def test_brokers_outlive_the_command_that_started_them_and_a_frozen_one_is_ended
     cluster.destroy()
 
 
-def test_a_broker_that_dies_while_starting_is_reported_with_its_last_words(make_cluster: MakeCluster) -> None:
+def test_a_broker_that_dies_while_starting_is_reported_with_its_last_exception(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(start=False, properties={"metric.reporters": "no.such.Reporter"})
-    with pytest.raises(UnreachableError, match=r"broker 1 of cluster own ended.*no\.such\.Reporter") as died:
+    with pytest.raises(UnreachableError, match=r"broker 1 of cluster own exited.*no\.such\.Reporter") as died:
         cluster.start()
     assert "server.log" in (died.value.hint or "")
     assert broker_processes(cluster.directory) == []
@@ -165,7 +165,7 @@ def test_a_port_taken_meanwhile_is_chosen_again(make_cluster: MakeCluster, monke
         assert make_cluster().bootstrap_servers == f"{LOOPBACK}:{second_choice}"
 
 
-def test_an_interrupted_first_start_is_begun_anew(clusters_directory: Path) -> None:
+def test_an_interrupted_first_start_is_started_again(clusters_directory: Path) -> None:
     directory, java_options = clusters_directory / "interrupted", (*QUICK_JAVA_OPTIONS, *archive_options(None))
     command = (
         "import sys; from pathlib import Path; from kmirror.sandbox.cluster import SandboxCluster; "
@@ -187,7 +187,7 @@ def test_an_interrupted_first_start_is_begun_anew(clusters_directory: Path) -> N
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     cluster = SandboxCluster("x", tmp_path)
-    with pytest.raises(RefusedError, match="holds files that are not a sandbox cluster's"):
+    with pytest.raises(RefusedError, match="contains files of something else"):
         cluster.start()
     cluster.destroy()
     assert (tmp_path / "precious").read_text() == "mine"

@@ -41,8 +41,8 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(
     said: list[str] = []
     planned = plan_up(directory, base_port=base)
     assert [step.text for step in planned] == [
-        f"create cluster a with 1 broker from port {base} on",
-        f"create cluster b with 1 broker from port {base + 10} on",
+        f"create cluster a with 1 broker, ports from {base}",
+        f"create cluster b with 1 broker, ports from {base + 10}",
     ]
     assert not directory.exists()
 
@@ -74,13 +74,13 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(
     assert repaired.status.brokers[0] == first.status.brokers[0]
     assert repaired.status.brokers[1].state == BrokerState.RUNNING
 
-    with pytest.raises(RefusedError, match="Cluster a is there already, with --brokers 1 instead of 3"):
+    with pytest.raises(RefusedError, match="cluster a already exists, with --brokers 1 instead of 3"):
         up(directory, brokers=3)
     with pytest.raises(RefusedError, match=r"with --kafka-version 4.3.1 instead of 3.9.2"):
         up(directory, kafka_version="3.9.2")
     with pytest.raises(RefusedError, match=f"with --base-port {base} instead of {base + 1}"):
         up(directory, base_port=base + 1)
-    with pytest.raises(RefusedError, match="Cluster a is there already, and is not secured"):
+    with pytest.raises(RefusedError, match="cluster a already exists and is not secured"):
         up(directory, secured="scram")
     assert status(directory) == repaired.status
 
@@ -115,7 +115,7 @@ def test_a_secured_pair_lets_in_who_has_the_files(
     directory, base = clusters_directory / f"secured pair {kind}", free_base_port()
     done = up(directory, base_port=base, secured=kind)
     assert [step.text for step in done.steps] == [
-        f"create cluster {name} with 1 secured broker from port {port} on"
+        f"create cluster {name} with 1 secured broker, ports from {port}"
         for name, port in (("a", base), ("b", base + 10))
     ]
     files = done.status.client_files
@@ -134,7 +134,7 @@ def test_a_secured_pair_lets_in_who_has_the_files(
     (least,) = [line for line in report.lines if (line.cluster, line.what) == ("destination", "least rights")]
     assert f"--add --allow-principal {principal} --operation Create" in least.message
     assert up(directory, secured=kind).steps == ()
-    with pytest.raises(RefusedError, match=f"is there already, and is secured with {kind}"):
+    with pytest.raises(RefusedError, match=f"already exists and is secured with {kind}"):
         up(directory, secured="oauth")
     assert up(directory).status.client_files == files
     told = typed("kmirror", "sandbox", "up", "--dir", str(directory)).stderr.splitlines()
@@ -152,7 +152,7 @@ def test_a_taken_port_is_named_before_anything_is_changed(tmp_path: Path) -> Non
     for offset in (0, 11, 20, 32):
         with socket.create_server((LOOPBACK, base + offset)), pytest.raises(RefusedError) as refused:
             up(tmp_path / "sandbox", base_port=base, brokers=3)
-        assert refused.value.message == f"Port {base + offset} is taken by another process"
+        assert refused.value.message == f"port {base + offset} is in use by another process"
         assert "--base-port" in (refused.value.hint or "")
     assert not (tmp_path / "sandbox").exists()
 
@@ -160,10 +160,10 @@ def test_a_taken_port_is_named_before_anything_is_changed(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"brokers": 0}, "0 brokers cannot be had"),
-        ({"brokers": 10}, "10 brokers cannot be had"),
-        ({"base_port": 80}, "80 cannot be the base port"),
-        ({"base_port": 65_500}, "65500 cannot be the base port"),
+        ({"brokers": 0}, "invalid number of brokers: 0"),
+        ({"brokers": 10}, "invalid number of brokers: 10"),
+        ({"base_port": 80}, "invalid base port: 80"),
+        ({"base_port": 65_500}, "invalid base port: 65500"),
         ({"kafka_version": "newest"}, "'newest' is not a Kafka version"),
         ({"kafka_version": "2.7.0"}, "cannot run Kafka 2.7.0"),
     ],

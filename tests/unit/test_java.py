@@ -53,7 +53,7 @@ def test_an_old_or_broken_java_is_refused(tmp_path: Path, version: str, exit_cod
     fake_java(tmp_path, version, exit_code)
     with pytest.raises(RefusedError, match=message) as refused:
         find_java({"JAVA_HOME": str(tmp_path)})
-    assert "Install Java 17 or newer" in (refused.value.hint or "")
+    assert "install Java 17 or newer" in (refused.value.hint or "")
     assert refused.value.exit_code == ExitCode.REFUSED
 
 

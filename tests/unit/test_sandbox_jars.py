@@ -58,7 +58,7 @@ def test_the_first_use_fetches_and_the_second_does_not(tmp_path: Path, environ: 
     assert first.classpath == f"{tmp_path}/cache/kmirror/kafka/4.3.1/*"
     assert [jar.name for jar in first.directory.iterdir()] == ["kafka_2.13-4.3.1.jar"]
     assert calls.read_text() == "fetch\n"
-    assert said == [f"Fetching Kafka 4.3.1 (about 45 MB, once; kept in {tmp_path}/cache/kmirror/kafka)"]
+    assert said == [f"fetching Kafka 4.3.1 (about 45 MB, once; kept in {tmp_path}/cache/kmirror/kafka)"]
 
 
 def test_extra_artifacts_are_a_folder_of_their_own(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -84,14 +84,14 @@ def test_many_at_once_fetch_once(tmp_path: Path, environ: dict[str, str]) -> Non
     [
         ("echo ':: org.apache.kafka#kafka_2.13;4.3.1: not found'; exit 1", "kafka_2.13;4.3.1: not found"),
         ("echo 'Server access error at url x (java.net.ConnectException: refused)'; exit 1", "Server access error"),
-        ("exit 0", "Ivy says nothing"),
+        ("exit 0", "Ivy printed nothing"),
     ],
 )
 def test_a_failed_fetch_is_one_sentence_and_leaves_nothing(
     tmp_path: Path, environ: dict[str, str], behaviour: str, why: str
 ) -> None:
     java_that(tmp_path, behaviour)
-    with pytest.raises(UnreachableError, match=f"Kafka 4.3.1 could not be fetched: .*{why}") as failed:
+    with pytest.raises(UnreachableError, match=f"cannot fetch Kafka 4.3.1: .*{why}") as failed:
         kafka_jars(None, environ, ignore)
     assert "KAFKA_HOME" in (failed.value.hint or "")
     assert [entry.name for entry in cache_directory(environ).iterdir()] == ["lock"]
@@ -128,12 +128,12 @@ def test_kafka_home_is_used_with_its_own_version(tmp_path: Path, environ: dict[s
     assert calls.read_text() == ""
 
     assert kafka_jars("4.3.1", environ, said.append).version == "4.3.1"
-    assert said[0] == "KAFKA_HOME holds Kafka 3.9.2; using 4.3.1, as asked"
+    assert said[0] == "KAFKA_HOME has Kafka 3.9.2; using 4.3.1 as requested"
 
 
 def test_a_kafka_home_without_kafka_is_refused(tmp_path: Path, environ: dict[str, str]) -> None:
     environ["KAFKA_HOME"] = str(tmp_path)
-    with pytest.raises(RefusedError, match=r"KAFKA_HOME is .*, but .*libs does not hold exactly one"):
+    with pytest.raises(RefusedError, match=r"KAFKA_HOME is .*, but .*libs does not have exactly one"):
         kafka_jars(None, environ, ignore)
 
 

@@ -1,1 +1,1 @@
-"""Real Kafka clusters on this machine: for users who try and rehearse, for the demo, the tests and the bench."""
+"""Real Kafka clusters on this machine, for trying and rehearsing, the demo, the tests and the benchmarks."""

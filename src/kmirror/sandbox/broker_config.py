@@ -1,4 +1,4 @@
-"""The files a broker starts from: server.properties and its logging configuration, as text."""
+"""The text of a broker's files: server.properties and its logging configuration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from kmirror.sandbox.ports import LOOPBACK
 from kmirror.sandbox.spec import ADMIN_USER, BROKER_PRINCIPAL, ClusterSpec, NodeSpec, SecuritySpec, TokenSpec
 
-#: The listener for clients is named after its protocol, in every cluster.
+#: The listener for clients is named after its protocol.
 PLAIN_LISTENER = "PLAINTEXT"
 SECURED_LISTENER = "SASL_SSL"
 CERTIFICATE_LISTENER = "SSL"
 
-#: What is in the tokens of a cluster whose clients log in with OAUTHBEARER.
+#: Claims in the tokens of a cluster whose clients log in with OAUTHBEARER.
 TOKEN_ISSUER, TOKEN_AUDIENCE = "sandbox", "kafka"
 
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
@@ -49,7 +49,7 @@ log4j.appender.file.layout.ConversionPattern=[%d] %p %m (%c)%n
 
 
 def logging_properties(kafka_major: int, log_file: Path) -> str:
-    """Return the logging configuration: log4j2's for Kafka 4, reload4j's for Kafka 3."""
+    """Return the logging configuration: log4j2's for Kafka 4, reload4j's for older ones."""
     return (_LOG4J2 if kafka_major >= 4 else _RELOAD4J).format(log=log_file)
 
 
@@ -60,9 +60,9 @@ def logging_option(kafka_major: int, configuration: Path) -> str:
 
 
 def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path) -> str:
-    """Return the text of a node's server.properties; the spec's `properties` and then its own have the last word.
+    """Return a node's server.properties; the spec's `properties` override the rest, its `node_properties` those.
 
-    `data` is the node's log directory, `tls` the folder with the certificates of a secured cluster.
+    `data` is the node's log directory, `tls` the directory with the certificates of a secured cluster.
     """
     settings = {
         **(_with_zookeeper(spec, node) if spec.needs_zookeeper else _with_kraft(spec, node)),
@@ -80,7 +80,7 @@ def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path) 
 
 
 def zookeeper_properties(port: int, data: Path) -> str:
-    """Return the text of ZooKeeper's properties file."""
+    """Return ZooKeeper's properties file."""
     settings = {
         "dataDir": str(data),
         "clientPort": str(port),
@@ -99,12 +99,12 @@ def jaas_quoted(value: str) -> str:
 
 
 def properties_text(settings: Mapping[str, str]) -> str:
-    """Return settings as the text of a Java properties file; what Java or a line would take otherwise is escaped."""
+    """Return settings as the text of a Java properties file, escaped."""
     return "".join(f"{_escaped(key, ' :=#!')}={_escaped(value, '')}\n" for key, value in settings.items())
 
 
 def _escaped(text: str, separators: str) -> str:
-    def written(position: int, character: str) -> str:
+    def escape(position: int, character: str) -> str:
         if character in _ESCAPES:
             return _ESCAPES[character]
         if character in separators or (character == " " and position == 0):
@@ -114,7 +114,7 @@ def _escaped(text: str, separators: str) -> str:
         units = character.encode("utf-16-be")
         return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
-    return "".join(written(position, character) for position, character in enumerate(text))
+    return "".join(escape(position, character) for position, character in enumerate(text))
 
 
 def _with_kraft(spec: ClusterSpec, node: NodeSpec) -> dict[str, str]:
@@ -123,7 +123,7 @@ def _with_kraft(spec: ClusterSpec, node: NodeSpec) -> dict[str, str]:
         "node.id": str(node.node_id),
         "controller.quorum.voters": spec.voters,
         "controller.listener.names": "CONTROLLER",
-        # A broker that was killed may register again, and its partitions get a new leader, only when this is over.
+        # a killed broker can register again, and its partitions get new leaders, only after this time
         "broker.session.timeout.ms": "4000",
         "broker.heartbeat.interval.ms": "500",
     }
@@ -203,16 +203,16 @@ def _passwords(security: SecuritySpec) -> dict[str, str]:
 
 
 def token_issuer(tokens: TokenSpec) -> str:
-    """Return the issuer in the tokens of a cluster's token endpoint; what it serves is below that."""
+    """Return the issuer in a cluster's tokens, which is also the base URL of its token endpoint."""
     return f"http://{LOOPBACK}:{tokens.port}/{TOKEN_ISSUER}"
 
 
 def keys_option(tokens: TokenSpec) -> str:
-    """Return the JVM option that lets a broker of Kafka 4 fetch the keys that tokens are signed with."""
-    return f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={_keys(tokens)}"
+    """Return the JVM option that lets a broker of Kafka 4 fetch the keys with which tokens are signed."""
+    return f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={_keys_url(tokens)}"
 
 
-def _keys(tokens: TokenSpec) -> str:
+def _keys_url(tokens: TokenSpec) -> str:
     return f"{token_issuer(tokens)}/jwks"
 
 
@@ -228,7 +228,7 @@ def _with_tokens(spec: ClusterSpec, tokens: TokenSpec) -> dict[str, str]:
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
         f"{login}.sasl.jaas.config": f"{package}.OAuthBearerLoginModule required;",
         f"{login}.sasl.server.callback.handler.class": f"{package}.{handler}",
-        "sasl.oauthbearer.jwks.endpoint.url": _keys(tokens),
+        "sasl.oauthbearer.jwks.endpoint.url": _keys_url(tokens),
         "sasl.oauthbearer.expected.issuer": token_issuer(tokens),
         "sasl.oauthbearer.expected.audience": TOKEN_AUDIENCE,
     }

@@ -1,7 +1,4 @@
-"""Make the certificates of a secured sandbox cluster.
-
-One authority, one key for all nodes, and one for each user who logs in with a certificate.
-"""
+"""The certificates of a secured sandbox cluster: an authority, one key for all nodes, and one for each mTLS user."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _VALID_FOR = timedelta(days=3650)
 
 
 class _Identity(NamedTuple):
-    """A key, its certificate, and the certificate of who signed that."""
+    """A key, its certificate, and the certificate of its signer."""
 
     key: EllipticCurvePrivateKey
     certificate: Certificate
@@ -30,9 +27,9 @@ class _Identity(NamedTuple):
 
 
 def make_certificates(directory: Path, password: str, users: Mapping[str, str]) -> None:
-    """Write `ca.pem` (what clients trust) and `node.p12` (key and certificate for localhost and 127.0.0.1).
+    """Write `ca.pem` (the CA that clients trust) and `node.p12` (key and certificate for localhost and 127.0.0.1).
 
-    For each of `users`, with the password of the store, write `USER.p12`: key and certificate in the user's name.
+    For each of `users` (name to store password) write `USER.p12`: key and certificate in the user's name.
     """
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -46,7 +43,7 @@ def make_certificates(directory: Path, password: str, users: Mapping[str, str]) 
 
 
 def _new_identity(name: str, signer: _Identity | None = None, *, serves: bool = False) -> _Identity:
-    """Make a key and its certificate: an authority's, or one it has signed for a client, which may serve here too."""
+    """Create a key and its certificate: of an authority, or signed by one for a client, which may also be a server."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256

@@ -1,4 +1,4 @@
-"""How clients reach a sandbox cluster: Java client properties; the brokers' own way in, for readiness and users."""
+"""Clients of a sandbox cluster: Java client properties for users, and admin clients on the brokers' own listener."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOGIN_MODULES = {
 
 OAUTHBEARER = "OAUTHBEARER"
 
-#: Ask once; False means not yet.
+#: Asks once; False means not yet.
 Probe = Callable[[], bool]
 
 
@@ -43,7 +43,7 @@ def login_properties(node: Node, user: str, password: str, mechanism: str) -> di
 def _token_login(node: Node, user: str, password: str) -> dict[str, str]:
     security = node.cluster.security
     if security is None or security.tokens is None:
-        raise UsageError(f"Cluster {node.cluster.name} takes no tokens", "Create it with --secured=oauth.")
+        raise UsageError(f"cluster {node.cluster.name} does not accept tokens", "create it with --secured=oauth")
     package = "org.apache.kafka.common.security.oauthbearer"
     handler = (
         "OAuthBearerLoginCallbackHandler"
@@ -59,12 +59,12 @@ def _token_login(node: Node, user: str, password: str) -> dict[str, str]:
     }
 
 
-def in_metadata(node: Node, brokers: int) -> Probe:
-    """Return what asks this broker whether it knows so many brokers of its own cluster."""
+def metadata_probe(node: Node, brokers: int) -> Probe:
+    """Return a probe of whether this broker knows `brokers` brokers of its own cluster."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient(_brokers_own_way_in(node))
+    admin = AdminClient(_admin_config(node))
 
     def complete() -> bool:
         try:
@@ -81,7 +81,7 @@ def create_scram_users(node: Node, users: Mapping[str, str]) -> None:
     """Give every user a SCRAM-SHA-256 and a SCRAM-SHA-512 password (KIP-554), over the brokers' own listener."""
     from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-    admin = AdminClient(_brokers_own_way_in(node))
+    admin = AdminClient(_admin_config(node))
     for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):  # one per user and request
         credential = ScramCredentialInfo(mechanism, 4096)
         wanted = [UserScramCredentialUpsertion(user, credential, users[user].encode()) for user in users]
@@ -89,8 +89,8 @@ def create_scram_users(node: Node, users: Mapping[str, str]) -> None:
             altered.result(timeout=30)
 
 
-def may_log_in(node: Node, user: str, password: str) -> Probe:
-    """Return what asks this broker whether it knows the user's SCRAM password already."""
+def login_probe(node: Node, user: str, password: str) -> Probe:
+    """Return a probe of whether this broker knows the user's SCRAM password."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -115,11 +115,11 @@ def may_log_in(node: Node, user: str, password: str) -> Probe:
     return logged_in
 
 
-#: librdkafka prints refused connections; here they are expected, and waited out.
+#: librdkafka prints refused connections; here they are expected.
 _QUIET: Mapping[str, Any] = {"log_level": 0, "reconnect.backoff.max.ms": 200, "error_cb": lambda error: None}
 
 
-def _brokers_own_way_in(node: Node) -> dict[str, Any]:
+def _admin_config(node: Node) -> dict[str, Any]:
     if node.cluster.security is None:
         return {"bootstrap.servers": node.spec.address, **_QUIET}
     return {

@@ -1,4 +1,4 @@
-"""One real cluster on this machine: created in a folder, started, stopped, harmed broker by broker, removed."""
+"""One real cluster on this machine: created in a directory, started, stopped, killed broker by broker, removed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PORT_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A broker as tests and people see it; `pid` is None when it does not run."""
+    """A broker as users see it; `pid` is None if it is not running."""
 
     node_id: int
     host: str
@@ -67,9 +67,9 @@ class Broker:
 
 
 class SandboxCluster:
-    """A cluster of real brokers that outlive this process until somebody stops them.
+    """A cluster of real brokers, which outlive this process until they are stopped.
 
-    In a `with` block it is there for the block: started at its beginning, destroyed at its end.
+    A `with` block starts it at its beginning and destroys it at its end.
     """
 
     def __init__(
@@ -93,16 +93,16 @@ class SandboxCluster:
         report: Callable[[str], None] = lambda line: None,
         watch: Watch = unwatched,
     ) -> None:
-        """Describe a cluster, to be created in `directory` by the first `start`; one that is there is opened as it is.
+        """Describe a cluster, created in `directory` by the first `start`; an existing one is opened unchanged.
 
-        Without `ports` free ones are chosen; `ports_needed` says how many it takes. `secured` puts TLS and logins of
-        `users` (name to password; `admin` is always there) on the clients' listener, `authorizer` adds ACLs, with
-        `admin` as super user. With `token_seconds` users of a secured cluster may also log in with tokens that live so
-        long; `mechanism` is how they do unless told otherwise. `report` receives a line when something slow begins, and
-        `watch` is shown how fetching Kafka goes.
+        Without `ports`, free ones are chosen; `ports_needed` says how many it takes. `secured` enables TLS and logins
+        of `users` (name to password; `admin` always exists) on the clients' listener, `authorizer` adds ACLs, with
+        `admin` as super user. With `token_seconds` users of a secured cluster can also log in with tokens of that
+        lifetime; `mechanism` is their default. `report` gets a line when something slow begins, `watch` the progress
+        of downloads.
         """
         if not 1 <= brokers <= MAX_BROKERS:
-            raise UsageError(f"{brokers} brokers cannot be had", f"A sandbox cluster has 1 to {MAX_BROKERS}.")
+            raise UsageError(f"invalid number of brokers: {brokers}", f"a sandbox cluster has 1 to {MAX_BROKERS}")
         self.name = name
         self.directory = directory.absolute()
         self._environ = dict(os.environ if environ is None else environ)
@@ -146,14 +146,14 @@ class SandboxCluster:
 
     @property
     def spec(self) -> ClusterSpec:
-        """Return what the cluster is. Raises RefusedError before it was first started."""
+        """Return the cluster's spec. Raises RefusedError before the first start."""
         if self._spec is None:
-            raise RefusedError(f"Cluster {self.name} does not exist yet in {self.directory}", "Start it first.")
+            raise RefusedError(f"cluster {self.name} does not exist in {self.directory}", "start it first")
         return self._spec
 
     @property
     def exists(self) -> bool:
-        """Tell whether the cluster was created; it may be stopped."""
+        """Return whether the cluster was created; it may be stopped."""
         return self._spec is not None
 
     @property
@@ -173,12 +173,12 @@ class SandboxCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Return the addresses for clients, comma-separated; they stay the same over restarts."""
+        """Return the addresses for clients, comma-separated; restarts do not change them."""
         return ",".join(node.address for node in self.spec.nodes)
 
     @property
     def brokers(self) -> tuple[Broker, ...]:
-        """Return every broker as it is now."""
+        """Return the current state of every broker."""
         found = []
         for node in self._nodes() if self._spec else ():
             process = node.process()
@@ -187,16 +187,17 @@ class SandboxCluster:
         return tuple(found)
 
     def fetch(self) -> None:
-        """Get what starting needs, Java and the jars, so that nothing slow is left for `start`."""
+        """Find Java and fetch the jars, so that `start` does nothing slow."""
         self._java_and_jars()
 
     def start(self, timeout_s: float = _START_TIMEOUT_S, progress: Add = unwatched) -> None:
-        """Create the cluster if need be, start the brokers that do not run, wait until every one answers.
+        """Create the cluster if needed, start the brokers that are not running, and wait until all answer.
 
-        `progress` is given how many more brokers answer.
+        `progress` counts the brokers that answer.
 
-        Raises UnreachableError with the cause when a broker dies, TimedOutError when one does not answer; the end of
-        its log is in the error's notes.
+        Raises:
+            UnreachableError: a broker died, with the cause; the end of its log is in the error's notes.
+            TimedOutError: a broker does not answer in time; notes as above.
         """
         java, jars = self._java_and_jars()
         deadline = time.monotonic() + timeout_s
@@ -220,31 +221,31 @@ class SandboxCluster:
         wait_until_answering([node], 1, deadline)
 
     def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
-        """Stop every broker cleanly; by force those that have not ended after the grace. Data and ports stay."""
+        """Stop every broker cleanly, and kill those still running after the grace time. Data and ports stay."""
         if self._spec is None:
             return
         self._terminate(self._nodes(), grace_s)
         self._terminate(self._helpers(self._spec), grace_s)
 
     def stop_broker(self, node_id: int, grace_s: float = _STOP_GRACE_S) -> None:
-        """Stop one broker cleanly, by force after the grace."""
+        """Stop one broker cleanly, or kill it after the grace time."""
         self._terminate([self._node(node_id)], grace_s)
 
     def kill(self, node_id: int) -> None:
-        """End one broker with SIGKILL and wait until it is gone."""
+        """Kill one broker with SIGKILL and wait until it is gone."""
         process = self.signal(node_id, signal.SIGKILL)
         wait_gone([process], 10.0)
 
     def signal(self, node_id: int, signum: int) -> ProcessIdentity:
-        """Send one broker a signal (SIGSTOP, SIGCONT, …). Raises RefusedError when it does not run."""
+        """Send one broker a signal (SIGSTOP, SIGCONT, …). Raises RefusedError if it is not running."""
         node = self._node(node_id)
         process = node.process()
         if process is None or not send_signal(process, signum):
-            raise RefusedError(f"{node.title} does not run", "Start it first.")
+            raise RefusedError(f"{node.title} is not running", "start it first")
         return process
 
     def destroy(self) -> None:
-        """End every broker with SIGKILL and remove the folder with all its data; a folder that is not ours stays."""
+        """Kill every broker with SIGKILL and remove the directory, unless it is not a sandbox cluster's."""
         if has_spec(self.directory):
             spec = load_spec(self.directory)
             _kill([*(Node(spec, node, self.directory) for node in spec.nodes), *self._helpers(spec)])
@@ -252,9 +253,9 @@ class SandboxCluster:
         self._spec = None
 
     def client_properties(self, user: str = ADMIN_USER, mechanism: str | None = None) -> dict[str, str]:
-        """Return the Java client properties for a user: nothing but the address on a cluster that is not secured.
+        """Return the Java client properties for a user: only the address if the cluster is not secured.
 
-        Without `mechanism` it is the cluster's own.
+        `mechanism` defaults to the cluster's own.
         """
         address = {"bootstrap.servers": self.bootstrap_servers}
         security = self.spec.security
@@ -266,7 +267,7 @@ class SandboxCluster:
         }
 
     def write_client_properties(self, path: Path, user: str = ADMIN_USER, mechanism: str | None = None) -> Path:
-        """Write the client properties to a file that only its owner can read, and return its path."""
+        """Write the client properties to a file that only its owner can read; return the path."""
         path.touch(mode=0o600)
         path.write_text(properties_text(self.client_properties(user, mechanism)), encoding="utf-8")
         return path
@@ -275,15 +276,13 @@ class SandboxCluster:
         version = self._spec.kafka_version if self._spec else self._kafka_version
         jars = kafka_jars(version, self._environ, self._report, watch=self._watch)
         if self._wanted.security is not None and needs_zookeeper(jars.version):
-            raise UsageError(
-                f"The sandbox cannot secure a cluster of Kafka {jars.version}", "Take Kafka 3.3 or later for that."
-            )
+            raise UsageError(f"the sandbox cannot secure a cluster of Kafka {jars.version}", "use Kafka 3.3 or later")
         if self._wanted.security is not None and self._wanted.security.tokens is not None:
             token_server_jars(self._environ, self._report, self._watch)
         return find_java(self._environ), jars
 
     def _create(self, java: Path, jars: KafkaJars, deadline: float, progress: Add) -> None:
-        """Create and start; where ports were ours to choose and one was taken meanwhile, choose again."""
+        """Create and start; if ports are chosen here and one was taken meanwhile, choose again."""
         for attempt in range(_PORT_ATTEMPTS):
             spec = self._new_spec(jars)
             nodes = [Node(spec, node, self.directory) for node in spec.nodes]
@@ -297,10 +296,10 @@ class SandboxCluster:
                     users = spec.security.users
                     create_scram_users(nodes[0], users)
                     wait_until_logged_in(nodes, ADMIN_USER, users[ADMIN_USER], deadline)  # the others came with it
-            except BaseException as error:  # an interruption too leaves no broker that nobody knows of
+            except BaseException as error:  # leave no broker behind, after an interrupt either
                 servers = [*nodes, *self._helpers(spec)]
                 _kill(servers)
-                taken = any(server.found_its_port_taken() for server in servers)
+                taken = any(server.found_port_in_use() for server in servers)
                 if not (taken and isinstance(error, UnreachableError) and self._ports is None):
                     raise
                 if attempt == _PORT_ATTEMPTS - 1:
@@ -325,7 +324,7 @@ class SandboxCluster:
         self.destroy()  # the remains of an interrupted start
         if self.directory.exists() and any(self.directory.iterdir()):
             raise RefusedError(
-                f"{self.directory} holds files that are not a sandbox cluster's", "Name another folder, or empty it."
+                f"{self.directory} contains files of something else", "name another directory, or empty it"
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         save_spec(spec, self.directory)
@@ -347,7 +346,7 @@ class SandboxCluster:
             wait_until_listening(server, server.port, deadline)
 
     def _helpers(self, spec: ClusterSpec) -> list[ZooKeeper | TokenServer]:
-        """Return what has to run before the brokers do."""
+        """Return the servers that must run before the brokers."""
         tokens = spec.security.tokens if spec.security else None
         return [
             *([ZooKeeper(spec, self.directory)] if spec.needs_zookeeper else ()),
@@ -366,13 +365,13 @@ class SandboxCluster:
         for node in self._nodes():
             if node.spec.node_id == node_id:
                 return node
-        raise UsageError(f"Cluster {self.name} has no broker {node_id}", f"It has 1 to {len(self.spec.nodes)}.")
+        raise UsageError(f"cluster {self.name} has no broker {node_id}", f"it has 1 to {len(self.spec.nodes)}")
 
 
 def start_together(clusters: Sequence[SandboxCluster], watch: Watch = unwatched) -> None:
-    """Start several clusters at once, and return when all answer; the first error is raised when all have tried.
+    """Start several clusters concurrently and wait until all answer; raise the first error once all have tried.
 
-    `watch` is shown how many brokers answer.
+    `watch` is called with the number of brokers that answer.
     """
     brokers = sum(cluster.size for cluster in clusters)
     with (
@@ -391,7 +390,7 @@ def _kill(servers: Sequence[JavaServer]) -> None:
 
 
 def _new_cluster_id() -> str:
-    """Return a random cluster id as Kafka writes them: base64url of 16 bytes, never beginning with a dash."""
+    """Return a random cluster id as Kafka makes them: base64url of 16 bytes, not starting with a dash."""
     while (text := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text

@@ -1,7 +1,7 @@
-"""Get Kafka's own jars: from KAFKA_HOME, or fetched once with the Ivy that pyspark ships and kept in the user's cache.
+"""Kafka's jars: from KAFKA_HOME, or fetched once with the Ivy that pyspark ships, and kept in the user's cache.
 
-A fetch goes into a folder of its own that is renamed when it is whole, under a lock: an interrupted one leaves nothing
-behind that could be taken for a classpath, and two processes do not fetch the same thing twice.
+A fetch goes into a directory of its own, which is renamed when it is complete, under a lock: an interrupted fetch
+leaves nothing that looks like a classpath, and two processes never fetch the same thing.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from kmirror.work import Meter, Watch, unwatched
 DEFAULT_KAFKA_VERSION = "4.3.1"
 OLDEST_KAFKA = (2, 8)
 
-#: The binding of Kafka's logging: its published jars name only the interfaces, its own download adds these.
+#: By major version, the logging binding: Kafka's published jars depend only on the interfaces, its download adds these.
 _LOGGING = {
     2: ("org.slf4j", "slf4j-reload4j", "1.7.36"),
     3: ("org.slf4j", "slf4j-reload4j", "1.7.36"),
     4: ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
 }
-#: Extra artifacts that need nothing beyond the broker's jars for what is done with them here; what else they name
-#: (all of Connect) would double the fetch.
+#: Artifacts fetched without their dependencies: here the broker's jars suffice, and the rest (all of Connect) would
+#: double the download.
 _ALONE = frozenset({"kafka-tools"})
-#: What gives tokens to clients that log in with OAUTHBEARER.
+#: Issues tokens to clients that log in with OAUTHBEARER.
 _TOKEN_SERVER = ("no.nav.security", "mock-oauth2-server", "3.0.1")
 _FETCH_TIMEOUT_S = 1800
-_LOOK_S = 0.5
+_PROGRESS_S = 0.5
 _VERSION = re.compile(r"(\d+)\.(\d+)\.\d+")
 _BROKER_JAR = re.compile(r"kafka_2\.13-(\d+\.\d+\.\d+.*)\.jar")
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaJars:
-    """A folder of jars that makes one version of Kafka, or of what stands beside it, run."""
+    """A directory of jars that run one version of Kafka, or of another server of the sandbox."""
 
     version: str
     directory: Path
@@ -57,7 +57,7 @@ class KafkaJars:
 
     @property
     def major(self) -> int:
-        """Return 2, 3 or 4: 4 logs through another library and keeps some tools in other classes."""
+        """Return the major version: 4 uses another logging library, and has some tools in other classes."""
         return int(self.version.split(".", 1)[0])
 
 
@@ -70,11 +70,14 @@ def kafka_jars(
 ) -> KafkaJars:
     """Return the jars of a Kafka version, fetching them the first time (about a minute).
 
-    Without a version, KAFKA_HOME's own is taken where that is set, else the default. `extra` names further artifacts
-    of `org.apache.kafka` in the same version, such as `kafka-tools`. `report` receives a line before a slow fetch,
-    and `watch` is shown how that goes.
-    Raises UsageError on a version that cannot be meant, RefusedError when KAFKA_HOME is no Kafka, UnreachableError
-    when the download fails.
+    The default version is that of KAFKA_HOME if set, else `DEFAULT_KAFKA_VERSION`. `extra` names more artifacts of
+    `org.apache.kafka` in the same version, such as `kafka-tools`. `report` gets a line before a fetch, `watch` its
+    progress.
+
+    Raises:
+        UsageError: the version is invalid.
+        RefusedError: KAFKA_HOME is not a Kafka release.
+        UnreachableError: the download failed.
     """
     if version is not None:
         check_kafka_version(version)
@@ -83,7 +86,7 @@ def kafka_jars(
         installed = _installed(Path(kafka_home).expanduser().absolute())
         if version in {None, installed.version}:
             return installed
-        report(f"KAFKA_HOME holds Kafka {installed.version}; using {version}, as asked")
+        report(f"KAFKA_HOME has Kafka {installed.version}; using {version} as requested")
     chosen, more = version or DEFAULT_KAFKA_VERSION, sorted(set(extra))
     wanted = _Wanted(f"Kafka {chosen}", "+".join([chosen, *more]), ivy_module(chosen, more), 45)
     return _cached(wanted, chosen, f"kafka_2.13-{chosen}.jar", environ, report, watch)
@@ -93,18 +96,16 @@ def check_kafka_version(version: str) -> None:
     """Raise UsageError unless this is a release that the sandbox can run."""
     found = _VERSION.fullmatch(version)
     if found is None:
-        raise UsageError(
-            f"{version!r} is not a Kafka version", f"Write three numbers, such as {DEFAULT_KAFKA_VERSION}."
-        )
+        raise UsageError(f"{version!r} is not a Kafka version", f"give three numbers, such as {DEFAULT_KAFKA_VERSION}")
     if (int(found.group(1)), int(found.group(2))) < OLDEST_KAFKA or int(found.group(1)) not in _LOGGING:
         raise UsageError(
-            f"The sandbox cannot run Kafka {version}",
-            "It runs 2.8, 3.x and 4.x releases; leave the version out for the default.",
+            f"the sandbox cannot run Kafka {version}",
+            "it runs 2.8, 3.x and 4.x releases; omit the version for the default",
         )
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
-    """Return the folder in which fetched jars are kept: XDG_CACHE_HOME, or ~/.cache, and below it kmirror/kafka."""
+    """Return the directory for fetched jars: kmirror/kafka below XDG_CACHE_HOME or ~/.cache."""
     base = environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".cache") / "kmirror" / "kafka"
 
@@ -112,10 +113,7 @@ def cache_directory(environ: Mapping[str, str]) -> Path:
 def token_server_jars(
     environ: Mapping[str, str], report: Callable[[str], None] = lambda line: None, watch: Watch = unwatched
 ) -> KafkaJars:
-    """Return the jars of the server that signs tokens for a sandbox cluster, fetching them the first time.
-
-    Raises UnreachableError when the download fails.
-    """
+    """Return the jars of the token server, fetching them the first time. Raises UnreachableError."""
     return artifact_jars(*_TOKEN_SERVER, 28, environ, report, watch)
 
 
@@ -128,17 +126,14 @@ def artifact_jars(
     report: Callable[[str], None] = lambda line: None,
     watch: Watch = unwatched,
 ) -> KafkaJars:
-    """Return the jars of an artifact and of all that it needs, fetching them the first time.
-
-    Raises UnreachableError when the download fails.
-    """
+    """Return the jars of an artifact and its dependencies, fetching them the first time. Raises UnreachableError."""
     ivy = _ivy_file([(organisation, name, version)])
     wanted = _Wanted(f"{name} {version}", f"{name}-{version}", ivy, megabytes)
     return _cached(wanted, version, f"{name}-{version}.jar", environ, report, watch)
 
 
 def ivy_module(version: str, extra: Collection[str]) -> str:
-    """Return the Ivy file that asks for a broker of this version, its logging, and the extra artifacts."""
+    """Return the Ivy file for a broker of this version, its logging, and the extra artifacts."""
     wanted = [("org.apache.kafka", name, version) for name in ("kafka_2.13", *extra)]
     return _ivy_file([*wanted, _LOGGING[int(version.split(".", 1)[0])]])
 
@@ -168,8 +163,8 @@ def _installed(kafka_home: Path) -> KafkaJars:
     versions = [found.group(1) for jar in libs.glob("kafka_2.13-*.jar") if (found := _BROKER_JAR.fullmatch(jar.name))]
     if len(versions) != 1:
         raise RefusedError(
-            f"KAFKA_HOME is {kafka_home}, but {libs} does not hold exactly one kafka_2.13-<version>.jar",
-            "Point KAFKA_HOME at an unpacked Kafka release, or unset it and let kmirror fetch one.",
+            f"KAFKA_HOME is {kafka_home}, but {libs} does not have exactly one kafka_2.13-<version>.jar",
+            "set KAFKA_HOME to an unpacked Kafka release, or unset it to have kmirror fetch one",
         )
     check_kafka_version(versions[0])
     return KafkaJars(versions[0], libs)
@@ -177,7 +172,7 @@ def _installed(kafka_home: Path) -> KafkaJars:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is fetched: its name, its folder in the cache, the Ivy file that asks for it, its size in MB."""
+    """What to fetch: its name, its directory in the cache, its Ivy file, its size in MB."""
 
     title: str
     folder: str
@@ -193,7 +188,7 @@ def _cached(
     report: Callable[[str], None],
     watch: Watch,
 ) -> KafkaJars:
-    """Return the jars from the cache, fetched where they are not there; `proof` is one that has to come."""
+    """Return the jars from the cache, after fetching them if missing; a complete fetch has the jar `proof`."""
     cache = cache_directory(environ)
     jars = KafkaJars(version, cache / wanted.folder)
     if jars.directory.is_dir():
@@ -202,8 +197,8 @@ def _cached(
         if not jars.directory.is_dir():
             for leftover in cache.glob("fetching-*"):
                 shutil.rmtree(leftover)
-            report(f"Fetching {wanted.title} (about {wanted.megabytes} MB, once; kept in {cache})")
-            # how much there is to come is not known before it has come
+            report(f"fetching {wanted.title} (about {wanted.megabytes} MB, once; kept in {cache})")
+            # the total is unknown until it is complete
             with Meter(watch, f"fetching {wanted.title}", "byte") as meter:
                 _fetch(wanted, proof, jars.directory, cache, environ, meter)
     return jars
@@ -220,16 +215,16 @@ def _fetch(wanted: _Wanted, proof: str, directory: Path, cache: Path, environ: M
             *("-retrieve", f"{folder}/libs/[artifact]-[revision](-[classifier]).[ext]"),
         ]
         before = _bytes_in(cache / "ivy")
-        code, said = _run(command, environ, wanted.title, lambda: meter.reach(_bytes_in(cache / "ivy") - before))
+        code, output = _run(command, environ, wanted.title, lambda: meter.reach(_bytes_in(cache / "ivy") - before))
         if code != 0 or not (folder / "libs" / proof).is_file():
-            raise _fetch_error(wanted.title, _why(said))
+            raise _fetch_error(wanted.title, _cause(output))
         (folder / "libs").rename(directory)
 
 
 def _run(
-    command: Sequence[str | Path], environ: Mapping[str, str], title: str, look: Callable[[], None]
+    command: Sequence[str | Path], environ: Mapping[str, str], title: str, progress: Callable[[], None]
 ) -> tuple[int, str]:
-    """Run Ivy, and look again and again how it goes; return its exit code and what it said."""
+    """Run Ivy, calling `progress` repeatedly; return its exit code and output."""
     deadline = time.monotonic() + _FETCH_TIMEOUT_S
     with subprocess.Popen(
         command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -237,21 +232,21 @@ def _run(
         try:
             while True:
                 try:
-                    said, _ = process.communicate(timeout=_LOOK_S)
+                    output, _ = process.communicate(timeout=_PROGRESS_S)
                 except subprocess.TimeoutExpired as error:
-                    look()
+                    progress()
                     if time.monotonic() > deadline:
                         why = f"not finished after {_FETCH_TIMEOUT_S // 60} minutes"
                         raise _fetch_error(title, why) from error
                 else:
-                    return process.returncode, said
+                    return process.returncode, output
         except BaseException:
             process.kill()
             raise
 
 
 def _bytes_in(directory: Path) -> int:
-    """Return how much lies below a folder whose files come and go."""
+    """Return the size of all files below a directory; files may disappear meanwhile."""
     found = 0
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -260,20 +255,20 @@ def _bytes_in(directory: Path) -> int:
     return found
 
 
-def _why(output: str) -> str:
-    """Return the line of Ivy's long output that names the fault: an access that failed, or what was not found."""
-    for telling in (r"Server access error.*", r"\S+: not found", r".*Exception.*", r".*\S.*"):
-        found = re.search(telling, output)
+def _cause(output: str) -> str:
+    """Return the line of Ivy's long output that names the fault, such as a failed access or a missing artifact."""
+    for pattern in (r"Server access error.*", r"\S+: not found", r".*Exception.*", r".*\S.*"):
+        found = re.search(pattern, output)
         if found:
             return found.group(0).strip()
-    return "Ivy says nothing"
+    return "Ivy printed nothing"
 
 
 def _fetch_error(title: str, why: str) -> UnreachableError:
     return UnreachableError(
-        f"{title} could not be fetched: {why}",
-        "Check the version and the network (behind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… "
-        "-Dhttps.proxyPort=…'), or unpack a Kafka release yourself and set KAFKA_HOME.",
+        f"cannot fetch {title}: {why}",
+        "check the version and the network (behind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… "
+        "-Dhttps.proxyPort=…'), or unpack a Kafka release yourself and set KAFKA_HOME",
     )
 
 
@@ -284,8 +279,8 @@ def _ivy_jar() -> Path:
         for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
             return jar
     raise RefusedError(
-        "pyspark's jars, with which Kafka is fetched, are not installed",
-        "Install kmirror with its dependencies, or unpack a Kafka release and set KAFKA_HOME.",
+        "pyspark's jars, which are needed to fetch Kafka, are not installed",
+        "install kmirror with its dependencies, or unpack a Kafka release and set KAFKA_HOME",
     )
 
 

@@ -1,8 +1,8 @@
 """One node of a sandbox cluster: its files and its process.
 
-node-1/  server.properties   what it starts from, written anew at each start
+node-1/  server.properties   written at each start
          data/               its log directory
-         …                   what every `JavaServer` has
+         …                   the files of every `JavaServer`
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHECKPOINT = "bootstrap.checkpoint"
 
 
 class Node(JavaServer):
-    """A node as it lies on disk and as it runs."""
+    """A node on disk and as a process."""
 
     def __init__(self, cluster: ClusterSpec, spec: NodeSpec, cluster_directory: Path) -> None:
         directory = cluster_directory / f"node-{spec.node_id}"
@@ -37,23 +37,23 @@ class Node(JavaServer):
         return f"Node({self.cluster.name}-{self.spec.node_id}, {self.spec.address}, {self.process()})"
 
     def write_configuration(self) -> None:
-        """Write the file the broker starts from."""
+        """Write server.properties."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._properties.touch(mode=0o600)
         text = server_properties(self.cluster, self.spec, self.data, self.tls)
         self._properties.write_text(text, encoding="utf-8")
 
     def stored_cluster_id(self) -> str | None:
-        """Return the cluster id in the log directory; None where the broker has not been part of a cluster yet."""
+        """Return the cluster id in the log directory, None if the broker has not joined a cluster yet."""
         stored = self.data / "meta.properties"
         lines = stored.read_text(encoding="utf-8").splitlines() if stored.exists() else ()
         return next((value for key, _, value in (line.partition("=") for line in lines) if key == "cluster.id"), None)
 
     def format(self, java: Path, jars: KafkaJars, cache: Path) -> None:
-        """Format the log directory: by Kafka's own tool, and after its first use as that has done it.
+        """Format the log directory: with Kafka's tool the first time, then by copying what that tool wrote.
 
-        A formatted directory holds meta.properties, which names node and directory (KIP-858), and bootstrap.checkpoint,
-        which is the same on all nodes of a version. A copy, kept in `cache`, saves a start of Java for each.
+        A formatted directory has meta.properties, which names node and directory (KIP-858), and bootstrap.checkpoint,
+        which is the same on all nodes of a version. A copy in `cache` saves a start of Java for each node.
         """
         kept = cache / f"{jars.version}.{_CHECKPOINT}"
         if not kept.exists() or "log.dirs" in self.cluster.properties:
@@ -77,10 +77,10 @@ class Node(JavaServer):
         command += ["-t", self.cluster.cluster_id, "-c", str(self._properties)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise KmirrorError(f"Kafka could not format {self.data}: {(done.stdout + done.stderr).strip()}")
+            raise KmirrorError(f"cannot format {self.data}: {(done.stdout + done.stderr).strip()}")
 
     def start(self, java: Path, jars: KafkaJars, environ: Mapping[str, str]) -> None:
-        """Start the broker's process, without waiting for it to answer."""
+        """Start the broker's process without waiting until it answers."""
         self.write_configuration()
         options = [f"-Xmx{self.cluster.heap}", *self.cluster.java_options]
         if self.cluster.security and self.cluster.security.tokens:

@@ -1,7 +1,7 @@
-"""Choose TCP ports that are free now and are likely to stay free while a broker is down.
+"""Choose TCP ports that are free, and likely to stay free while a broker is down.
 
-They lie below the range from which the kernel takes the ports of outgoing connections: a port in that range could be
-taken, while its broker is being restarted, by any client, even by one that connects to that very port.
+They are below the kernel's range for outgoing connections: a port in that range could be taken while its broker
+restarts by any client, even by one that connects to that very port.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """Return that many different free ports. Another process may still take one before it is used."""
+    """Return `count` different free ports. Another process may still take one before it is used."""
     highest = _first_ephemeral_port() - 1
     ports: list[int] = []
     while len(ports) < count:
@@ -27,7 +27,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a broker could listen on this port of the loopback address now."""
+    """Return whether a broker could listen on this port of the loopback address now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

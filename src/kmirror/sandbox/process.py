@@ -1,6 +1,6 @@
-"""Start processes that outlive us, and find them again later without ever mistaking another one for them.
+"""Start processes that outlive this one, and find them again later.
 
-A pid alone is not an identity: the kernel gives it out again. A process is known by its pid and the moment it started.
+A pid alone is not an identity, because the kernel reuses it. A process is identified by its pid and its start time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process: its pid, and when it started in the words of the operating system."""
+    """A process: its pid, and its start time as the operating system prints it."""
 
     pid: int
     started: str
 
 
 def spawn(argv: Sequence[str], environ: Mapping[str, str], output: Path) -> ProcessIdentity:
-    """Start a program in a session of its own, its output appended to a file, and return its identity."""
+    """Start a program in a session of its own, with its output appended to a file; return its identity."""
     to_file = (os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     pid = os.posix_spawn(
         argv[0],
@@ -37,11 +37,11 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str], output: Path) -> Proc
         setsigmask=[],
         setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
     )
-    return identify(pid) or ProcessIdentity(pid, "ended at once")
+    return identify(pid) or ProcessIdentity(pid, "ended immediately")
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Return the identity of the process that has this pid now; None when there is none, or it is a zombie."""
+    """Return the identity of the process that has this pid now, None if there is none or it is a zombie."""
     with contextlib.suppress(ChildProcessError):  # not our child, so not ours to reap
         os.waitpid(pid, os.WNOHANG)
     started = _started_by_proc(pid) if os.path.isdir("/proc/self") else _started_by_ps(pid)
@@ -49,12 +49,12 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def is_alive(process: ProcessIdentity) -> bool:
-    """Tell whether this very process still runs (a stopped one does, a zombie does not)."""
+    """Return whether this very process still runs (a stopped one does, a zombie does not)."""
     return identify(process.pid) == process
 
 
 def send_signal(process: ProcessIdentity, signum: int) -> bool:
-    """Signal this very process; False when it is gone."""
+    """Signal this very process; return False if it is gone."""
     if not is_alive(process):
         return False
     try:
@@ -65,7 +65,7 @@ def send_signal(process: ProcessIdentity, signum: int) -> bool:
 
 
 def wait_gone(processes: Collection[ProcessIdentity], timeout_s: float) -> list[ProcessIdentity]:
-    """Wait until the processes have ended, and return those that have not within the time."""
+    """Wait until the processes have ended, and return those that have not in time."""
     deadline = time.monotonic() + timeout_s
     while (alive := [process for process in processes if is_alive(process)]) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -73,7 +73,7 @@ def wait_gone(processes: Collection[ProcessIdentity], timeout_s: float) -> list[
 
 
 def terminate(processes: Collection[ProcessIdentity], grace_s: float) -> list[ProcessIdentity]:
-    """Ask processes to end (SIGTERM), end by force those that have not after the grace, and return the latter."""
+    """Send SIGTERM to processes, then SIGKILL to those still running after the grace time; return the latter."""
     for process in processes:
         send_signal(process, signal.SIGTERM)
     stubborn = wait_gone(processes, grace_s)
@@ -86,9 +86,9 @@ def terminate(processes: Collection[ProcessIdentity], grace_s: float) -> list[Pr
 def started_from_proc_stat(stat: str) -> str | None:
     """Return the start time, in clock ticks since boot, from a line of /proc/PID/stat; None for a process that ended.
 
-    The line is `pid (name) state …`, and the name may hold blanks and brackets. The number of threads is field 20, the
-    start time field 22 (proc_pid_stat(5)). A zombie with several threads is one whose first thread has ended alone: the
-    others still hold its files and ports.
+    The line is `pid (name) state …`, where the name may contain blanks and brackets. Field 20 is the number of threads,
+    field 22 the start time (proc_pid_stat(5)). A zombie with several threads still runs: only its first thread has
+    ended, and the others hold its files and ports.
     """
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1) else fields[19]

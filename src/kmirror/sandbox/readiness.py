@@ -1,4 +1,4 @@
-"""Wait until brokers answer, and notice at once when one of them ends instead."""
+"""Wait until brokers answer, and fail immediately if one of them exits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from kmirror.errors import TimedOutError, UnreachableError
-from kmirror.sandbox.clients import Probe, in_metadata, may_log_in
+from kmirror.sandbox.clients import Probe, login_probe, metadata_probe
 from kmirror.sandbox.node import Node
 from kmirror.sandbox.ports import LOOPBACK
 from kmirror.sandbox.server import JavaServer
@@ -19,17 +19,19 @@ _POLL_S = 0.03
 
 
 def wait_until_answering(nodes: Sequence[Node], brokers: int, deadline: float, progress: Add = unwatched) -> None:
-    """Wait until each of these nodes answers as a member of its cluster and knows so many brokers of it.
+    """Wait until each of these nodes answers as a member of its cluster and knows `brokers` brokers of it.
 
-    `progress` is given how many more do.
+    `progress` counts them; `deadline` is of `time.monotonic`.
 
-    `deadline` is of `time.monotonic`. Raises UnreachableError with the cause of its death when a broker ends,
-    TimedOutError when it does not answer in time.
+    Raises:
+        UnreachableError: a broker exited, with the cause.
+        TimedOutError: a broker does not answer in time.
     """
     for node in nodes:
         wait_until_listening(node, node.spec.port, deadline)
     for node in nodes:
-        _wait(node, in_metadata(node, brokers), deadline, f"does not know {counted(brokers, 'broker')} of its cluster")
+        probe = metadata_probe(node, brokers)
+        _wait(node, probe, deadline, f"does not know {counted(brokers, 'broker')} of its cluster")
         progress(1)
 
 
@@ -39,13 +41,13 @@ def wait_until_listening(server: JavaServer, port: int, deadline: float) -> None
 
 
 def wait_until_logged_in(nodes: Sequence[Node], user: str, password: str, deadline: float) -> None:
-    """Wait until each of these nodes lets the user in with the SCRAM password. Raises as `wait_until_answering`."""
+    """Wait until each of these nodes accepts the user's SCRAM password. Raises as `wait_until_answering`."""
     for node in nodes:
-        _wait(node, may_log_in(node, user, password), deadline, f"does not let user {user} in")
+        _wait(node, login_probe(node, user, password), deadline, f"does not accept the login of user {user}")
 
 
 def listens(port: int) -> bool:
-    """Tell whether something on this machine accepts connections on a port."""
+    """Return whether something on this machine accepts connections on a port."""
     try:
         socket.create_connection((LOOPBACK, port), timeout=1.0).close()
     except OSError:
@@ -57,13 +59,13 @@ def _wait(node: JavaServer, probe: Probe, deadline: float, otherwise: str) -> No
     while not probe():
         if node.process() is None:
             died = UnreachableError(
-                f"{node.title} ended instead of starting: {node.last_words()}",
-                f"The whole story is in {node.log_file} and {node.console_file}.",
+                f"{node.title} exited instead of starting: {node.exit_cause()}",
+                f"see {node.log_file} and {node.console_file}",
             )
             died.add_note(node.tail())
             raise died
         if time.monotonic() > deadline:
-            late = TimedOutError(f"{node.title} {otherwise} in time", f"Look at its log, {node.log_file}.")
+            late = TimedOutError(f"{node.title} {otherwise} in time", f"see its log, {node.log_file}")
             late.add_note(node.tail())
             raise late
         time.sleep(_POLL_S)

@@ -1,9 +1,8 @@
 """The pair of clusters, `a` and `b`, behind `kmirror sandbox up | down | status`.
 
-Both live in one folder. From the base port P on: the brokers of a at P, P+1, …, those of b at P+10, P+11, …; the
-controllers at P+20 and P+30; where the brokers are secured, their listeners for each other at P+40 and P+50, and where
-clients log in with tokens, their endpoints at P+60 and P+70. A plan is made first; it is what a dry run prints and what
-is then carried out.
+Both are in one directory. Ports, from the base port P: the brokers of a at P, P+1, …, those of b at P+10, P+11, …;
+controllers at P+20 and P+30; in secured clusters the internal listeners at P+40 and P+50; with tokens, their endpoints
+at P+60 and P+70. A plan is made first, which a dry run prints and a real run carries out.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from kmirror.work import Watch, unwatched
 CLUSTERS = ("a", "b")
 DEFAULT_BASE_PORT = 19_092
 DEFAULT_BROKERS = 1
-#: The kinds of a secured sandbox, and how its users log in.
+#: The values of `--secured`, and the mechanism with which users log in.
 LOGINS = {"scram": "SCRAM-SHA-512", "plain": "PLAIN", "mtls": CERTIFICATE, "oauth": "OAUTHBEARER"}
-#: The users of a secured sandbox: one who may do everything, and one who may do what ACLs allow.
+#: The users of a secured sandbox: a super user, and one limited by ACLs.
 KMIRROR_USER = "kmirror"
 USERS = (ADMIN_USER, KMIRROR_USER)
-#: The connection to a secured cluster as `kmirror create --mirror-config` takes it: the login is a reference.
+#: The connection to a secured cluster for `kmirror create --mirror-config`, with secrets as references.
 MIRROR_FILE = "mirror.properties"
 
 _SECRETS = ("sasl.jaas.config", "ssl.keystore.password")
@@ -45,12 +44,12 @@ _CONTROLLERS_FROM = len(CLUSTERS) * _PORTS_EACH
 _INTERNAL_FROM = 2 * _CONTROLLERS_FROM
 _TOKENS_FROM = 3 * _CONTROLLERS_FROM
 _HIGHEST_BASE_PORT = 65_535 - 4 * len(CLUSTERS) * _PORTS_EACH
-#: Short enough that tokens are seen to be replaced.
+#: Short enough to see tokens replaced.
 _TOKEN_SECONDS = 300
 
 
 class BrokerState(StrEnum):
-    """Name how a broker is: it runs and listens, it runs but does not listen (yet), it does not run."""
+    """A broker listens, runs but does not listen (yet), or does not run."""
 
     RUNNING = "RUNNING"
     STARTING = "STARTING"
@@ -59,7 +58,7 @@ class BrokerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStatus:
-    """A broker of the sandbox as it is now."""
+    """The current state of a broker."""
 
     cluster: str
     cluster_id: str
@@ -82,14 +81,14 @@ BROKERS: Table[BrokerStatus] = Table(
         ),
         Column(
             "pid",
-            COUNT.null_when("it does not run"),
+            COUNT.null_when("it is not running"),
             "its process id",
             lambda broker: broker.pid,
             "PID",
             is_number=True,
         ),
         Column("kafkaVersion", TEXT, "version of Kafka", lambda broker: broker.kafka_version, "KAFKA"),
-        Column("logFile", TEXT, "file with what it writes", lambda broker: str(broker.log_file), "LOG"),
+        Column("logFile", TEXT, "its log file", lambda broker: str(broker.log_file), "LOG"),
     ),
     "CLUSTER BROKER ADDRESS STATE PID KAFKA LOG",
 )
@@ -97,15 +96,15 @@ BROKERS: Table[BrokerStatus] = Table(
 
 @dataclass(frozen=True, slots=True)
 class SandboxStatus:
-    """All brokers of the sandbox, by cluster and node id; none when there is no sandbox in the folder."""
+    """All brokers of the sandbox, by cluster and node id; none if there is no sandbox in the directory."""
 
     directory: Path
     brokers: tuple[BrokerStatus, ...]
-    #: Of a secured sandbox: the files with client properties, readable by their owner only.
+    #: The files with client properties of a secured sandbox, readable by their owner only.
     client_files: tuple[Path, ...] = ()
 
     def bootstrap_servers(self, cluster: str) -> str:
-        """Return a cluster's addresses, comma-separated; empty when it does not exist."""
+        """Return a cluster's addresses, comma-separated; empty if it does not exist."""
         return ",".join(broker.address for broker in self.brokers if broker.cluster == cluster)
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +113,7 @@ class SandboxStatus:
 
 
 STATUS: tuple[Column[SandboxStatus], ...] = (
-    Column("directory", TEXT, "the sandbox's folder", lambda status: str(status.directory)),
+    Column("directory", TEXT, "the sandbox's directory", lambda status: str(status.directory)),
     Column(
         "clientFiles",
         list_of(TEXT),
@@ -124,7 +123,7 @@ STATUS: tuple[Column[SandboxStatus], ...] = (
     Column(
         "brokers",
         BROKERS.type,
-        "its brokers; none where there is no sandbox",
+        "its brokers; none if there is no sandbox",
         lambda status: [BROKERS.document(broker) for broker in status.brokers],
     ),
 )
@@ -132,7 +131,7 @@ STATUS: tuple[Column[SandboxStatus], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that `up` or `down` does to one cluster, in words."""
+    """One thing that `up` or `down` does to one cluster, as text."""
 
     cluster: str
     text: str
@@ -140,21 +139,21 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was done (no step: nothing had to be), and how the sandbox is now."""
+    """What was done (no steps if nothing was needed), and the status after it."""
 
     steps: tuple[Step, ...]
     status: SandboxStatus
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:
-    """Return the user's folder for the sandbox: XDG_STATE_HOME, or ~/.local/state, and below it kmirror/sandbox."""
+    """Return the default directory: kmirror/sandbox below XDG_STATE_HOME or ~/.local/state."""
     base = environ.get("XDG_STATE_HOME")
     state = Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".local" / "state"
     return state / "kmirror" / "sandbox"
 
 
 def status(directory: Path) -> SandboxStatus:
-    """Look at every broker of the sandbox in this folder."""
+    """Return the status of the sandbox in this directory."""
     brokers = []
     files: list[Path] = []
     for cluster in _existing(directory):
@@ -188,10 +187,13 @@ def plan_up(
     base_port: int | None = None,
     secured: str | None = None,
 ) -> tuple[Step, ...]:
-    """Return what `up` would do; nothing when both clusters run.
+    """Return what `up` would do; nothing if both clusters run.
 
-    None stands for the default, or for what an existing sandbox has. Raises UsageError on
-    impossible values, RefusedError when a port is taken or an existing sandbox is another one than asked for.
+    None means the default, or the value of an existing sandbox.
+
+    Raises:
+        UsageError: a value is invalid.
+        RefusedError: a port is in use, or an existing sandbox has other values.
     """
     if kafka_version is not None:
         check_kafka_version(kafka_version)
@@ -208,7 +210,7 @@ def plan_up(
             for wanted in ports:
                 _refuse_busy(wanted)
             many = f"{count} {'secured ' if secured else ''}broker{'s'[: count - 1]}"
-            steps.append(Step(name, f"create cluster {name} with {many} from port {ports[0]} on"))
+            steps.append(Step(name, f"create cluster {name} with {many}, ports from {ports[0]}"))
     return tuple(steps)
 
 
@@ -222,13 +224,11 @@ def up(
     report: Callable[[str], None] = lambda line: None,
     watch: Watch = unwatched,
 ) -> Outcome:
-    """Have both clusters run: create what is not there, start what is down, leave what runs.
+    """Start both clusters, creating them if needed.
 
-    `secured`, a kind of `LOGINS`, gives them TLS, logins and ACLs, with secrets that nobody is shown: they stand in
-    `client_files`.
-
-    `report` receives a line for each step as it begins, `watch` is shown how slow ones go. Raises what `plan_up` raises
-    before anything is changed, and the errors of fetching Kafka and of starting brokers.
+    `secured`, a key of `LOGINS`, gives them TLS, logins and ACLs, with secrets that are only in `client_files`.
+    `report` gets a line for each step as it begins, `watch` the progress of slow ones. Raises as `plan_up`, before
+    anything is changed, and the errors of fetching Kafka and starting brokers.
     """
 
     def plan() -> tuple[Step, ...]:
@@ -254,13 +254,13 @@ def up(
 
 
 def plan_down(directory: Path) -> tuple[Step, ...]:
-    """Return what `down` would do; nothing when there is no sandbox."""
+    """Return what `down` would do; nothing if there is no sandbox."""
     there = [name for name in CLUSTERS if has_spec(directory / name)]
     return tuple(Step(name, f"stop cluster {name} and remove its data in {directory / name}") for name in there)
 
 
 def down(directory: Path, report: Callable[[str], None] = lambda line: None) -> Outcome:
-    """Stop both clusters and remove them with their data; a sandbox is for trying, the next `up` begins empty."""
+    """Stop both clusters and remove them with their data; the next `up` starts with empty ones."""
     if not directory.is_dir():
         return Outcome((), status(directory))
     with _locked(directory, create=False):
@@ -270,7 +270,7 @@ def down(directory: Path, report: Callable[[str], None] = lambda line: None) -> 
             cluster = _cluster(directory, step.cluster)
             cluster.stop()
             cluster.destroy()
-        with suppress(OSError):  # somebody else's files are in it
+        with suppress(OSError):  # it has other files
             directory.rmdir()
         return Outcome(steps, status(directory))
 
@@ -303,7 +303,7 @@ def _cluster(
 
 
 def _kind(cluster: SandboxCluster) -> str | None:
-    """Return the kind of `LOGINS` that a cluster is, None where it is not secured."""
+    """Return the key of `LOGINS` for a cluster, None if it is not secured."""
     if cluster.spec.security is None:
         return None
     mechanism = cluster.spec.security.mechanism
@@ -320,7 +320,7 @@ def _client_files(cluster: SandboxCluster) -> list[Path]:
 
 
 def _write_client_files(cluster: SandboxCluster) -> None:
-    """Write, for a secured cluster, what its users need to log in, and what a mirror of it is created from."""
+    """Write the client properties of a secured cluster's users, and the file to create a mirror of it."""
     if cluster.spec.security is None:
         return
     for user in USERS:
@@ -336,7 +336,7 @@ def _write_client_files(cluster: SandboxCluster) -> None:
 def _ports(name: str, brokers: int | None, base_port: int | None, *, secured: str | None = None) -> list[int]:
     base = DEFAULT_BASE_PORT if base_port is None else base_port
     if not 1024 <= base <= _HIGHEST_BASE_PORT:
-        raise UsageError(f"{base} cannot be the base port", f"Choose one between 1024 and {_HIGHEST_BASE_PORT}.")
+        raise UsageError(f"invalid base port: {base}", f"give one between 1024 and {_HIGHEST_BASE_PORT}")
     count = DEFAULT_BROKERS if brokers is None else brokers
     own = base + CLUSTERS.index(name) * _PORTS_EACH
     return [
@@ -355,36 +355,33 @@ def _refuse_another(
     *,
     secured: str | None,
 ) -> None:
-    """Refuse to take an existing cluster for one with other properties."""
+    """Raise RefusedError if an existing cluster has other properties."""
+    hint = "run `kmirror sandbox down` first, which removes its data, or name another directory with --dir"
     kind = _kind(cluster)
     if secured is not None and secured != kind:
         raise RefusedError(
-            f"Cluster {cluster.name} is there already, and is {f'secured with {kind}' if kind else 'not secured'}",
-            "Run `kmirror sandbox down` first, which removes its data, or name another folder with --dir.",
+            f"cluster {cluster.name} already exists and is {f'secured with {kind}' if kind else 'not secured'}", hint
         )
-    there = cluster.brokers
+    present = cluster.brokers
     for name, wanted, has in (
-        ("--brokers", brokers, len(there)),
+        ("--brokers", brokers, len(present)),
         ("--kafka-version", kafka_version, cluster.kafka_version),
-        ("--base-port", base_port, there[0].port - CLUSTERS.index(cluster.name) * _PORTS_EACH),
+        ("--base-port", base_port, present[0].port - CLUSTERS.index(cluster.name) * _PORTS_EACH),
     ):
         if wanted is not None and wanted != has:
-            raise RefusedError(
-                f"Cluster {cluster.name} is there already, with {name} {has} instead of {wanted}",
-                "Run `kmirror sandbox down` first, which removes its data, or name another folder with --dir.",
-            )
+            raise RefusedError(f"cluster {cluster.name} already exists, with {name} {has} instead of {wanted}", hint)
 
 
 def _refuse_busy(port: int) -> None:
     if not is_free(port):
         raise RefusedError(
-            f"Port {port} is taken by another process", "Stop it, or choose other ports with --base-port."
+            f"port {port} is in use by another process", "stop it, or choose other ports with --base-port"
         )
 
 
 @contextmanager
 def _locked(directory: Path, *, create: bool) -> Iterator[None]:
-    """Let one command at a time change the sandbox. The lock is on the folder itself, so that nothing is left of it."""
+    """Let one command at a time change the sandbox. The lock is on the directory itself, so no lock file remains."""
     while True:
         if create:
             directory.mkdir(parents=True, exist_ok=True)
@@ -399,5 +396,5 @@ def _locked(directory: Path, *, create: bool) -> Iterator[None]:
 
 
 def _is_same(descriptor: int, directory: Path) -> bool:
-    """Tell whether the open folder is still the one at this path, not one removed while we waited."""
+    """Return whether the open directory is still the one at this path, not one that was removed meanwhile."""
     return directory.is_dir() and os.path.samestat(os.fstat(descriptor), directory.stat())

@@ -1,8 +1,8 @@
-"""One Java process of a sandbox cluster: its folder, its logs, and who it is.
+"""One Java process of a sandbox cluster: its directory, its logs, and its identity.
 
 NAME/  logging.properties  server.log  console.log   Kafka's own log, and the JVM's output
-       process.json                                  who it is, as long as it should run
-       tmp/                                          libraries that codecs unpack; a process that is killed leaves them
+       process.json                                  the process's identity, while it should run
+       tmp/                                          libraries that codecs unpack; a killed process leaves them
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAIL_LINES = 20
 
 
 class JavaServer:
-    """A Java process as it lies on disk and as it runs; `title` is how messages name it."""
+    """A Java server on disk and as a process; `title` names it in messages."""
 
     def __init__(self, cluster: ClusterSpec, directory: Path, title: str) -> None:
         self.cluster = cluster
@@ -36,7 +36,7 @@ class JavaServer:
         self._temporary = directory / "tmp"
 
     def process(self) -> ProcessIdentity | None:
-        """Return the running process, None when it does not run."""
+        """Return the running process, None if it is not running."""
         try:
             process = ProcessIdentity(**json.loads(self._process.read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError, TypeError):
@@ -46,7 +46,7 @@ class JavaServer:
     def launch(
         self, java: Path, jars: KafkaJars, environ: Mapping[str, str], options: Sequence[str], program: Sequence[str]
     ) -> None:
-        """Start a class with its arguments, under these options of Java, without waiting for it to answer."""
+        """Start a main class with its arguments and these JVM options, without waiting until it answers."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._logging.write_text(logging_properties(jars.major, self.log_file), encoding="utf-8")
         self._temporary.mkdir(exist_ok=True)
@@ -55,17 +55,17 @@ class JavaServer:
         self._process.write_text(json.dumps(asdict(process)), encoding="utf-8")
 
     def forget_process(self) -> None:
-        """Note that the process is stopped on purpose."""
+        """Record that the process was stopped on purpose."""
         self._process.unlink(missing_ok=True)
 
-    def last_words(self) -> str:
-        """Return the line that says why it ended: the last exception, error, or line at all."""
+    def exit_cause(self) -> str:
+        """Return the log line that says why it exited: the last exception, else the last error, else the last line."""
         text = _text(self.log_file) + _text(self.console_file)
-        for telling in (r"^(?:Caused by: )?[\w.$]+(?:Exception|Error):? .*$", r"^.* (?:ERROR|FATAL) .*$", r"^.*\S.*$"):
-            lines = re.findall(telling, text, re.MULTILINE)
+        for pattern in (r"^(?:Caused by: )?[\w.$]+(?:Exception|Error):? .*$", r"^.* (?:ERROR|FATAL) .*$", r"^.*\S.*$"):
+            lines = re.findall(pattern, text, re.MULTILINE)
             if lines:
                 return str(lines[-1])
-        return "it said nothing"
+        return "it logged nothing"
 
     def tail(self) -> str:
         """Return the end of its log and of its JVM's output."""
@@ -74,8 +74,8 @@ class JavaServer:
         ]
         return "\n".join(lines)
 
-    def found_its_port_taken(self) -> bool:
-        """Tell whether it ended because another process listens on one of its ports."""
+    def found_port_in_use(self) -> bool:
+        """Return whether it exited because another process listens on one of its ports."""
         return any("Address already in use" in _text(file) for file in (self.log_file, self.console_file))
 
 

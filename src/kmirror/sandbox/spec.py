@@ -1,4 +1,4 @@
-"""What a sandbox cluster is: its nodes, ports, version and settings, kept in `cluster.json` in its folder."""
+"""The description of a sandbox cluster (nodes, ports, version, settings), stored in `cluster.json` in its directory."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from kmirror.sandbox.ports import LOOPBACK
 
 #: The name on the brokers' certificate: the principal of their connections to each other, and a super user.
 BROKER_PRINCIPAL = "sandbox-broker"
-#: A user of every secured cluster, and a super user where rights are checked.
+#: A user of every secured cluster, and its super user.
 ADMIN_USER = "admin"
 
-#: The first release whose brokers can do without ZooKeeper in earnest (KIP-833).
+#: The first release with KRaft for production (KIP-833).
 _FIRST_WITH_KRAFT = (3, 3)
 _FILE = "cluster.json"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One node: always a broker, and a controller too where it has a controller port.
+    """One node: always a broker, and also a controller if it has a controller port.
 
-    In a cluster with ZooKeeper the first node's controller port is ZooKeeper's.
-
-    `internal_port` is the listener of the brokers among themselves, which only a secured cluster has apart.
+    In a cluster with ZooKeeper the first node's controller port is ZooKeeper's. `internal_port` is the inter-broker
+    listener, which only a secured cluster has.
     """
 
     node_id: int
@@ -42,13 +41,13 @@ class NodeSpec:
         return f"{LOOPBACK}:{self.port}"
 
 
-#: In place of a SASL mechanism, where clients log in with a certificate.
+#: Used instead of a SASL mechanism if clients log in with a certificate.
 CERTIFICATE = "CERTIFICATE"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpec:
-    """The endpoint that gives clients tokens: its port on this machine, and how long a token lives."""
+    """The token endpoint: its port, and the lifetime of a token."""
 
     port: int
     seconds: int
@@ -56,10 +55,10 @@ class TokenSpec:
 
 @dataclass(frozen=True, slots=True)
 class SecuritySpec:
-    """TLS with logins (SCRAM-SHA-512, SCRAM-SHA-256, PLAIN), and rights by ACL where `authorizer` is set.
+    """TLS with logins (SCRAM-SHA-512, SCRAM-SHA-256, PLAIN), and ACLs if `authorizer` is set.
 
-    With `tokens` clients may log in with OAUTHBEARER too. `mechanism` is how users log in unless they are told
-    otherwise; if it is CERTIFICATE, there is no other way, and passwords are those of their key stores.
+    With `tokens` clients can also log in with OAUTHBEARER. `mechanism` is the users' default; if it is CERTIFICATE, it
+    is the only one, and the passwords are those of the users' key stores.
     """
 
     users: Mapping[str, str]
@@ -70,7 +69,7 @@ class SecuritySpec:
 
     @property
     def wants_certificates(self) -> bool:
-        """Tell whether clients log in with certificates."""
+        """Return whether clients log in with certificates."""
         return self.mechanism == CERTIFICATE
 
     def __repr__(self) -> str:
@@ -79,10 +78,10 @@ class SecuritySpec:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """One cluster, as it was created.
+    """One cluster as it was created.
 
-    `complete` tells whether it has been up once; one that has not is the remains of an interrupted start. A cluster
-    with ZooKeeper gives itself its `cluster_id`: it is empty until then.
+    `complete` is set once it has been up; otherwise this is left from an interrupted start. A cluster with ZooKeeper
+    chooses its own `cluster_id`, which is empty until then.
     """
 
     name: str
@@ -94,22 +93,22 @@ class ClusterSpec:
     java_options: tuple[str, ...]
     security: SecuritySpec | None = None
     complete: bool = False
-    #: By node id (text, as JSON's keys are), settings of that node alone.
+    #: Settings of single nodes, by node id (a string, like all JSON keys).
     node_properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def kafka_major(self) -> int:
-        """Return the first number of the version."""
+        """Return the major version."""
         return int(self.kafka_version.split(".", 1)[0])
 
     @property
     def needs_zookeeper(self) -> bool:
-        """Tell whether the brokers keep their metadata in ZooKeeper: before Kafka 3.3, KRaft was a preview."""
+        """Return whether the brokers need ZooKeeper: before Kafka 3.3, KRaft was a preview."""
         return needs_zookeeper(self.kafka_version)
 
     @property
     def zookeeper_port(self) -> int:
-        """Return the port of ZooKeeper, where the cluster has it."""
+        """Return the port of ZooKeeper, 0 if the cluster has none."""
         return self.nodes[0].controller_port or 0
 
     @property
@@ -121,23 +120,23 @@ class ClusterSpec:
 
 
 def needs_zookeeper(kafka_version: str) -> bool:
-    """Tell whether brokers of a version keep their metadata in ZooKeeper."""
+    """Return whether brokers of a version need ZooKeeper."""
     major, minor, *_ = kafka_version.split(".")
     return (int(major), int(minor)) < _FIRST_WITH_KRAFT
 
 
 def controller_count(brokers: int) -> int:
-    """Return how many of the nodes are controllers too: three from three on, so that any one may be lost."""
+    """Return how many nodes are also controllers: three of three or more, so that any one can be lost."""
     return 3 if brokers >= 3 else 1
 
 
 def ports_needed(brokers: int, secured: bool, tokens: bool = False) -> int:
-    """Return how many ports a cluster of that many brokers listens on; the last is that of the token endpoint."""
+    """Return how many ports a cluster needs; the last is that of the token endpoint."""
     return brokers * (2 if secured else 1) + controller_count(brokers) + tokens
 
 
 def nodes_on(ports: list[int], brokers: int, secured: bool) -> tuple[NodeSpec, ...]:
-    """Give ports to nodes: the first ones to the clients' listeners, then the controllers', then the internal ones."""
+    """Assign ports to nodes: first the clients' listeners, then the controllers', then the internal ones."""
     controllers = controller_count(brokers)
     return tuple(
         NodeSpec(
@@ -151,7 +150,7 @@ def nodes_on(ports: list[int], brokers: int, secured: bool) -> tuple[NodeSpec, .
 
 
 def save_spec(spec: ClusterSpec, directory: Path) -> None:
-    """Write `cluster.json`, whole or not at all, readable by its owner only: it holds the sandbox's passwords."""
+    """Write `cluster.json` atomically, readable by its owner only: it has the sandbox's passwords."""
     temporary = directory / f"{_FILE}.new"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -160,12 +159,12 @@ def save_spec(spec: ClusterSpec, directory: Path) -> None:
 
 
 def has_spec(directory: Path) -> bool:
-    """Tell whether a sandbox cluster was created in this folder."""
+    """Return whether a sandbox cluster was created in this directory."""
     return (directory / _FILE).is_file()
 
 
 def load_spec(directory: Path) -> ClusterSpec:
-    """Read `cluster.json`. Raises RefusedError when it cannot be read as what `save_spec` writes."""
+    """Read `cluster.json`. Raises RefusedError if it is not what `save_spec` writes."""
     try:
         stored: dict[str, Any] = json.loads((directory / _FILE).read_text(encoding="utf-8"))
         stored["nodes"] = tuple(NodeSpec(**node) for node in stored["nodes"])
@@ -175,7 +174,7 @@ def load_spec(directory: Path) -> ClusterSpec:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RefusedError(
             f"{directory / _FILE} does not describe a sandbox cluster: {error}",
-            "Stop brokers that may still run from there, remove the folder, and run `kmirror sandbox up` again.",
+            "stop any brokers that still run from there, remove the directory, and run `kmirror sandbox up` again",
         ) from error
 
 

@@ -1,8 +1,7 @@
-"""The token endpoint of a sandbox cluster whose clients log in with OAUTHBEARER: one process that signs tokens.
+"""The token endpoint of a sandbox cluster whose clients log in with OAUTHBEARER.
 
-It is mock-oauth2-server, which gives any client a token under its own name and looks at no secret: it stands in for an
-identity provider, on this machine only. Brokers fetch its keys and check signature, issuer, audience and time of every
-token.
+It is mock-oauth2-server, a stand-in for an identity provider: it issues a token to any client under the client's own
+name, without checking a secret. Brokers fetch its keys and check signature, issuer, audience and time of every token.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class TokenServer(JavaServer):
 
     @property
     def port(self) -> int:
-        """Return the port that clients and brokers connect to."""
+        """Return the port to which clients and brokers connect."""
         return self._tokens.port
 
     def start(self, java: Path, environ: Mapping[str, str]) -> None:
-        """Start it, without waiting for it to answer."""
+        """Start it without waiting until it answers."""
         claims = {"sub": "${clientId}", "aud": [TOKEN_AUDIENCE]}
         every_client = {"requestParam": "grant_type", "match": "*", "claims": claims}
         answers = {"issuerId": TOKEN_ISSUER, "tokenExpiry": self._tokens.seconds, "requestMappings": [every_client]}

@@ -1,4 +1,4 @@
-"""ZooKeeper, which brokers before Kafka 3.3 need: one process, from the jars that Kafka comes with."""
+"""ZooKeeper for brokers before Kafka 3.3: one process, from Kafka's own jars."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ZooKeeper(JavaServer):
 
     @property
     def port(self) -> int:
-        """Return the port that brokers connect to."""
+        """Return the port to which brokers connect."""
         return self.cluster.zookeeper_port
 
     def start(self, java: Path, jars: KafkaJars, environ: Mapping[str, str]) -> None:
-        """Start it, without waiting for it to answer."""
+        """Start it without waiting until it answers."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._properties.write_text(zookeeper_properties(self.port, self.data), encoding="utf-8")
         self.launch(java, jars, environ, _OPTIONS, [_MAIN_CLASS, str(self._properties)])
