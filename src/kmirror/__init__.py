@@ -1,13 +1,13 @@
 """Mirror Kafka topics between stock clusters with the same offsets, record for record.
 
-`kmirror.Client` and what belongs to it is imported when it is first asked for: `import kmirror` costs nothing.
+`kmirror.Client` and its types are imported on first use: `import kmirror` costs nothing.
 """
 
 import importlib
 
 __version__ = "0.1.0"
 
-#: What `kmirror.client` gives to all; `__init__.pyi` tells type checkers the same.
+#: Re-exported from `kmirror.client`; `__init__.pyi` declares the same for type checkers.
 _FROM_CLIENT = frozenset(
     {
         "CheckLine",

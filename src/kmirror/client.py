@@ -1,9 +1,9 @@
 """The verbs as Python functions: `kmirror.Client`.
 
-A call does what the command of that name does, with the same rows: the dataclasses that `--json` is printed from, each
-with `to_json()`. Nothing is printed, asked or caught: calling a function that ends mirroring is the consent, as `--yes`
-is. Where the command would exit with another code than 0, an error is raised; it carries that code, the reason, and in
-`result` what was found and done until then.
+A call does what the command of that name does and returns the same rows: the dataclasses that `--json` is printed from,
+each with `to_json()`. It prints nothing and asks nothing: calling a function that ends mirroring is consent, like
+`--yes`. If the command would exit with a code other than 0, the call raises an error with that code, the reason, and
+in `result` what was found and done until then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_start_from
 
-#: Also found in `kmirror` itself; the stability that the command line has is promised for these.
+#: Also exported by `kmirror` itself; as stable as the command line.
 __all__ = [
     "CheckLine",
     "CheckReport",
@@ -74,9 +74,9 @@ __all__ = [
     "VerifyRow",
 ]
 
-#: Names and regular expressions as `--topics` takes them: one list, or each by itself.
+#: Names and regular expressions as in `--topics`: one string, or a sequence of them.
 Topics = str | Sequence[str]
-#: Client properties, or the path of a Java properties file with them.
+#: Client properties, or the path of a Java properties file.
 Properties = Mapping[str, str] | str | os.PathLike[str]
 
 _ERRORS: dict[ExitCode, type[KmirrorError]] = {
@@ -91,14 +91,14 @@ R = TypeVar("R")
 class Client:
     """Work with the mirrors of one destination; each call opens its own connections and closes them.
 
-    May be used by several threads at once. Times are seconds; a `timeout` of None is to wait forever.
+    Thread-safe. Times are in seconds; a `timeout` of None waits forever.
 
     Every call raises:
-        UsageError: something given is not understood.
+        UsageError: an argument is invalid.
         RefusedError: a precondition does not hold; nothing was changed.
-        PartlyDoneError, TimedOutError, HistoriesDifferError: as exit codes 4, 5 and 7 of the command.
-        UnreachableError: a cluster that is needed does not answer or refuses us.
-        OutcomeUnknown: a request was sent and not answered; look before trying again.
+        PartlyDoneError, TimedOutError, HistoriesDifferError: exit codes 4, 5 and 7 of the command.
+        UnreachableError: a required cluster does not answer or refuses us.
+        OutcomeUnknown: a request was sent and not answered; check before trying again.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Client:
         command_config: Properties | None = None,
         expect_cluster_id: str | None = None,
     ) -> None:
-        """Take note of the destination; nothing is connected yet.
+        """Store how to reach the destination, without connecting.
 
-        `command_config` are its client properties; they may hold `bootstrap.servers`.
+        `command_config` are its client properties, which may include `bootstrap.servers`.
         """
         properties = _properties(command_config or {})
         if bootstrap_server is not None:
@@ -122,8 +122,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({self._properties['bootstrap.servers']!r})"
-
-    # -- set up --------------------------------------------------------------------------------------------------------
 
     def check(
         self,
@@ -146,8 +144,8 @@ class Client:
         if report.exit_code is not ExitCode.OK:
             bad = [line for line in report.lines if not line.ok]
             first = bad[0]
-            told = f"{len(bad)} of {len(report.lines)} checks failed; the first: {first.cluster}: {first.message}"
-            raise _error(ErrorInfo(report.exit_code, told, first.hint, first.reason), report)
+            message = f"{len(bad)} of {len(report.lines)} checks failed; the first: {first.cluster}: {first.message}"
+            raise _error(ErrorInfo(report.exit_code, message, first.hint, first.reason), report)
         return report
 
     def create(
@@ -205,8 +203,6 @@ class Client:
                 )
             )
 
-    # -- monitor and verify --------------------------------------------------------------------------------------------
-
     def list(self) -> tuple[MirrorRow, ...]:
         """Return the mirrors of the destination."""
         with self._destination() as destination:
@@ -216,10 +212,10 @@ class Client:
     def describe(
         self, mirror: str | None = None, topics: Topics | None = None, *, failed: bool = False
     ) -> tuple[PartitionRow, ...]:
-        """Return each mirrored partition, or the FAILED ones, as it stands now; what is not known is None.
+        """Return the current state of each mirrored partition, or of the FAILED ones; unknown values are None.
 
-        Works with the source down and without an engine. Raises PartlyDoneError, with the rows in `result`, where a
-        newer kmirror stored something that this one cannot read.
+        Works with the source down and without an engine. Raises PartlyDoneError, with the rows in `result`, if a newer
+        kmirror stored something that this one cannot read.
         """
         selected = _selector(topics, "topics")
         with self._destination() as destination:
@@ -235,12 +231,12 @@ class Client:
         *,
         groups: Topics | None = None,
     ) -> VerbResult:
-        """Wait until topics are caught up, stopped, healthy, or drained by `groups` (default: all that are synced).
+        """Wait until topics are caught up, stopped, healthy, or drained by `groups` (default: all synced groups).
 
-        Raises at once where waiting cannot help.
+        Raises immediately if waiting cannot help.
         """
         if condition not in list(Condition):
-            raise UsageError(f"{condition!r} is no condition to wait for", f"one of {', '.join(Condition)}")
+            raise UsageError(f"{condition!r} is not a condition to wait for", f"give one of {', '.join(Condition)}")
         selected, readers, timeout_ms = _selector(topics, "topics"), _selector(groups, "groups"), _milliseconds(timeout)
         with self._destination() as destination:
             return _done(wait(destination, mirror, Condition(condition), timeout_ms, topics=selected, groups=readers))
@@ -262,8 +258,6 @@ class Client:
             raise _error(outcome.error, outcome)
         return outcome
 
-    # -- stop, fail over and fail back ---------------------------------------------------------------------------------
-
     def promote(
         self,
         mirror: str,
@@ -284,9 +278,9 @@ class Client:
     ) -> VerbResult:
         """Stop mirroring topics once they are fully copied (planned migration).
 
-        A topic's source must have received nothing for `idle` seconds, 10 by default. Topics that are not ready by
-        `timeout`, or when `stop` is set, stay mirrored. Where no engine is in charge, one is started for the time of
-        the call, as a process of its own.
+        The source of a topic must have received nothing for `idle` seconds, 10 by default. Topics that are not ready
+        by `timeout`, or when `stop` is set, stay mirrored. If no engine is in charge, one runs during the call, as a
+        process of its own.
         """
         if sum((idle is not None, allow_producers, block_producers)) > 1:
             raise UsageError("idle, allow_producers and block_producers exclude each other", "give one of them")
@@ -342,10 +336,10 @@ class Client:
         spark_conf: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> VerbResult:
-        """Make the old source, which this client is of, a mirror of the new primary, which `mirror_config` describes.
+        """Make the old source (this client's cluster) a mirror of the new primary, which `mirror_config` describes.
 
-        Records that only the old source has are a RefusedError, unless `recreate` or `offline_plan` (the file that
-        `kmirror truncate-logs` takes) says how to proceed.
+        Records that exist only on the old source raise a RefusedError, unless `recreate` or `offline_plan` (the file
+        for `kmirror truncate-logs`) says how to proceed.
         """
         if recreate and offline_plan is not None:
             raise UsageError("recreate and offline_plan exclude each other", "give one of them")
@@ -368,7 +362,7 @@ class Client:
 
 
 def _done(result: VerbResult) -> VerbResult:
-    """Return a result in which all is done; raise what is wrong with another."""
+    """Return a result with exit code 0; raise any other as an error."""
     if result.exit_code is ExitCode.OK:
         return result
     raise _error(result.error or ErrorInfo(result.exit_code, f"{result.verb} ended with {result.exit_code}"), result)
@@ -383,9 +377,9 @@ def _error(why: ErrorInfo, result: object) -> KmirrorError:
 def _readable(rows: tuple[R, ...], unreadable: Sequence[str]) -> tuple[R, ...]:
     if not unreadable:
         return rows
-    told = f"what is known is not complete: {unreadable[0]}"
+    message = f"the result is incomplete: {unreadable[0]}"
     hint = "use the kmirror version that wrote it, or a newer one"
-    raise _error(ErrorInfo(ExitCode.PARTLY_DONE, told, hint, Reason.STATE_UNREADABLE), rows)
+    raise _error(ErrorInfo(ExitCode.PARTLY_DONE, message, hint, Reason.STATE_UNREADABLE), rows)
 
 
 def _properties(given: Properties) -> dict[str, str]:
@@ -394,7 +388,7 @@ def _properties(given: Properties) -> dict[str, str]:
 
 def _required(topics: Topics, name: str) -> TopicSelector:
     if not topics:
-        raise UsageError(f"{name} is empty", "give names or regular expressions; leave it out for all topics")
+        raise UsageError(f"{name} is empty", "give names or regular expressions, or omit it for all topics")
     return TopicSelector.parse((topics,) if isinstance(topics, str) else topics, name)
 
 

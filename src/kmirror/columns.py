@@ -1,9 +1,9 @@
-"""What rows and JSON documents hold: each key is declared once, with its type, for people and for scripts. Pure.
+"""The columns of tables and the keys of JSON documents, each declared once with its type. Pure.
 
-`docs/json.md` and the schemas in `kmirror/schemas` are made from these declarations.
+`docs/json.md` and the schemas in `kmirror/schemas` are generated from these declarations.
 
-A table keeps its columns when it is piped into a script: names without spaces, `-` for what is not known, one row a
-line, never cut. Only the last column may hold spaces.
+A table has the same columns when piped into a script: headers without spaces, `-` for unknown, one row per line, never
+cut. Only the last column may contain spaces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class Cell(NamedTuple):
-    """What people see of one value of a row; `code`, where there is one, decides the style."""
+    """The text of one value in a table; `code`, if any, decides its style."""
 
     text: str
     code: str | None
@@ -27,17 +27,17 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """Say what a value is in JSON: its type there, and in `words` what that stands for, with its unit.
+    """The JSON type of a value; `words` says what it stands for, with its unit.
 
-    `null` says when it is null instead; nothing where it never is.
+    `null` says when the value is null; empty if it never is.
     """
 
     json: str
     words: str
     minimum: int | None = None
-    #: All values there are, where they are codes.
+    #: All possible values, if they are codes.
     codes: tuple[str | int, ...] = ()
-    #: What each entry of an array, or each value of an object without fixed keys, is.
+    #: The type of the entries of an array, or of the values of an object without fixed keys.
     items: Type | None = None
     fields: tuple[Column[Any], ...] = ()
     null: str = ""
@@ -56,29 +56,29 @@ OFFSET = Type("integer", "offset", minimum=0)
 END = Type("integer", "offset, exclusive", minimum=0)
 TIME = Type("integer", "epoch ms", minimum=0)
 DURATION = Type("integer", "ms", minimum=0)
-#: One whose keys are not fixed here.
+#: An object whose keys are not declared here.
 OBJECT = Type("object", "object")
 
 
 def one_of(words: str, *enums: type[Enum]) -> Type:
-    """Return the type of a value that is a member of one of these enums."""
+    """Return the type for a member of one of these enums."""
     codes = tuple(dict.fromkeys(member.value for enum in enums for member in enum))
     return Type("string" if isinstance(codes[0], str) else "integer", words, codes=codes)
 
 
 def object_of(fields: Sequence[Column[Any]]) -> Type:
-    """Return the type of an object with these keys."""
+    """Return the type for an object with these keys."""
     return Type("object", "object", fields=tuple(fields))
 
 
 def list_of(items: Type) -> Type:
-    """Return the type of an array of these."""
+    """Return the type for an array of these."""
     return Type("array", "list", items=items)
 
 
 @dataclass(frozen=True, slots=True)
 class Only(Generic[R]):
-    """Say in words which rows have a key, and tell whether one of them does."""
+    """Which rows have a key: `where` says it in words, `has` decides for one row."""
 
     where: str
     has: Callable[[R], object]
@@ -86,12 +86,9 @@ class Only(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """Show one value of a row: as `key` in JSON, under `header` in tables that have it.
+    """One value of a row: `key` in JSON, `header` in tables that show it.
 
-    `type` and `meaning` say what the value is, in a few words.
-
-    People see `cell` instead of the value where it is given. Only a code has a style: the member of an enum, or what
-    `code` returns. Text has none, whatever it says.
+    `cell`, if given, replaces the value in tables. Only a code has a style: an enum member, or what `code` returns.
     """
 
     key: str
@@ -102,11 +99,11 @@ class Column(Generic[R]):
     cell: Callable[[R], object] | None = None
     code: Callable[[R], str | None] | None = None
     is_number: bool = False
-    #: Which rows have the key at all; None where each has it.
+    #: Which rows have the key; None if all do.
     only: Only[R] | None = None
 
     def shown(self, row: R) -> Cell:
-        """Return what people see in a row's place of this column."""
+        """Return the cell of a row in this column."""
         found = (self.cell or self.value)(row)
         code = self.code(row) if self.code else str(found) if isinstance(found, Enum) else None
         return Cell(UNKNOWN if found is None else str(found), code)
@@ -119,18 +116,18 @@ def document(fields: Iterable[Column[R]], row: R) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Table(Generic[R]):
-    """Hold all columns of one kind of row, in the order of the JSON, and the `headers` that people see, in theirs."""
+    """All columns of one kind of row, in JSON order; `headers` are those a table shows, in its order."""
 
     columns: tuple[Column[R], ...]
     headers: str
-    #: What people are told where there are no rows.
+    #: Shown to people if there are no rows.
     none: str = ""
-    #: What people should know besides the rows, in sentences.
+    #: Sentences for people besides the rows.
     notes: Callable[[Sequence[R]], Iterable[str]] | None = None
 
     @property
     def shown(self) -> list[Column[R]]:
-        """The columns that people see."""
+        """The columns that a table shows."""
         by_header = {column.header: column for column in self.columns}
         return [by_header[header] for header in self.headers.split()]
 

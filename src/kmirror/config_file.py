@@ -2,14 +2,14 @@
 
     [clusters.prod]
     bootstrap-server = "kafka1:9092,kafka2:9092"
-    command-config = "prod.properties"        # beside this file; credentials live there, not here
+    command-config = "prod.properties"        # relative to this file; credentials go there, not here
 
     [defaults]
     cluster = "prod"
     output = "json"
 
-The first of these is read: the file that KMIRROR_CONFIG names, `kmirror.toml` in the working folder, and
-`kmirror/kmirror.toml` in the folder for configuration (XDG_CONFIG_HOME, `~/.config` unless set).
+The first of these files is read: KMIRROR_CONFIG, `kmirror.toml` in the working directory, and `kmirror/kmirror.toml` in
+XDG_CONFIG_HOME or `~/.config`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OUTPUTS = ("table", "json")
 
 @dataclass(frozen=True, slots=True)
 class NamedCluster:
-    """Say how to reach one cluster: `bootstrap_server` as the flag takes it, `command_config` an absolute path."""
+    """How to reach one cluster; `command_config` is an absolute path."""
 
     bootstrap_server: str
     command_config: Path | None = None
@@ -36,7 +36,7 @@ class NamedCluster:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """Hold what a `kmirror.toml` says; without a file nothing is named and nothing has a default."""
+    """The content of a `kmirror.toml`; empty if there is none."""
 
     path: Path | None = None
     clusters: Mapping[str, NamedCluster] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class ConfigFile:
         """Return the cluster of that name.
 
         Raises:
-            UsageError: there is none; says which there are.
+            UsageError: there is none; the hint lists the known ones.
         """
         if name in self.clusters:
             return self.clusters[name]
@@ -58,10 +58,10 @@ class ConfigFile:
 
 
 def load_config_file(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> ConfigFile:
-    """Find and read `kmirror.toml`; `environ` and `folder` stand in for the process's environment and working folder.
+    """Find and read `kmirror.toml`; `environ` and `folder` default to the process's environment and working directory.
 
     Raises:
-        UsageError: KMIRROR_CONFIG names a file that cannot be read, or the file cannot be understood.
+        UsageError: the file that KMIRROR_CONFIG names cannot be read, or the file is invalid.
     """
     environment = os.environ if environ is None else environ
     if named := environment.get("KMIRROR_CONFIG"):
@@ -77,7 +77,7 @@ def read_config_file(path: Path) -> ConfigFile:
     """Read one `kmirror.toml`.
 
     Raises:
-        UsageError: not readable, not TOML (with the line), an unknown key or a value of the wrong kind; names the file.
+        UsageError: it is unreadable, not TOML (with the line), or has an unknown key or a value of the wrong type.
     """
     import tomli
 
@@ -120,7 +120,7 @@ def _cluster(table: _Table) -> NamedCluster:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """One table of the document, with its dotted name for errors."""
+    """One table of the document; `name` is its dotted name, for errors."""
 
     path: Path
     name: str

@@ -1,9 +1,9 @@
-"""Every error an operator can meet: what is wrong, what to do, which exit code, which reason.
+"""All errors that operators see: message, hint, exit code and reason.
 
-Two families that never inherit from each other, because they must never be taken for each other:
+Two families, neither a subclass of the other because they must never be confused:
 
-* `KmirrorError`: the outcome is known, and it is a failure. Its class decides the exit code (CONTRACT, "Exit codes").
-* `OutcomeUnknown`: a request left us and no answer came back; it may have happened. Whoever catches it has to look.
+* `KmirrorError`: the outcome is known, and it is a failure. Its class decides the exit code.
+* `OutcomeUnknown`: a request was sent and not answered, so it may have happened. Code that catches it has to check.
 
 Errors cross Spark, so each one pickles by its constructor arguments.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """Name the exit codes scripts hold on to."""
+    """The exit codes, on which scripts rely."""
 
     OK = 0
     UNEXPECTED = 1
@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
 
 
 class Reason(StrEnum):
-    """Name the reason codes of partitions and of refusals."""
+    """The reason codes of partitions and of refusals."""
 
     PROMOTED = "PROMOTED"
     FAILED_OVER = "FAILED_OVER"
@@ -62,10 +62,10 @@ class Reason(StrEnum):
     FENCED = "FENCED"
 
 
-#: Reasons that mean that nothing is known to be copied now, whatever is remembered of the partition.
+#: With these reasons nothing is copied now, as far as is known, whatever state is stored for the partition.
 NOT_COPYING = frozenset({Reason.NO_ENGINE, Reason.ENGINE_SILENT, Reason.NO_WORKERS, Reason.STATE_UNREADABLE})
 
-#: Reasons that mean source and destination no longer share one history: exit code 7.
+#: With these reasons source and destination no longer share one history: exit code 7.
 HISTORY_REASONS = frozenset(
     {
         Reason.SOURCE_TOPIC_RECREATED,
@@ -80,10 +80,10 @@ HISTORY_REASONS = frozenset(
 
 
 class KmirrorError(Exception):
-    """Say what is wrong (`message`), what to do (`hint`), and why in one word (`reason`)."""
+    """What is wrong (`message`), what to do (`hint`), and the cause as a code (`reason`)."""
 
     exit_code: ExitCode = ExitCode.UNEXPECTED
-    #: What was found and done until then, from `kmirror.Client`: the rows or the document that it returns otherwise.
+    #: Set by `kmirror.Client`: what the call would have returned, as far as it got.
     result: Any = None
 
     def __init__(self, message: str, hint: str | None = None, reason: Reason | None = None) -> None:
@@ -97,7 +97,7 @@ class KmirrorError(Exception):
 
 
 class UsageError(KmirrorError):
-    """A flag, value, pattern or file that cannot be understood."""
+    """A flag, value, pattern or file is invalid."""
 
     exit_code = ExitCode.USAGE
 
@@ -115,13 +115,13 @@ class PartlyDoneError(KmirrorError):
 
 
 class TimedOutError(KmirrorError):
-    """Time ran out; asking again later may help."""
+    """Time ran out; trying again later may help."""
 
     exit_code = ExitCode.TIMED_OUT
 
 
 class UnreachableError(KmirrorError):
-    """A cluster that is needed cannot be reached, or refuses us."""
+    """A required cluster cannot be reached, or refuses us."""
 
     exit_code = ExitCode.UNREACHABLE
 
@@ -133,9 +133,9 @@ class HistoriesDifferError(KmirrorError):
 
 
 class BrokerError(KmirrorError):
-    """An error code in a broker's answer: the request was understood and refused.
+    """A broker answered with an error code.
 
-    `code` is Kafka's protocol error code, `name` its name, `what` the request and resource concerned.
+    `code` is Kafka's protocol error code, `name` its name, `what` the request and its resource.
     """
 
     def __init__(self, code: int, name: str, what: str, detail: str | None = None) -> None:
@@ -148,8 +148,8 @@ class BrokerError(KmirrorError):
         self.detail = detail
 
 
-class OutcomeUnknown(Exception):  # noqa: N818 - not an error: nobody knows yet
-    """A request was sent and its answer never came: it may or may not have been carried out."""
+class OutcomeUnknown(Exception):  # noqa: N818 - not an error, as far as is known
+    """A request was sent and not answered: it may or may not have been carried out."""
 
     exit_code = ExitCode.UNEXPECTED
     reason: Reason | None = None

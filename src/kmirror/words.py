@@ -1,21 +1,21 @@
-"""How counts, times and texts are written for people. Pure: no clock."""
+"""Format counts, rates and times for people. Pure: no clock."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-#: What stands where something is not known.
+#: Shown for an unknown value.
 UNKNOWN = "-"
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return `1 topic`, `2,000 topics`; a `plural` that is not the noun and an s is given."""
+    """Return `1 topic` or `2,000 topics`; give a `plural` other than the noun and an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def byte_rate(bytes_per_second: float) -> str:
-    """Return bytes per second for people: `0 B/s`, `12.3 KB/s`, `85.0 MB/s` (a KB is 1,000 bytes)."""
+    """Format bytes per second: `0 B/s`, `12.3 KB/s`, `85.0 MB/s` (a KB is 1,000 bytes)."""
     for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "KB/s")):
         if bytes_per_second >= factor:
             return f"{bytes_per_second / factor:.1f} {unit}"
@@ -23,7 +23,7 @@ def byte_rate(bytes_per_second: float) -> str:
 
 
 def at_time(epoch_ms: int) -> str:
-    """Return a moment as `2026-11-22T18:59:13Z`; one that no calendar has, such as a record may carry, as it is."""
+    """Format a time as `2026-11-22T18:59:13Z`; one out of range, which a record may carry, as milliseconds."""
     try:
         return f"{datetime.fromtimestamp(epoch_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
     except (OverflowError, ValueError):
@@ -37,5 +37,5 @@ def listed(names: Sequence[str], most: int = 20) -> str:
 
 
 def one_line(text: str | None) -> str:
-    """Return a text without line ends, `-` for none."""
+    """Return a text on one line, `-` if it is empty or None."""
     return " ".join(text.split()) if text and text.strip() else UNKNOWN

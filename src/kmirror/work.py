@@ -1,12 +1,12 @@
-"""Work that takes long: what is done of how much, how fast, and for how long still.
+"""The progress of long work: how much is done, of how much, how fast, and the time left.
 
-Who works counts, and who watches is given views of it:
+The worker counts, and `watch` is called with views of it:
 
     with Meter(watch, "comparing orders", "offset", total) as meter:
         meter.add(500)
 
-Counts are facts. How fast it goes, and how long it still takes, is said of the last ten seconds, and not at all while
-it is not known: where nobody knows the total, before anything has moved, and when nothing moves any more.
+Counts are facts. Rate and time left are those of the last ten seconds, and None while they are unknown: before anything
+has moved, when nothing moves any more, and for the time left also without a total.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
-#: Over so many seconds a rate is taken, and at least over so many steps: some work comes in large pieces.
+#: A rate is measured over this time, and at least over this many steps, since some work is done in large pieces.
 WINDOW_SECONDS = 10.0
 _LEAST_STEPS = 4
-#: Work that comes in pieces has stalled when none has come for so many times as long as the slowest of the last took.
+#: Work has stalled if there was no step for this many times the longest of the last steps.
 _PATIENCE = 3
 _SHOW_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class WorkView:
-    """How far work is: `done` of `total` units (None: nobody knows how many); times are of `time.monotonic`.
+    """The state of work: `done` of `total` units (None if unknown); times are of `time.monotonic`.
 
-    Without a `unit` there is nothing to count, but the time. `note` is what else should be known at once.
+    Without a `unit` only the time counts. `note` is shown beside the numbers.
     """
 
     what: str
@@ -44,9 +44,9 @@ class WorkView:
     is_over: bool = False
 
 
-#: Called from the thread that works, or from several, one at a time.
+#: Called from the thread that works, or from several, but never concurrently.
 Watch = Callable[[WorkView], None]
-#: Given how much more is done; may be called from any thread.
+#: Called with how much more is done; may be called from any thread.
 Add = Callable[[int], None]
 
 
@@ -55,11 +55,11 @@ def unwatched(_: object) -> None:
 
 
 class WorkIsOverError(Exception):
-    """A thread adds to work that was given up, or has failed elsewhere."""
+    """A thread adds to work that was abandoned, or has failed elsewhere."""
 
 
 class Meter:
-    """Count what is done of a piece of work, for the time of a `with` block; `add` may be called from any thread."""
+    """Count the progress of work during a `with` block; `add` may be called from any thread."""
 
     def __init__(self, watch: Watch, what: str, unit: str = "", total: int | None = None) -> None:
         self._watch = watch
@@ -81,10 +81,10 @@ class Meter:
         self._show(is_over=True)
 
     def add(self, count: int, note: str | None = None) -> None:
-        """Count so much more as done.
+        """Count `count` more units as done.
 
         Raises:
-            WorkIsOverError: the block was left, and nobody waits for this thread's part any more.
+            WorkIsOverError: the block was left: nothing waits for this thread any more.
         """
         if self._is_over:
             raise WorkIsOverError
@@ -97,11 +97,11 @@ class Meter:
             self._show()
 
     def reach(self, done: int) -> None:
-        """Count all that is done now; what falls is taken for the same as before."""
+        """Set the number of units done; a decrease is ignored."""
         self.add(max(0, done - self._done))
 
-    def spare(self, count: int) -> None:
-        """Take so much out of the total: it needs no work, as was found."""
+    def shrink_total(self, count: int) -> None:
+        """Reduce the total by units that turned out to need no work."""
         with self._lock:
             self._total = None if self._total is None else self._total - count
         self._show()
@@ -111,7 +111,7 @@ class Meter:
             if self._is_over != is_over:
                 return
             self._shown_at = time.monotonic()
-            # a log may have grown since the total was taken
+            # a log may have grown since the total was read
             total = None if self._total is None else max(self._total, self._done)
             self._watch(
                 WorkView(
@@ -121,24 +121,24 @@ class Meter:
 
 
 class Speed:
-    """How fast work goes, from views of it; reads no clock."""
+    """The rate of work, computed from its views; reads no clock."""
 
     def __init__(self, since: float) -> None:
-        #: When something was done, and how much there was done by then; at first, since when nothing is.
+        #: Times at which something was done, with the total done by then; the first is the start.
         self._steps: deque[tuple[float, int]] = deque([(since, 0)])
 
     def take(self, view: WorkView) -> None:
-        """Take note of a view."""
+        """Add a view."""
         if view.done > self._steps[-1][1]:
             if self._steps[0][1] == 0:
-                # work may wait before it begins
+                # the wait before the first step does not count
                 self._steps.clear()
             self._steps.append((view.at, view.done))
             while len(self._steps) > _LEAST_STEPS + 1 and self._steps[1][0] <= view.at - WINDOW_SECONDS:
                 self._steps.popleft()
 
     def rate(self, at: float) -> float | None:
-        """Return how much is done a second; None before it is known, and when nothing moves any more."""
+        """Return units per second; None if too few steps are known, or the work has stalled."""
         if len(self._steps) < 3 or self.silence(at) is not None:
             return None
         began, before = next(
@@ -149,14 +149,14 @@ class Speed:
         return (self._steps[-1][1] - before) / max(at - began, 1e-3)
 
     def silence(self, at: float) -> float | None:
-        """Return for how many seconds nothing has moved that should have; None while it moves."""
+        """Return for how many seconds the work has stalled; None if it has not."""
         times = [time for time, _ in self._steps]
         slowest = max((later - earlier for earlier, later in pairwise(times)), default=0.0)
         silent = at - times[-1]
         return silent if silent > max(WINDOW_SECONDS, _PATIENCE * slowest) else None
 
     def seconds_left(self, view: WorkView, at: float) -> float | None:
-        """Return how long the rest takes if it goes on like this; None where that is not known."""
+        """Return the time left at the current rate, in seconds; None if unknown."""
         rate = self.rate(at)
         if not rate or view.total is None or view.done >= view.total:
             return None

@@ -31,10 +31,10 @@ from kmirror.ops.context import Destination, change, now_ms, require_mirror
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import RightsJob
-from kmirror.ops.rights.at_stop import deferred_acls, lift_rights
 from kmirror.ops.rights.client_sync import ClientsJob, clients_record
+from kmirror.ops.rights.lift import deferred_acls, lift_rights
 from kmirror.ops.rights.protection import write_rights
-from kmirror.ops.rights.seen_acls import seen_acls
+from kmirror.ops.rights.source_acls import stored_source_acls
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState
@@ -184,7 +184,7 @@ def test_only_what_kmirror_made_is_ever_removed(pair: Pair, mirror: tuple[Destin
     delete_acls(pair.at_source, [*ours, *theirs, *shared])
     await_acls(pair.at_source, (), [*ours, *theirs, *shared])
     (told,) = sync(mirror)
-    assert told.note == "0 ACLs taken over, 2 deleted"
+    assert told.note == "0 ACLs created, 2 deleted"
     assert here(pair) == {*theirs, *local}
     assert not destination.state().rights(name, topic)
 
@@ -401,7 +401,7 @@ def test_a_failover_says_what_clients_of_the_source_lack_here(
         return Changes((replace(record, source={**record.source, "bootstrap.servers": "127.0.0.1:1"}),))
 
     change(destination, name, lose_source)
-    _, seen_ms = seen_acls(destination.state(), name) or (None, None)
+    _, seen_ms = stored_source_acls(destination.state(), name) or (None, None)
     assert seen_ms is not None
     claim(destination, name, topic, desired=DesiredState.STOPPED)
     half_way = lacking(dry_run=False)  # nothing was given yet

@@ -21,7 +21,7 @@ from kmirror.ops.blocked_producers import Denial
 from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
-from kmirror.ops.rights.source_cut import SourceCut
+from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.promote import PromoteRequest, PromoteView, promote
@@ -95,7 +95,7 @@ def test_producers_are_blocked_until_the_destination_takes_their_writes(move: Mo
         engine.catch_up()
         wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))
         for dry_run in (True, False):
-            with pytest.raises(RefusedError, match="may not see or change ACLs"):
+            with pytest.raises(RefusedError, match="may not read or change ACLs"):
                 promote(move.destination, request, dry_run=dry_run)
         assert move.denials == set()
         may_alter(move)
@@ -186,7 +186,7 @@ def test_who_gives_up_or_was_killed_leaves_no_producer_blocked(move: Move) -> No
         state = move.destination.state()
         record = state.topic(move.mirror, topic)
         assert record is not None
-        cut = SourceCut(move.destination, move.mirror, move.admin, state, [topic])
+        cut = ProducerBlock(move.destination, move.mirror, move.admin, state, [topic])
         cut.block([record])
         assert cut.unsettled([record], lambda _: [2]) == {topic: f"a transaction is open in {topic}-0"}
         assert move.denials == {denial(topic, "*")}

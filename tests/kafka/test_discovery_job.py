@@ -198,14 +198,14 @@ def test_after_a_failover_of_the_whole_mirror_nothing_is_discovered(
         change(mirror.destination, mirror.mirror, lambda _: Changes((replace(record, discovery_ended=True),)))
 
     # the failover comes between the claim and the end
-    make = add_steps._make
+    make = add_steps._create_topics
 
     def make_and_end(at: Destination, work: add_steps.Work) -> set[str]:
         made = make(at, work)
         end()
         return made
 
-    monkeypatch.setattr(add_steps, "_make", make_and_end)
+    monkeypatch.setattr(add_steps, "_create_topics", make_and_end)
     (told,) = mirror.look()
     assert "it is an ordinary topic" in (told.note or "")
     assert mirror.topics() == {}

@@ -86,7 +86,9 @@ def test_what_the_source_has_nothing_left_of_is_refused(
     result = add(destination, new_mirror(destination, cluster_pair.source), selector(topic), adopt=True)
     (row,) = result.results
     assert (result.exit_code, row.reason) == (ExitCode.REFUSED, Reason.SOURCE_TRUNCATED)
-    assert f"{topic}-1 cannot be compared: it ends at offset 1, but its source starts at 15" in str(row.message)
+    assert f"cannot compare {topic}-1 with its source: it ends at offset 1, but the source starts at 15" in str(
+        row.message
+    )
     assert destination.state().topics(result.mirror) == ()
 
 

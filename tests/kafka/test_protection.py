@@ -16,13 +16,14 @@ from kmirror.cluster.principal_probe import probe_principal
 from kmirror.cluster.protocol.acl_binding import Permission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.writable import probe_writable
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import protect_claimed
-from kmirror.ops.rights.at_stop import lift_rights, probe_writable
+from kmirror.ops.rights.lift import lift_rights
+from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import protect, settle, unprotect
-from kmirror.ops.rights.source_cut import SourceCut
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.records import DesiredState
@@ -84,13 +85,13 @@ def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(
     assert log_ends(destination.client, [partition])[partition].end_offset == 2
 
     with Destination.open(guarded_cluster.client_properties("app")) as as_app:
-        (refused,) = probe_writable(as_app, [partition]).values()
+        (refused,) = probe_writable(as_app.client, [partition]).values()
         assert refused is not None
         assert refused.reason is Reason.NOT_AUTHORIZED
         claim(destination, mirror, topic, desired=DesiredState.STOPPED)
         lifted = lift_rights(destination, mirror, [topic])[topic]
         assert (set(lifted.removed), lifted.given, lifted.error) == (set(found[topic].denied), (), None)
-        assert probe_writable(as_app, [partition]) == {partition: None}
+        assert probe_writable(as_app.client, [partition]) == {partition: None}
         assert log_ends(destination.client, [partition])[partition].end_offset == 2  # a probe writes nothing
     assert destination.state().rights(mirror, topic).denied == ()
     assert written(guarded_cluster, "app", topic) is None
@@ -153,7 +154,7 @@ def test_readers_are_never_locked_out_by_a_denial(
         found = protect(destination, mirror, [topic])[topic]
         assert "allow.everyone.if.no.acl.found is (or may be) true" in (found.detected_only or "")
         with pytest.raises(RefusedError, match=r"allow\.everyone\.if\.no\.acl\.found"):
-            SourceCut(destination, mirror, destination.client, destination.state(), []).require_possible()
+            ProducerBlock(destination, mirror, destination.client, destination.state(), []).require_possible()
         assert describe_acls(destination.client) == frozenset()
         assert "allow.everyone" in (destination.state().rights(mirror, SHARED).detected_only or "")
 
@@ -165,14 +166,14 @@ def test_without_an_authorizer_or_the_right_to_change_acls_it_says_so(
     destination, mirror = make_mirror(cluster_pair.destination, "admin", topic)
     assert protect(destination, mirror, [topic])[topic].detected_only == "the destination has no authorizer"
     with pytest.raises(RefusedError, match="the source has no authorizer"):
-        SourceCut(destination, mirror, destination.client, destination.state(), []).require_possible()
+        ProducerBlock(destination, mirror, destination.client, destination.state(), []).require_possible()
     assert protect_claimed(destination, mirror, Settings(), [topic]) == []
 
     rights = [one for one in kmirror_rights() if one.resource_type is not ResourceType.CLUSTER]
     give(admin, rights, acls("topic", topic, "app", "WRITE"))
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
     found = protect(destination, mirror, [topic])[topic]
-    assert "kmirror may not see or change ACLs: describing ACLs: we lack DESCRIBE" in (found.detected_only or "")
+    assert "kmirror may not read or change ACLs: describing ACLs: we lack DESCRIBE" in (found.detected_only or "")
     give(admin, acls("cluster", "kafka-cluster", "kmirror", "DESCRIBE"))
     found = protect(destination, mirror, [topic])[topic]
     assert found.detected_only == "kmirror may not change ACLs: it lacks ALTER on the cluster"

@@ -79,5 +79,5 @@ def test_a_gap_or_a_repeat_is_refused(offsets: tuple[int, ...]) -> None:
 
 
 def test_a_file_without_records_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match="holds no records"):
+    with pytest.raises(UsageError, match="has no records"):
         spans_of("file", read("\n"))

@@ -127,7 +127,7 @@ def test_an_expression_that_matches_nothing_is_refused_and_not_kept() -> None:
     assert "--allow-missing" in (row.hint or "")
     (row,) = choose("pay.*", topics("pay-1"), "topics.exclude=pay-1").results
     assert row.result is Outcome.REFUSED
-    assert "is excluded by" in (row.message or "")
+    assert "are excluded by" in (row.message or "")
 
 
 def test_a_missing_name_is_refused_and_with_allow_missing_it_follows() -> None:

@@ -91,7 +91,7 @@ def test_threads_add_and_views_come_in_order() -> None:
 def test_a_total_that_was_too_low_grows_and_what_needs_no_work_leaves_it() -> None:
     views: list[WorkView] = []
     with Meter(views.append, "copying", "offset", 100) as meter:
-        meter.spare(60)
+        meter.shrink_total(60)
         meter.add(50)
         meter.reach(45)
         meter.reach(55)

@@ -44,7 +44,7 @@ from kmirror.ops.context import (
     require_same_cluster,
     source_client,
 )
-from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, put_back
+from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
 from kmirror.ops.source_settings import source_settings
 from kmirror.settings.table import stored_settings
 from kmirror.state.client import Deadline
@@ -152,7 +152,7 @@ class TopicRebuilder:
                 plan = self._settings(destination, source, mirror, record)
                 made = self._replace(destination, record, len(found.partitions), plan)
                 bounds = _bounds(source, record.source_topic, len(found.partitions), read_committed=True)
-                put, failed = put_back(destination, source, mirror, record, rebuild.groups or {}, bounds)
+                put, failed = restore_offsets(destination, source, mirror, record, rebuild.groups or {}, bounds)
                 self._complete(destination, topic, found, made, plan, failed, put)
 
     def _claimed(self, state: State, topic: str) -> tuple[TopicRecord, Rebuild]:

@@ -110,7 +110,7 @@ class _Tally:
         with self._lock:
             units, now = self._tasks.pop(task)
         if units > now:
-            self._meter.spare(units - now)
+            self._meter.shrink_total(units - now)
 
 
 @dataclass(frozen=True, slots=True)

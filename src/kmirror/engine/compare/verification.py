@@ -190,7 +190,7 @@ def compare_work_units(runner: Runner, units: Iterable[CompareWorkUnit], meter: 
                 pieces = ()
             remaining = replace(unit, pieces=pieces)
             if remaining.offsets < unit.offsets:
-                meter.spare(unit.offsets - remaining.offsets)
+                meter.shrink_total(unit.offsets - remaining.offsets)
             if pieces:
                 yield Task(remaining, remaining.offsets)
 

@@ -1,1 +1,1 @@
-"""`add`: make topics of the source mirror topics."""
+"""`add`: mirror topics of the source."""

@@ -1,7 +1,7 @@
-"""`add`: make topics of the source mirror topics.
+"""`add`: mirror topics of the source.
 
-Facts about both clusters are gathered, a plan is made of them (`add_plan`), and then it is printed or carried out
-(`add_steps`): a dry run takes the same way up to the last step.
+Gathers facts about both clusters, makes a plan (`ops.add.plan`), and prints it or carries it out (`ops.add.steps`): a
+dry run does the same up to the last step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
 from kmirror.ops.results import TopicResult, VerbResult
-from kmirror.ops.rights.source_cut import lift_for_mirrored
+from kmirror.ops.rights.producer_block import unblock_mirrored
 from kmirror.ops.source_settings import source_settings
 from kmirror.ops.upstream import Upstream, upstream_of
 from kmirror.settings.patterns import TopicSelector
@@ -60,15 +60,15 @@ def add(
     watch: Watch = unwatched,
     dry_run: bool = False,
 ) -> VerbResult:
-    """Create (or with `adopt` take over) destination topics for the source topics selected, one result a topic.
+    """Create (or with `adopt` take over) destination topics for the selected source topics; one result per topic.
 
-    `start_from` says where the copies begin; None is as the mirror's settings say. What a topic holds that is adopted
-    decides by itself where its copy goes on. `overrides` are settings of topics that are created, in place of their
-    sources'. `watch` is shown how comparing these goes; `bulk`, or else `spark`, says where that is done.
+    `start_from` is where copying begins, by default as in the mirror's settings; an adopted topic always continues at
+    its log end. `overrides` are settings of created topics that replace their sources'. `watch` gets the progress of
+    comparing adopted topics, which `bulk`, or else `spark`, does.
 
     Raises:
         UsageError: the patterns contradict the mirror's filters, or a setting cannot be overridden.
-        RefusedError: no such mirror, or the source is another cluster than it was (SOURCE_CLUSTER_CHANGED).
+        RefusedError: no such mirror, or the source is another cluster now (SOURCE_CLUSTER_CHANGED).
         UnreachableError: a cluster does not answer or refuses us.
     """
     _check_overrides(overrides or {})
@@ -94,11 +94,11 @@ def add(
         if bulk is None:
             own = Bulk(spark or SparkChoice(), "add", mirror, settings.copy_lanes, watch)
             bulk = stack.enter_context(own)
-        _prove(destination, work, bulk, watch)
-    _try(destination, work)
+        _compare_adopted(destination, work, bulk, watch)
+    _check_at_destination(destination, work)
     rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
-    if not dry_run and (trouble := lift_for_mirrored(destination, mirror, list(work.plans))) is not None:
-        work.warnings.append(trouble)
+    if not dry_run and (warning := unblock_mirrored(destination, mirror, list(work.plans))) is not None:
+        work.warnings.append(warning)
     rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
     return VerbResult.of("add", mirror, rows, dry_run=dry_run, warnings=work.warnings)
 
@@ -107,8 +107,9 @@ def _check_overrides(overrides: Mapping[str, str]) -> None:
     for key in overrides:
         if key in ALWAYS or key in MIRROR_VALUES:
             raise UsageError(
-                f"--config {key} cannot be set on a mirror topic: it decides which records stay, and is its source's",
-                "leave it out; change it with kafka-configs when mirroring has stopped",
+                f"--config {key} cannot be set on a mirror topic: it decides which records are kept, so the source's"
+                " value applies",
+                "omit it; change it with kafka-configs after mirroring has stopped",
             )
 
 
@@ -121,18 +122,18 @@ def add_discovered(
     names: Sequence[str],
     upstream: Upstream,
 ) -> list[TopicResult]:
-    """Make source topics that the mirror's filters take mirror topics, as `add` does; one that exists is not adopted.
+    """Mirror source topics that the mirror's filters include, as `add` does; existing topics are not adopted.
 
     Raises:
-        RefusedError: the filters do not take them any more, or discovery has ended.
-        UnreachableError: a cluster does not answer; the next look goes on from there.
+        RefusedError: the filters no longer include them, or discovery has ended.
+        UnreachableError: a cluster does not answer; the next run continues from there.
     """
     settings = stored_settings(mirror.settings)
     work = Work(mirror, settings, {}, [], FilterChange(), discovers=True)
     facts = _facts(destination, source, state, work, found, names)
     facts = replace(facts, upstream=upstream, start_from=settings.start_from)
     _plan(source, facts, work, names, adopt=False, named=())
-    _try(destination, work)
+    _check_at_destination(destination, work)
     return carry_out(destination, work)
 
 
@@ -151,9 +152,9 @@ def _plan(
 def _source_topics(source: ClusterClient, topics: TopicSelector, cluster_id: str | None) -> Mapping[str, TopicMetadata]:
     metadata = source.metadata(None if topics.expressions else topics.names)
     require_same_cluster(cluster_id, metadata.cluster_id)
-    # a list of all topics keeps silent about forbidden ones
-    unseen = topics.missing_names(metadata.topics)
-    return {**metadata.topics, **(source.metadata(unseen).topics if unseen else {})}
+    # a list of all topics omits those we may not describe; asked for by name they have an error code
+    missing = topics.missing_names(metadata.topics)
+    return {**metadata.topics, **(source.metadata(missing).topics if missing else {})}
 
 
 def _facts(
@@ -203,12 +204,12 @@ def _log_ends(client: ClusterClient, topics: Mapping[str, TopicMetadata]) -> dic
         for partition in topic.partitions
     }
     answers = client.list_offsets(wanted, log_end=True)
-    # an end that nobody tells is not known to be zero
+    # an unknown end may not be zero
     return {partition: 1 if answer.offset is None else answer.offset for partition, answer in answers.items()}
 
 
 def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) -> None:
-    """Ask the source, once, where the copies begin that do not begin where its logs do."""
+    """Ask the source, once, for the offsets at which copying begins if that is not its log start."""
     for plan in work.plans.values():
         if plan.begun and not start_from.is_earliest:
             work.warnings.append(f"{plan.topic} already holds records: start.from={start_from} does not apply to it")
@@ -216,7 +217,7 @@ def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) ->
     wanted = [TopicPartition(plan.source_topic, index) for plan in undecided for index in range(plan.partitions)]
     if not wanted:
         return
-    # the ends first: a record that comes after this question is copied, whatever the second one is answered
+    # the ends first, so that a record produced after this request is copied whatever the second one returns
     ends = source.list_offsets(dict.fromkeys(wanted, LATEST), read_committed=True)
     at_time = start_from.timestamp_ms
     found = {} if at_time is None else source.list_offsets(dict.fromkeys(wanted, at_time), read_committed=True)
@@ -228,8 +229,8 @@ def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) ->
             offset = next((answer.offset for answer in answers if answer.offset is not None), None)
             code = next((answer.error_code for answer in answers if answer.error_code), 0)
             if code or offset is None:
-                said = code_name(code) if code else "no offset"
-                message = f"cannot resolve start.from={start_from} for {partition}: {said}"
+                why = code_name(code) if code else "no offset"
+                message = f"cannot resolve start.from={start_from} for {partition}: {why}"
                 work.refuse(plan.topic, RefusedError(message, "try again when all its partitions have leaders"))
                 break
             first_offsets[index] = offset
@@ -237,8 +238,8 @@ def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) ->
             work.plans[plan.topic] = replace(plan, first_offsets=first_offsets, is_start_open=False)
 
 
-def _prove(destination: Destination, work: Work, bulk: Bulk, watch: Watch) -> None:
-    """Compare what is to be adopted, over connections of its own."""
+def _compare_adopted(destination: Destination, work: Work, bulk: Bulk, watch: Watch) -> None:
+    """Compare the topics to adopt with their sources, over separate connections, and refuse those that differ."""
     adopted = [plan for plan in work.plans.values() if plan.action is Action.ADOPT]
     if not adopted:
         return
@@ -249,8 +250,8 @@ def _prove(destination: Destination, work: Work, bulk: Bulk, watch: Watch) -> No
             work.results.append(refused)
 
 
-def _try(destination: Destination, work: Work) -> None:
-    """Ask the destination whether it would create the new topics, and what differs in the others."""
+def _check_at_destination(destination: Destination, work: Work) -> None:
+    """Ask the destination whether it would create the new topics, and which settings differ on the others."""
     new = work.new_topics()
     outcomes = TopicAdmin(destination.store).create(new, validate_only=True) if new else {}
     for topic, error in outcomes.items():
@@ -268,10 +269,10 @@ def _try(destination: Destination, work: Work) -> None:
             wanted = work.plans[topic].settings
             work.made[topic] = settings_made(wanted, found)
             changes = settings_to_change(wanted, found)
-            # an `add` that was interrupted has set these already, in the request that created the topic
+            # an interrupted `add` has set the overrides already, in the request that created the topic
             if changes := {key: value for key, value in changes.items() if key not in work.overrides}:
                 work.changes[topic] = changes
     for plan in work.plans.values():
         if plan.settings.left_out:
             keys = ", ".join(plan.settings.left_out)
-            work.warnings.append(f"{plan.topic}: the destination has no setting {keys}; left out")
+            work.warnings.append(f"{plan.topic}: the destination does not know the setting {keys}; left out")

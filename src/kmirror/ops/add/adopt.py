@@ -1,4 +1,4 @@
-"""The proof that `add --adopt` asks for: the destination's log is the beginning of the source's, record for record."""
+"""The check of `add --adopt`: the destination's log must be a prefix of the source's, record for record."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kmirror.work import Watch
 _ADD_AGAIN = "delete or rename the topic and add it again"
 
 
-class _Seen(NamedTuple):
-    """What is known of one partition: where its logs start and end, before and after comparing, and what that found."""
+class _Compared(NamedTuple):
+    """One partition: its offsets before and after comparing, and the result."""
 
     here: TopicPartition
     bounds: Bounds
@@ -48,9 +48,9 @@ def refusals(
     warn: Callable[[str], None],
     watch: Watch,
 ) -> dict[str, TopicResult]:
-    """Compare every partition of these topics; return by topic why it cannot be adopted, nothing where it can.
+    """Compare every partition of these topics; return by topic why it cannot be adopted, if it cannot.
 
-    `warn` hears of what could not be compared because one of the logs starts later.
+    `warn` is called with what could not be compared because one of the logs starts later.
     """
     pairs = [
         (TopicPartition(plan.source_topic, partition), TopicPartition(plan.topic, partition))
@@ -76,7 +76,7 @@ def refusals(
             found: TopicResult | None = _uncompared(here, unknown or KmirrorError("its offsets are not known"))
         else:
             found = _refusal(
-                _Seen(here, known.bounds[here], start, end, verdicts.get(here, PartitionVerdict())), mirror
+                _Compared(here, known.bounds[here], start, end, verdicts.get(here, PartitionVerdict())), mirror
             )
         if found is not None:
             refused.setdefault(here.topic, found)
@@ -95,35 +95,36 @@ def _refused(here: TopicPartition, message: str, hint: str, reason: Reason | Non
 
 
 def _uncompared(here: TopicPartition, error: KmirrorError) -> TopicResult:
-    message = f"{here} could not be compared with its source: {error}"
+    message = f"cannot compare {here} with its source: {error}"
     return _refused(here, message, error.hint or "try again", error.reason)
 
 
-def _refusal(seen: _Seen, mirror: str) -> TopicResult | None:
-    here, verdict, difference = seen.here, seen.verdict, seen.verdict.first_difference
+def _refusal(compared: _Compared, mirror: str) -> TopicResult | None:
+    here, verdict, difference = compared.here, compared.verdict, compared.verdict.first_difference
     if difference is None and verdict.trouble is not None:
         return _uncompared(here, verdict.trouble)
     if difference is None and verdict.obstacle is not None:
-        return _refused(here, f"{here} could not be compared with its source: {verdict.obstacle}", _ADD_AGAIN)
-    if difference is None and verdict.offsets < seen.bounds.end - seen.bounds.start:
-        return _uncompared(here, KmirrorError(f"only {counted(verdict.offsets, 'offset')} were"))
-    held = seen.bounds.destination_end
-    if seen.source_start > held > 0:
+        return _refused(here, f"cannot compare {here} with its source: {verdict.obstacle}", _ADD_AGAIN)
+    bounds = compared.bounds
+    if difference is None and verdict.offsets < bounds.end - bounds.start:
+        return _uncompared(here, KmirrorError(f"only {counted(verdict.offsets, 'offset')} compared"))
+    if compared.source_start > bounds.destination_end > 0:
         return _refused(
             here,
-            f"{here} cannot be compared: it ends at offset {held}, but its source starts at {seen.source_start}",
+            f"cannot compare {here} with its source: it ends at offset {bounds.destination_end}, but the source starts"
+            f" at {compared.source_start}",
             _ADD_AGAIN,
             Reason.SOURCE_TRUNCATED,
         )
-    if difference is None and seen.source_end >= seen.bounds.end:
+    if difference is None and compared.source_end >= bounds.end:
         return None
     fork, what = (
-        (difference.offset, difference.what) if difference else (seen.source_end, "the source's log ends there")
+        (difference.offset, difference.what) if difference else (compared.source_end, "the source's log ends there")
     )
     return _refused(
         here,
         f"{here} is not a prefix of its source: they fork at offset {fork} ({what});"
-        f" {counted(seen.bounds.end - fork, 'record')} after it",
+        f" {counted(bounds.end - fork, 'record')} after it",
         f"`kmirror failback --mirror {mirror} --mirror-config FILE` archives them and resumes from the fork",
         Reason.DESTINATION_WRITTEN,
     )

@@ -1,4 +1,4 @@
-"""What `add` will do with each topic, decided from facts that were gathered before. Pure: no I/O.
+"""The plan of `add`: what to do with each topic, decided from facts. Pure: no I/O.
 
 The plan is made once; a dry run prints it, a real run carries it out.
 """
@@ -31,19 +31,19 @@ _LONGEST_TOPIC_NAME = 249
 
 
 class Action(Enum):
-    """Name what is to be done with one topic."""
+    """What to do with one topic."""
 
     #: Create the destination topic.
     CREATE = auto()
-    #: The destination topic is ours already: created by an `add` that was interrupted, still empty.
+    #: Finish an `add` that was interrupted after it created the topic; it is still empty.
     FINISH = auto()
-    #: Take over an existing topic, once its content is proved to be a prefix of the source's.
+    #: Take over an existing topic, after checking that its content is a prefix of the source's.
     ADOPT = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """One topic that can become a mirror topic; `former` is its record as it stands, None where there is none."""
+    """One topic that can become a mirror topic; `former` is its stored record, if any."""
 
     topic: str
     source_topic: str
@@ -52,13 +52,13 @@ class TopicPlan:
     source_topic_id: str | None
     settings: SettingsPlan
     former: TopicRecord | None
-    #: By partition, where the copy begins; partitions left out begin where the source's log does.
+    #: By partition, where copying begins; partitions not in it begin at the source's log start.
     first_offsets: Mapping[int, int] = field(default_factory=dict)
-    #: True when `first_offsets` is still to be looked up at the source.
+    #: True if `first_offsets` must still be looked up at the source.
     is_start_open: bool = False
-    #: True when an `add` that was interrupted has decided where the copy begins.
+    #: True if an interrupted `add` has decided where copying begins.
     is_start_fixed: bool = False
-    #: Partitions of an adopted topic that hold something, or have held it.
+    #: Partitions of an existing topic whose log end is above 0.
     begun: frozenset[int] = frozenset()
 
 
@@ -74,17 +74,17 @@ class FilterChange:
         return bool(self.include_gains or self.exclude_gains or self.exclude_losses)
 
     def __str__(self) -> str:
-        """Return the change in words."""
-        words = [f"topics.include gains {p}" for p in self.include_gains]
-        words += [f"topics.exclude gains {p}" for p in self.exclude_gains]
-        words += [f"topics.exclude loses {p}" for p in self.exclude_losses]
-        return "; ".join(words)
+        """Return the change as text."""
+        changes = [f"topics.include gains {p}" for p in self.include_gains]
+        changes += [f"topics.exclude gains {p}" for p in self.exclude_gains]
+        changes += [f"topics.exclude loses {p}" for p in self.exclude_losses]
+        return "; ".join(changes)
 
     def apply(self, settings: Settings) -> dict[str, str]:
-        """Return both filters as they are then stored.
+        """Return both filters with the change, as they are stored.
 
         Raises:
-            UsageError: they would contradict each other, or the mirror's other kind of filters.
+            UsageError: they contradict each other, or the mirror uses the other kind of filters.
         """
         if self.include_gains and settings.auto_create_mirror_topics_enable:
             raise UsageError(
@@ -100,7 +100,7 @@ class FilterChange:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which source topics were chosen, which results are known already, and what becomes of the filters."""
+    """The chosen source topics, the results that are known already, and the change of the filters."""
 
     chosen: tuple[str, ...]
     results: tuple[TopicResult, ...]
@@ -110,7 +110,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was found out about the chosen topics; names of source topics are keys unless said otherwise."""
+    """Facts about the chosen topics, by source topic unless said otherwise."""
 
     state: State
     mirror: str
@@ -121,14 +121,14 @@ class Facts:
     #: Log ends of the destination topics' partitions.
     destination_ends: Mapping[TopicPartition, int]
     source_settings: Mapping[str, SettingsPlan | int]
-    #: How the clusters are reached, and as whom.
+    #: The logins, for `kafka-acls` hints.
     source_login: ClientConfig
     destination_login: ClientConfig
     source_rights_missing: Mapping[str, list[str]] = field(default_factory=dict)
-    #: Where the source's topics come from themselves.
+    #: Where the source's topics are mirrored from, if they are.
     upstream: Upstream = field(default_factory=Upstream)
     start_from: StartFrom = field(default_factory=StartFrom)
-    #: True when it was said for this `add`, not stored with the mirror.
+    #: True if it was given to this `add`, not stored with the mirror.
     start_is_named: bool = False
 
 
@@ -141,11 +141,11 @@ def select(
     *,
     allow_missing: bool,
 ) -> Selection:
-    """Choose among the source topics found, and say how the mirror's filters change.
+    """Choose among the source topics found, and decide how the mirror's filters change.
 
-    Regular expressions are kept in the filters, and `exclude` with them. Names that do not exist and expressions that
-    match nothing are refused, or with `allow_missing` kept in the filters too. What is named or matched explicitly is
-    taken off the exclude list again. `login` is how the source is reached.
+    Regular expressions are added to the filters, and `exclude` with them. Missing names and expressions without a match
+    are refused, or with `allow_missing` also added. A pattern in `topics` is removed from the mirror's exclude list.
+    `login` is of the source.
     """
     results: list[TopicResult] = []
     missing: list[str] = []
@@ -157,7 +157,7 @@ def select(
             continue
         here = settings.topic_prefix + name
         if topic is not None and topic.error_code not in (0, Code.UNKNOWN_TOPIC_OR_PARTITION):
-            results.append(_unseen(here, name, topic.error_code, login))
+            results.append(_not_described(here, name, topic.error_code, login))
         elif topic is None or topic.error_code:
             missing.append(name)
             if not allow_missing:
@@ -187,9 +187,9 @@ def select(
         left_out = exclude.matches(name) or stored_exclude.matches(name) or is_internal(topic)
         if not topic.error_code and not left_out and expressions.matches(name):
             chosen.add(name)
-    # one that is to be excluded too contradicts itself, which the filters tell
-    sound = [p for p in expressions.patterns if p not in exclude.patterns]
-    unmatched = [p for p in sound if not any(TopicSelector((p,)).matches(name) for name in chosen)]
+    # a pattern that is also excluded is an error, which `FilterChange.apply` raises
+    included = [p for p in expressions.patterns if p not in exclude.patterns]
+    unmatched = [p for p in included if not any(TopicSelector((p,)).matches(name) for name in chosen)]
     warnings = []
     if allow_missing:
         warnings += [f"the source has no topic {name} yet; it is added when it appears" for name in missing]
@@ -204,10 +204,10 @@ def select(
 
 
 def _matches_nothing(pattern: str, found: Mapping[str, TopicMetadata]) -> TopicResult:
-    """Return the row of an expression that chooses no topic."""
+    """Return the result for an expression that chooses no topic."""
     one = TopicSelector((pattern,))
     if any(one.matches(name) for name, topic in found.items() if not (topic.error_code or is_internal(topic))):
-        message = f"every topic that {pattern} matches is excluded by --exclude or by topics.exclude of this mirror"
+        message = f"all topics that {pattern} matches are excluded by --exclude or by topics.exclude of this mirror"
         hint = "change the exclusion, or keep the pattern for later topics with --allow-missing"
     else:
         message = f"{pattern} matches no source topic that kmirror can see"
@@ -229,16 +229,17 @@ def _filter_change(
     )
 
 
-def _without_topic_ids(there: TopicMetadata, memory: TopicMetadata | None) -> str | None:
-    """Return which cluster's brokers follow a protocol from before topic ids (KIP-516), if one's do."""
-    if there.printed_topic_id is None:
+def _without_topic_ids(source: TopicMetadata, state_topic: TopicMetadata | None) -> str | None:
+    """Return which cluster's inter-broker protocol is older than topic ids (KIP-516), if any."""
+    if source.printed_topic_id is None:
         return "source"
-    is_lacking_here = memory is not None and not memory.error_code and memory.printed_topic_id is None
-    return "destination" if is_lacking_here else None
+    if state_topic is not None and not state_topic.error_code and state_topic.printed_topic_id is None:
+        return "destination"
+    return None
 
 
 def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> TopicPlan | TopicResult:
-    """Return what is to be done with one source topic, or why nothing is; `named` unless an expression matched it."""
+    """Return what to do with one source topic, or why nothing is done; `named` unless an expression matched it."""
     topic = facts.settings.topic_prefix + source_topic
     there, here = facts.source[source_topic], facts.destination.get(topic)
     former = facts.state.topic(facts.mirror, topic)
@@ -271,7 +272,7 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
     if without_id := _without_topic_ids(there, facts.destination.get(STATE_TOPIC)):
         return _refused(
             topic,
-            f"the {without_id} has no topic ids, without which a topic that was created again cannot be told",
+            f"the {without_id} has no topic ids, without which a recreated topic cannot be detected",
             f"set inter.broker.protocol.version on the {without_id}'s brokers to 2.8 or later first",
         )
     gone = former is not None and is_gone(former, here)
@@ -290,7 +291,7 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
     begun = frozenset(p for p in there.partitions if facts.destination_ends.get(TopicPartition(topic, p), 0) > 0)
 
     def plan(action: Action) -> TopicPlan:
-        # what an add that was interrupted has fixed stays fixed; records that are there already decide by themselves
+        # an interrupted add has fixed the start; a topic with records continues at its end
         kept = former.first_offsets if former is not None and is_fixed else None
         return TopicPlan(
             topic,
@@ -312,7 +313,7 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
         is_forbidden = here.error_code == Code.TOPIC_AUTHORIZATION_FAILED
         return _refused(
             topic,
-            f"the destination does not describe topic {topic}: {code_name(here.error_code)}",
+            f"cannot describe topic {topic} on the destination: {code_name(here.error_code)}",
             grant_line(facts.destination_login, ("DESCRIBE",), f"--topic {topic}") if is_forbidden else "try again",
             Reason.NOT_AUTHORIZED if is_forbidden else None,
         )
@@ -334,7 +335,7 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
             f"{topic} was stopped and is now an ordinary topic"
             if stopped
             else f"topic {topic} already exists on the destination",
-            "--adopt makes it a mirror topic if its content is the beginning of the source's",
+            "--adopt makes it a mirror topic if its records are a prefix of the source's",
         )
     if begun and facts.start_is_named and not facts.start_from.is_earliest:
         return _refused(
@@ -346,7 +347,7 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
 
 
 def owner_of(state: State, topic: str, mirror: str) -> str | None:
-    """Return the other mirror that owns a destination topic, None where nobody else does."""
+    """Return the other mirror that owns a destination topic, if any."""
     for other in state.mirrors:
         found = state.topic(other.name, topic) if other.name != mirror else None
         if found is not None and found.desired is not DesiredState.STOPPED:
@@ -355,7 +356,7 @@ def owner_of(state: State, topic: str, mirror: str) -> str | None:
 
 
 def require_unchanged(state: State, plan: TopicPlan, mirror: str) -> None:
-    """Refuse to go on with a topic that somebody else changed since it was planned. Raises RefusedError (FENCED)."""
+    """Raise RefusedError (FENCED) if another operation changed a topic's stored state since it was planned."""
     if state.topic(mirror, plan.topic) != plan.former or owner_of(state, plan.topic, mirror) is not None:
         raise RefusedError(
             f"another operation changed the stored state of {plan.topic} meanwhile",
@@ -372,7 +373,7 @@ def _refused(topic: str, message: str, hint: str, reason: Reason | None = None) 
     return TopicResult(topic, None, Outcome.REFUSED, message, reason, hint=hint)
 
 
-def _unseen(topic: str, name: str, code: int, login: ClientConfig) -> TopicResult:
+def _not_described(topic: str, name: str, code: int, login: ClientConfig) -> TopicResult:
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
         return _not_authorized(topic, name, ["DESCRIBE", "READ", "DESCRIBE_CONFIGS"], login)
     return _refused(topic, f"the source returned {code_name(code)} for topic {name}", "check the name")

@@ -1,11 +1,11 @@
-"""The steps of `add`, after the plan. Wherever it is killed, the same command finishes what it left.
+"""The steps of `add`, after the plan. If it is killed anywhere, the same command finishes what it left.
 
-1. Every topic is *claimed*: a record that says an `add` is under way, written under one lock common to all mirrors, so
-   that no two of them take the same topic. Engines leave claimed topics alone. The claim keeps where the copy begins.
-2. Destination topics are created, or the settings of existing ones changed.
-3. The records are completed, with both topic ids, together with the mirror's filters and the event; what the brokers
-   refused is given back. Partitions' records stand before their topic's, so that an engine that meets the one has met
-   the others.
+1. *Claim* every topic: write a record that says an `add` is in progress, under one lock for all mirrors, so that no two
+   of them take the same topic. Engines ignore claimed topics. The claim stores where copying begins.
+2. Create destination topics, or change the settings of existing ones.
+3. Complete the records, with both topic ids, together with the mirror's filters and the event; release the claims of
+   topics that the brokers refused. Partition records are written before their topic's, so that an engine that reads
+   the topic has read its partitions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kmirror.ops.add.topic_admin import NewTopic, TopicAdmin, await_topics
 from kmirror.ops.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.rights.acl_sync import protect_claimed
-from kmirror.ops.rights.at_stop import lift_rights
+from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.protection import settle
 from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.client import Deadline
@@ -43,26 +43,26 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.sync.topic_settings import settings_made
 from kmirror.words import counted
 
-#: The one lock for claims of all mirrors; no mirror can have this name.
+#: The lock for claims of all mirrors; no mirror can have this name.
 _CLAIMS = "*"
 _NEEDED_AT_DESTINATION = ("READ", "WRITE")
 #: How long new topics may take to get their leaders.
 _CREATION_S = 30.0
 _CREATION_S_A_TOPIC = 0.1
-#: How long transactions that are open in adopted topics are waited for.
+#: How long to wait for open transactions in adopted topics.
 _TRANSACTIONS_S = 5.0
 _MOST_TOPICS_IN_EVENT = 100
 _MOST_OFFSETS_SHOWN = 20
 _SETTINGS_NOTE = (
-    " (those that would change or refuse what is copied are at values that do nothing until mirroring stops;"
-    " max.message.bytes too: the source may hold batches larger than it takes today)"
+    " (settings that would change or reject copied records have neutral values until mirroring stops; so has"
+    " max.message.bytes, since the source may have batches larger than it accepts today)"
 )
 _FINISH_HINT = "run the same command again to finish"
 
 
 @dataclass(slots=True)
 class Work:
-    """The plan, and while it is carried out how each topic ended; `plans` and `changes` by destination name."""
+    """The plan, and the results while it is carried out; `plans` and `changes` are by destination topic."""
 
     mirror: MirrorRecord
     settings: Settings
@@ -72,11 +72,11 @@ class Work:
     #: Settings to change on topics that exist.
     changes: dict[str, dict[str, str]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    #: By destination name, what counts as set by kmirror on topics that exist.
+    #: By destination topic, the settings of existing topics that count as set by kmirror.
     made: dict[str, dict[str, str]] = field(default_factory=dict)
-    #: True when nobody asked for the topics but the mirror's filters.
+    #: True if the mirror's filters chose the topics, not an operator.
     discovers: bool = False
-    #: Settings that the operator gives to topics that are created; they stay, as others that are set here do.
+    #: The operator's settings for created topics; kmirror never changes them later.
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, topic: str, error: KmirrorError, outcome: Outcome = Outcome.REFUSED) -> None:
@@ -92,30 +92,30 @@ class Work:
 
     @property
     def changes_filters(self) -> bool:
-        """Tell whether the filters are to be stored: not when every topic that was meant is refused."""
+        """Return whether to store the filters: not if every selected topic is refused."""
         refused = any(row.result not in (Outcome.DONE, Outcome.NOOP) for row in self.results)
         return bool(self.filters) and (bool(self.plans) or not refused)
 
 
 def rows_of_plan(work: Work) -> list[TopicResult]:
-    """Return the results a dry run shows."""
-    planned = [TopicResult(p.topic, None, Outcome.DONE, _words(p, work, done=False)) for p in work.plans.values()]
+    """Return the results that a dry run shows."""
+    planned = [TopicResult(p.topic, None, Outcome.DONE, _text(p, work, done=False)) for p in work.plans.values()]
     return [*work.results, *planned, *_filter_rows(work, "would change the filters")]
 
 
 def carry_out(destination: Destination, work: Work) -> list[TopicResult]:
-    """Do it; return the results.
+    """Carry out the plan; return the results.
 
     Raises:
-        RefusedError: somebody else changed the mirror or one of the topics meanwhile; nothing was added.
-        UnreachableError: the destination fell silent; the same command goes on from there.
+        RefusedError: another operation changed the mirror or one of the topics meanwhile; nothing was added.
+        UnreachableError: the destination stopped answering; the same command continues from there.
     """
     if not work.plans and not work.changes_filters:
         return [*work.results, *_filter_rows(work, "")]
     claimed = dict(work.plans)
     _claim(destination, work)
     _protect(destination, work)
-    unknown = _make(destination, work)
+    unknown = _create_topics(destination, work)
     patience = _CREATION_S + _CREATION_S_A_TOPIC * len(work.plans)
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         made = await_topics(destination.client, list(work.plans), Deadline(patience))
@@ -128,15 +128,15 @@ def carry_out(destination: Destination, work: Work) -> list[TopicResult]:
             work.refuse(plan.topic, late, Outcome.TIMED_OUT)
     rows = [*work.results, *(_done(plan, work, lacking, destination.config) for plan in work.plans.values())]
     rows += _filter_rows(work, "changed the filters")
-    given_up = _complete(destination, work, claimed, unknown, made, rows)
-    given_back = (claimed.keys() - work.plans.keys() - unknown) | given_up
-    if given_back:
-        lift_rights(destination, work.mirror.name, given_back)
-    return [_given_up(row) if row.topic in given_up else row for row in rows]
+    unwanted = _complete(destination, work, claimed, unknown, made, rows)
+    released = (claimed.keys() - work.plans.keys() - unknown) | unwanted
+    if released:
+        lift_rights(destination, work.mirror.name, released)
+    return [_unwanted(row) if row.topic in unwanted else row for row in rows]
 
 
 def _protect(destination: Destination, work: Work) -> None:
-    """Keep others from writing to the topics from their beginning, or from now on, where that can be done."""
+    """Deny others write access to the topics where that is possible, and warn of open transactions."""
     work.warnings += protect_claimed(destination, work.mirror.name, work.settings, list(work.plans))
     adopted = [
         TopicPartition(plan.topic, partition)
@@ -150,13 +150,13 @@ def _protect(destination: Destination, work: Work) -> None:
         for place, producers in sorted(still_open.items()):
             ids = ", ".join(str(producer.producer_id) for producer in producers)
             work.warnings.append(
-                f"a transaction of producer id {ids} is open in {place}: if it writes on, the partition FAILS with "
+                f"a transaction of producer id {ids} is open in {place}: if it writes more, the partition FAILS with "
                 "DESTINATION_WRITTEN"
             )
 
 
 def refusal_of(error: KmirrorError, operation: str, topic: str) -> KmirrorError:
-    """Return a broker's refusal of an operation on a topic as a refusal for people."""
+    """Return the error to show for a broker's refusal of an operation on a topic."""
     if error.reason is Reason.NOT_AUTHORIZED:
         return UnreachableError(
             f"the destination does not grant us {operation} on topic {topic}",
@@ -168,7 +168,7 @@ def refusal_of(error: KmirrorError, operation: str, topic: str) -> KmirrorError:
     return error
 
 
-def _words(plan: TopicPlan, work: Work, *, done: bool) -> str:
+def _text(plan: TopicPlan, work: Work, *, done: bool) -> str:
     many = counted(plan.partitions, "partition")
     infinitive, past, shown = {
         Action.CREATE: (f"create with {many}", f"created with {many}", {**plan.settings.now, **work.overrides}),
@@ -179,7 +179,7 @@ def _words(plan: TopicPlan, work: Work, *, done: bool) -> str:
     what = f"{past if done else f'would {infinitive}'}, to mirror {plan.source_topic}"
     if begins := _beginnings(plan):
         what = f"{what}; {begins}"
-    # Whoever asks what would happen wants to see it all; whoever has done it, that it is done.
+    # settings are for a dry run only
     return f"{what}; settings: {settings}{_SETTINGS_NOTE}" if settings and not done else what
 
 
@@ -201,18 +201,18 @@ def _filter_rows(work: Work, what: str) -> list[TopicResult]:
 
 
 def _done(plan: TopicPlan, work: Work, lacking: Mapping[str, list[str]], login: ClientConfig) -> TopicResult:
-    said = _words(plan, work, done=True)
+    text = _text(plan, work, done=True)
     if plan.topic not in lacking:
-        return TopicResult(plan.topic, None, Outcome.DONE, said)
+        return TopicResult(plan.topic, None, Outcome.DONE, text)
     missing = " and ".join(lacking[plan.topic])
     grant = grant_line(login, lacking[plan.topic], f"--topic {plan.topic}")
     return TopicResult(
         plan.topic,
         None,
         Outcome.FAILED,
-        f"{said}; but the destination does not grant us {missing} on topic {plan.topic}",
+        f"{text}; but the destination does not grant us {missing} on topic {plan.topic}",
         Reason.NOT_AUTHORIZED,
-        hint=f"the engine retries automatically when this is granted:\n{grant}",
+        hint=f"the engine retries automatically once this is granted:\n{grant}",
     )
 
 
@@ -234,7 +234,7 @@ def _claim(destination: Destination, work: Work) -> None:
 
 
 def _not_chosen(mirror: MirrorRecord, work: Work) -> frozenset[str]:
-    """Return the topics that discovery planned and that are not to be taken any more."""
+    """Return the topics that discovery planned but the filters no longer include."""
     if not work.discovers:
         return frozenset()
     settings = stored_settings(mirror.settings)
@@ -242,13 +242,13 @@ def _not_chosen(mirror: MirrorRecord, work: Work) -> frozenset[str]:
     return frozenset(p.topic for p in work.plans.values() if is_over or not settings.selects(p.source_topic))
 
 
-def _given_up(row: TopicResult) -> TopicResult:
-    told = f"topic {row.topic} was created, but the mirror's filters no longer include it: it is an ordinary topic"
-    return replace(row, result=Outcome.REFUSED, message=told)
+def _unwanted(row: TopicResult) -> TopicResult:
+    message = f"topic {row.topic} was created, but the mirror's filters no longer include it: it is an ordinary topic"
+    return replace(row, result=Outcome.REFUSED, message=message)
 
 
-def _make(destination: Destination, work: Work) -> set[str]:
-    """Create topics and change settings; return those of which nobody knows whether it happened."""
+def _create_topics(destination: Destination, work: Work) -> set[str]:
+    """Create topics and change settings; return the topics for which the outcome is unknown."""
     admin = TopicAdmin(destination.store)
     new = work.new_topics()
     unknown: set[str] = set()
@@ -259,10 +259,10 @@ def _make(destination: Destination, work: Work) -> set[str]:
         for topic, error in outcomes.items():
             if error is None:
                 continue
-            # it did not exist a moment ago: somebody's, or our own whose first answer was lost
+            # it did not exist a moment ago: another client's, or ours if the first answer was lost
             appeared = isinstance(error, BrokerError) and error.code == Code.TOPIC_ALREADY_EXISTS
-            silent = isinstance(error, UnreachableError) and error.reason is not Reason.NOT_AUTHORIZED
-            if appeared or silent:
+            unanswered = isinstance(error, UnreachableError) and error.reason is not Reason.NOT_AUTHORIZED
+            if appeared or unanswered:
                 unknown.add(topic)
                 work.refuse(topic, KmirrorError(error.message, _FINISH_HINT, error.reason), Outcome.FAILED)
             else:
@@ -278,17 +278,17 @@ def _complete(
     made: ClusterMetadata,
     rows: list[TopicResult],
 ) -> frozenset[str]:
-    """Complete the records of what is made and give back what is not, unless that is unknown, in one transaction.
+    """Complete the records of created topics and release the other claims, except unknown ones, in one transaction.
 
-    Returns the topics that were given back because they are not wanted any more.
+    Returns the topics that were released because the filters no longer include them.
     """
     mirror = work.mirror.name
-    given_up: frozenset[str] = frozenset()
+    unwanted: frozenset[str] = frozenset()
 
     def decide(state: State) -> Changes:
-        nonlocal given_up
+        nonlocal unwanted
         present = require_mirror(state, mirror)
-        given_up = _not_chosen(present, work)
+        unwanted = _not_chosen(present, work)
         records: list[Record] = []
         tombstones: list[Key] = []
         for topic, plan in claimed.items():
@@ -299,7 +299,7 @@ def _complete(
                     "check with `kmirror describe` and try again",
                     Reason.FENCED,
                 )
-            if topic in work.plans and topic not in given_up:
+            if topic in work.plans and topic not in unwanted:
                 topic_id = made.topics[topic].printed_topic_id
                 partitions, forgotten = _partition_records(state, plan, mirror, topic_id)
                 records += partitions
@@ -315,14 +315,14 @@ def _complete(
         if work.changes_filters:
             filters = work.filters.apply(stored_settings(present.settings))
             records.append(replace(present, settings=_with_filters(present.settings, filters)))
-        names = sorted({*work.plans} - given_up)
+        names = sorted({*work.plans} - unwanted)
         details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "filters": str(work.filters)}
-        told = ("discovery", "ADDED") if work.discovers else ("add", exit_code_of(rows).name)
-        event = Event(now_ms(), mirror, told[0], actor(), told[1], details)
-        return Changes(tuple(records), tuple(tombstones), () if given_up and not names else (event,))
+        what, result = ("discovery", "ADDED") if work.discovers else ("add", exit_code_of(rows).name)
+        event = Event(now_ms(), mirror, what, actor(), result, details)
+        return Changes(tuple(records), tuple(tombstones), () if unwanted and not names else (event,))
 
     change(destination, mirror, decide)
-    return given_up
+    return unwanted
 
 
 def _with_filters(settings: Mapping[str, str], filters: Mapping[str, str]) -> dict[str, str]:
@@ -352,10 +352,10 @@ def _claim_of(plan: TopicPlan, mirror: MirrorRecord) -> TopicRecord:
 def _partition_records(
     state: State, plan: TopicPlan, mirror: str, topic_id: str | None
 ) -> tuple[list[PartitionRecord], list[Key]]:
-    """Return what is remembered of the partitions from now on, and what is forgotten.
+    """Return the records of the topic's partitions, and the keys of records to delete.
 
-    On a topic that was a mirror topic before the guard goes on, since its brokers remember it; of another one nothing
-    is left. Partitions of which there is nothing to say have no record.
+    A topic that was a mirror topic before keeps its guard, since its brokers remember the producer id; otherwise
+    nothing is kept. A partition that starts at its source's log start has no record yet.
     """
     found = {partition.partition: partition for partition in state.partitions(mirror, plan.topic)}
     is_same = plan.former is not None and plan.former.destination_topic_id == topic_id

@@ -1,6 +1,6 @@
-"""Create topics of the destination and change their settings, through librdkafka's admin client.
+"""Create destination topics and change their settings, with librdkafka's admin client.
 
-Each answer is about one topic: one that is refused never hides the others.
+Each result is for one topic: a refused topic never hides the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create; `replication_factor` -1 is the brokers' default."""
+    """A topic to create; a `replication_factor` of -1 is the brokers' default."""
 
     name: str
     partitions: int
@@ -36,7 +36,7 @@ class NewTopic:
 
 
 def await_topics(cluster: ClusterClient, topics: Collection[str], deadline: Deadline) -> ClusterMetadata:
-    """Wait until topics just created have leaders for all partitions; return what is known at `deadline` at the latest.
+    """Wait until new topics have leaders for all partitions, or until `deadline`; return their metadata.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -59,7 +59,7 @@ def _is_ready(metadata: ClusterMetadata, topic: str) -> bool:
 
 
 class TopicAdmin:
-    """Create and alter topics of the destination; errors come back by topic, None for success."""
+    """Create and alter destination topics; return errors by topic, None for success."""
 
     def __init__(self, store: StateStore) -> None:
         from confluent_kafka.admin import AdminClient
@@ -71,7 +71,7 @@ class TopicAdmin:
     def create(self, topics: Iterable[NewTopic], *, validate_only: bool = False) -> dict[str, KmirrorError | None]:
         """Create topics, or with `validate_only` ask the brokers whether they would.
 
-        TOPIC_ALREADY_EXISTS may tell of our own request, whose first answer was lost.
+        TOPIC_ALREADY_EXISTS may be due to our own request, if its first answer was lost.
         """
         from confluent_kafka import admin as librdkafka
 
@@ -88,12 +88,12 @@ class TopicAdmin:
             asked = self._admin.create_topics(
                 wanted, validate_only=validate_only, operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S
             )
-            return dict(asked)  # the client looks at its own again
+            return dict(asked)  # a copy: the client reads its own again
 
         return self._each({topic.name: topic for topic in topics}, request, "creating topic", "CREATE")
 
     def set_settings(self, changes: Mapping[str, Mapping[str, str | None]]) -> dict[str, KmirrorError | None]:
-        """Set settings on topics, all others untouched (IncrementalAlterConfigs); None: the brokers' default again."""
+        """Set some settings of topics (IncrementalAlterConfigs); None resets to the brokers' default."""
         from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
         def entry(key: str, value: str | None) -> ConfigEntry:
@@ -118,7 +118,7 @@ class TopicAdmin:
     def _each(
         self, items: Mapping[str, Item], request: Callable[[Sequence[Item]], dict[str, Any]], what: str, operation: str
     ) -> dict[str, KmirrorError | None]:
-        # all in few requests; whoever has to be asked again is asked alone
+        # many topics per request; retries are for one topic each
         outcomes: dict[str, KmirrorError | None] = {}
         for some in _chunks(items):
             first = request([items[name] for name in some])

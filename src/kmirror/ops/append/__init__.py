@@ -1,1 +1,1 @@
-"""`append`: records from a file, to the offsets that it gives them."""
+"""`append`: write records from a file at the offsets given there."""

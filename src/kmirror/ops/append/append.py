@@ -1,7 +1,7 @@
-"""`append`: put records from a file where they belong, for repair by hand.
+"""`append`: write records from a file at the offsets given there, for manual repair.
 
-All is looked at before anything is written. A partition takes records only where its log ends right before them; and a
-mirror topic only while it is paused or stopped, so that no engine appends at the same time.
+Everything is checked before anything is written. A partition's log must end right before its first record; a mirror
+topic must be paused or stopped, so that no engine appends at the same time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from kmirror.cluster.pipeline import AppendPipeline
@@ -32,10 +31,9 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.words import counted
 
 _VERB = "append"
-#: An engine writes nothing to a partition of a paused topic that it has reported as one of these.
-_LET_GO = (PartitionState.PAUSED, PartitionState.FAILED, PartitionState.STOPPED)
-#: So many partitions are named in an event.
-_MOST_TOLD = 100
+#: Once it has reported one of these for a partition of a paused topic, an engine writes nothing to it.
+_RELEASED = (PartitionState.PAUSED, PartitionState.FAILED, PartitionState.STOPPED)
+_MOST_PARTITIONS_IN_EVENT = 100
 _TIMESTAMP_TYPE = "message.timestamp.type"
 
 Spans = Mapping[TopicPartition, Span]
@@ -43,15 +41,15 @@ Refusals = dict[TopicPartition, KmirrorError]
 
 
 def append(destination: Destination, file: str, *, dry_run: bool = False) -> VerbResult:
-    """Append the records of a file at their offsets; one result a partition, nothing is written where one is refused.
+    """Append the records of a file at their offsets; one result per partition. If one is refused, nothing is written.
 
     Raises:
-        UsageError: the file cannot be read or understood.
+        UsageError: the file is unreadable or invalid.
         UnreachableError: the destination does not answer.
     """
     spans = spans_of(file, _lines(file))
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        refusals, warnings = _look(destination, spans)
+        refusals, warnings = _check(destination, spans)
         good = {place: span for place, span in spans.items() if place not in refusals}
         with _pipeline(destination) as out:
             for place, span in good.items():
@@ -79,11 +77,8 @@ def _pipeline(destination: Destination) -> AppendPipeline:
     return AppendPipeline(destination.config, producer_id=own_producer_id("", _VERB, 0))
 
 
-# -- before -----------------------------------------------------------------------------------------------------------
-
-
-def _look(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]:
-    """Return which partitions may not be written to, and what else should be known."""
+def _check(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]:
+    """Return the partitions that may not be written to, and warnings."""
     names = sorted({place.topic for place in spans})
     found = destination.client.metadata(names).topics
     refusals: Refusals = {}
@@ -93,7 +88,7 @@ def _look(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]:
         if place.topic.startswith(OWN_TOPICS) or (topic is not None and topic.is_internal):
             refusals[place] = RefusedError(f"{place.topic} is an internal topic", "append does not write to these")
         elif topic is None or code:
-            why = code_name(code) if code else "the broker does not tell of it"
+            why = code_name(code) if code else "not in the broker's metadata"
             refusals[place] = RefusedError(f"{place}: {why}", "check the name; append creates no topics")
         elif place.partition not in topic.partitions:
             refusals[place] = RefusedError(
@@ -108,13 +103,13 @@ def _look(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]:
         if topic.topic in names and topic.desired is not DesiredState.STOPPED
     }
     for topic_record in mirrored.values():
-        busy = _busy(destination, state, topic_record)
+        errors = _not_writable(destination, state, topic_record)
         for place in spans:
-            if place.topic == topic_record.topic and (why_not := busy.get(place.partition, busy.get(None))) is not None:
-                refusals.setdefault(place, why_not)
+            if place.topic == topic_record.topic and (error := errors.get(place.partition, errors.get(None))):
+                refusals.setdefault(place, error)
     warnings = [
-        f"{name} is a topic of mirror {topic.mirror}: what is appended must be what its source has at these offsets, or"
-        f" copying it will fail with {Reason.DESTINATION_WRITTEN}"
+        f"{name} is a topic of mirror {topic.mirror}: the appended records must be those of its source at these"
+        f" offsets, or copying it will fail with {Reason.DESTINATION_WRITTEN}"
         for name, topic in mirrored.items()
     ]
     settings = topic_settings(destination.client, names, [_TIMESTAMP_TYPE])
@@ -125,10 +120,10 @@ def _look(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]:
     return refusals, warnings
 
 
-def _busy(destination: Destination, state: State, topic: TopicRecord) -> dict[int | None, KmirrorError]:
-    """Return why partitions of a mirror topic may not be written to now; None stands for all others."""
+def _not_writable(destination: Destination, state: State, topic: TopicRecord) -> dict[int | None, KmirrorError]:
+    """Return why partitions of a mirror topic may not be written to now; the key None means all others."""
     mirror, name = topic.mirror, topic.topic
-    pause = f"`kmirror pause --mirror {mirror} --topics {name}` keeps engines from it; `kmirror resume` lets them go on"
+    pause = f"`kmirror pause --mirror {mirror} --topics {name}` first, and `kmirror resume` afterwards"
     state.require_readable(mirror)
     if topic.desired is not DesiredState.PAUSED:
         return {None: RefusedError(f"{name} is mirrored by {mirror}: engines append to it", pause)}
@@ -138,12 +133,12 @@ def _busy(destination: Destination, state: State, topic: TopicRecord) -> dict[in
     return {
         row.partition: RefusedError(f"{name}-{row.partition} is being paused: an engine may still append to it", hint)
         for row in describe(destination, mirror, TopicSelector((name,)))
-        if row.state not in _LET_GO
+        if row.state not in _RELEASED
     }
 
 
 def _misplaced(out: AppendPipeline, place: TopicPartition, span: Span) -> KmirrorError | None:
-    """Return why records do not belong at the end of a partition; None where they do."""
+    """Return why records do not belong at the end of a partition, None if they do."""
     try:
         end = out.log_end_offset(place)
     except OutcomeUnknown:
@@ -153,24 +148,21 @@ def _misplaced(out: AppendPipeline, place: TopicPartition, span: Span) -> Kmirro
     if end == span.start:
         return None
     hint = (
-        f"leave out the records below offset {end}, which are there, or correct the file"
+        f"remove the records below offset {end}, which exist already, or correct the file"
         if span.start < end
-        else f"the log lacks the offsets from {end} to {span.start - 1}: put their records into the file, too"
+        else f"the log lacks offsets {end} to {span.start - 1}: add their records to the file"
     )
-    return RefusedError(f"{place} ends at offset {end}, and the file begins at offset {span.start}", hint)
+    return RefusedError(f"{place} ends at offset {end}, but the file begins at offset {span.start}", hint)
 
 
 def _refused(spans: Spans, refusals: Refusals) -> Iterator[TopicResult]:
     for place in sorted(spans):
         error = refusals.get(place)
         if error is None:
-            message, reason, hint = f"{place} is not tried: others are refused", None, None
+            message, reason, hint = f"{place} was not written: other partitions are refused", None, None
         else:
             message, reason, hint = error.message, error.reason, error.hint
         yield TopicResult(place.topic, place.partition, Outcome.REFUSED, message, reason, hint=hint)
-
-
-# -- appending --------------------------------------------------------------------------------------------------------
 
 
 def _append(destination: Destination, file: str, spans: Spans) -> list[TopicResult]:
@@ -178,8 +170,8 @@ def _append(destination: Destination, file: str, spans: Spans) -> list[TopicResu
     failed: dict[TopicPartition, Exception] = {}
     ends = {place: span.start for place, span in spans.items()}
 
-    def take_in(place: TopicPartition) -> None:
-        """Take note of what is known of appends, in their order."""
+    def collect(place: TopicPartition) -> None:
+        """Collect the results of finished appends, in order."""
         waiting = under_way[place]
         while waiting and waiting[0].done():
             one = waiting.popleft()
@@ -190,7 +182,7 @@ def _append(destination: Destination, file: str, spans: Spans) -> list[TopicResu
                 failed.setdefault(place, error)
 
     expected = dict(ends)
-    # what stops a partition is told by the append that failed
+    # the append that failed has the error that stopped its partition
     with suppress(AppendStoppedError), _pipeline(destination) as out:
         for place, span in spans.items():
             if (refusal := _misplaced(out, place, span)) is not None:
@@ -199,36 +191,36 @@ def _append(destination: Destination, file: str, spans: Spans) -> list[TopicResu
             if place in failed:
                 continue
             if record.offset != expected.get(place):
-                failed[place] = UsageError(f"{file} has changed since it was checked", "leave it alone meanwhile")
+                failed[place] = UsageError(f"{file} was changed after it was checked", "run the command again")
                 continue
             expected[place] = record.offset + 1
             with suppress(AppendStoppedError):
                 under_way[place].append(out.append(place, [record]))
-            take_in(place)
+            collect(place)
     for place in spans:
-        take_in(place)
+        collect(place)
     return [_ended(place, span, ends[place], failed.get(place)) for place, span in sorted(spans.items())]
 
 
 def _note(destination: Destination, rows: list[TopicResult]) -> Iterator[str]:
-    """Record in the events of the mirrors concerned what was appended; yield why it could not be."""
+    """Record what was appended in the events of its mirrors; yield a warning if that fails."""
     try:
         state = destination.state()
         for mirror in state.mirrors:
             owned = {topic.topic for topic in state.topics(mirror.name)}
             concerned = [row for row in rows if row.topic in owned]
             if concerned:
-                told_of = [f"{row.topic}-{row.partition}: {row.message}" for row in concerned[:_MOST_TOLD]]
-                details = {"partitions": told_of, "count": len(concerned)}
-                result = exit_code_of(concerned).name
-                noted = Changes((), (), (Event(now_ms(), mirror.name, _VERB, actor(), result, details),))
-                change(destination, mirror.name, partial(_all_of, noted))
+                named = concerned[:_MOST_PARTITIONS_IN_EVENT]
+                messages = [f"{row.topic}-{row.partition}: {row.message}" for row in named]
+                details = {"partitions": messages, "count": len(concerned)}
+                event = Event(now_ms(), mirror.name, _VERB, actor(), exit_code_of(concerned).name, details)
+                _record_event(destination, event)
     except KmirrorError as error:
-        yield f"what was appended is not recorded in the events: {error.message}"
+        yield f"the append is not recorded in the events: {error.message}"
 
 
-def _all_of(changes: Changes, _: State) -> Changes:
-    return changes
+def _record_event(destination: Destination, event: Event) -> None:
+    change(destination, event.mirror, lambda _: Changes((), (), (event,)))
 
 
 def _ended(place: TopicPartition, span: Span, end: int, error: Exception | None) -> TopicResult:
@@ -236,11 +228,11 @@ def _ended(place: TopicPartition, span: Span, end: int, error: Exception | None)
         return _row(place, span, "are")
     done = f"{counted(end - span.start, 'record')} of {span.end - span.start:,} appended"
     if error is None or isinstance(error, OutcomeUnknown):
-        message = f"{place}: {done}, and it is not known whether more are: {error or 'no answer came'}"
-        hint = "look where the log ends, leave out what is there, and run it again"
+        message = f"{place}: {done}; whether more were appended is unknown: {error or 'no answer'}"
+        hint = "check where the log ends, remove the records that exist from the file, and run the command again"
         return TopicResult(place.topic, place.partition, Outcome.FAILED, message, hint=hint)
     why = as_kmirror_error(error)
-    hint = f"{why.hint or 'correct what is wrong'}; leave out the records below offset {end} and run it again"
+    hint = f"{why.hint or 'correct the cause'}; remove the records below offset {end} and run the command again"
     message = f"{place}: {done}: {why.message}"
     return TopicResult(place.topic, place.partition, Outcome.FAILED, message, why.reason, hint=hint)
 

@@ -1,9 +1,9 @@
-"""The file of `append`: a JSON object a line, each one record with its place. Pure.
+"""The file of `append`: one JSON object per line, each a record with its partition and offset. Pure.
 
     {"topic": "orders", "partition": 0, "offset": 100, "timestamp": 1700000000000, "key": "k", "value": "v"}
 
-`key` and `value` must be there, so that no tombstone is written by mistake; null is one. `headers` is a list of objects
-with `key` and `value`. With `"encoding": "base64"` keys, values and headers' values are base64, else text.
+`key` and `value` are required, so that no tombstone (a null value) is written by mistake. `headers` is a list of
+objects with `key` and `value`. With `"encoding": "base64"` keys, values and header values are base64, otherwise text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGEST = 2**63 - 1
 
 
 class Line(NamedTuple):
-    """One record of the file, and where it belongs."""
+    """One record of the file, and its partition."""
 
     place: TopicPartition
     record: Record
@@ -35,17 +35,17 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a file has for one partition: the offsets from `start` to before `end`, each once."""
+    """The offsets that a file has for one partition: `start` to `end`, exclusive, without gaps."""
 
     start: int
     end: int
 
 
 def read_lines(name: str, lines: Iterable[str]) -> Iterator[Line]:
-    """Read the lines of a file of that name; empty ones are left out.
+    """Parse the lines of a file; `name` is for messages. Empty lines are skipped.
 
     Raises:
-        UsageError: a line cannot be understood; names it.
+        UsageError: a line is invalid; names it.
     """
     for number, text in enumerate(lines, 1):
         if text.strip():
@@ -53,12 +53,12 @@ def read_lines(name: str, lines: Iterable[str]) -> Iterator[Line]:
                 yield _line(text)
             except (ValueError, TypeError) as error:
                 raise UsageError(
-                    f"{name}, line {number}: {error}", "docs/append-at-offset.md shows what a line looks like"
+                    f"{name}, line {number}: {error}", "`kmirror help append-at-offset` shows the format"
                 ) from None
 
 
 def spans_of(name: str, lines: Iterable[Line]) -> dict[TopicPartition, Span]:
-    """Return what there is for each partition.
+    """Return the offsets of each partition.
 
     Raises:
         UsageError: the file has no records, or those of a partition are not at consecutive offsets.
@@ -69,11 +69,11 @@ def spans_of(name: str, lines: Iterable[Line]) -> dict[TopicPartition, Span]:
         if before is not None and record.offset != before.end:
             raise UsageError(
                 f"{name}: {place} has offset {record.offset} after offset {before.end - 1}",
-                "sort the lines of a partition by offset; leave no offset out, and none twice",
+                "sort the lines of a partition by offset, without gaps or duplicates",
             )
         spans[place] = Span(before.start if before else record.offset, record.offset + 1)
     if not spans:
-        raise UsageError(f"{name} holds no records", "write one JSON object a line")
+        raise UsageError(f"{name} has no records", "write one JSON object per line")
     return spans
 
 
@@ -89,7 +89,7 @@ def _line(text: str) -> Line:
     if missing := sorted(_KEYS - _OPTIONAL - found.keys()):
         raise ValueError(f"{missing[0]} is missing")
     for name, kind in _REQUIRED.items():
-        # true and false are numbers to Python
+        # bool is a subclass of int
         if not isinstance(found[name], kind) or isinstance(found[name], bool):
             raise TypeError(f"{name} is not {'text' if kind is str else 'a whole number'}")
     for name, low, high in (("partition", 0, 2**31 - 1), ("offset", 0, _LARGEST - 1), ("timestamp", -1, _LARGEST)):

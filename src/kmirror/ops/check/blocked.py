@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.context import now_ms
+from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.rights.protection import is_mirrored
-from kmirror.ops.rights.source_cut import unblocking_lines
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.snapshot import State
 from kmirror.state.workflow_records import PROMOTE

@@ -10,7 +10,7 @@ from kmirror.cluster.client_quotas import describe_quotas, scram_users
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.check.findings import DESTINATION, SOURCE, Findings
 from kmirror.ops.check.powers import power_lines
-from kmirror.ops.rights.client_sync import quotas_to_take, users_of_clients
+from kmirror.ops.rights.client_sync import quotas_to_sync, users_of_clients
 from kmirror.settings.table import Settings
 from kmirror.state.records import DesiredState
 from kmirror.state.snapshot import State
@@ -50,7 +50,7 @@ def check_clients(findings: Findings, source: ClusterClient, destination: Cluste
     """Check whether quotas can be synced and users compared, if the settings ask for it."""
     if settings.sync_quotas_enabled:
         with findings.catching(SOURCE, "quotas"):
-            many = counted(len(quotas_to_take(source, destination)), "quota")
+            many = counted(len(quotas_to_sync(source, destination)), "quota")
             findings.ok(SOURCE, "quotas", f"{many} to sync, as sync.quotas.enabled says")
         with findings.catching(DESTINATION, "quotas"):
             lacking = missing_operations(cluster_operations(destination), ("ALTER_CONFIGS",))

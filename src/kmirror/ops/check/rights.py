@@ -17,7 +17,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.engine.archive.archive_topic import archive_prefix
 from kmirror.errors import KmirrorError, Reason
-from kmirror.ops.rights.protection import Known, judge, survey
+from kmirror.ops.rights.protection import ProbeCache, decide_protection, survey
 from kmirror.settings.table import Settings
 from kmirror.state.own_rights import OWN_IDS_GRANT, OWN_TOPICS_GRANT
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
@@ -112,7 +112,7 @@ def protection_view(
     """
     if settings.read_only == "detect":
         return ProtectionView("detected only (read.only=detect): foreign writes are detected afterwards", None)
-    ground = survey(client, topics, Known())
+    ground = survey(client, topics, ProbeCache())
     if ground.detected_only is not None:
         message = f"detected only: {ground.detected_only}"
         writers = sorted(producers_of(ground.acls, topics) - {EVERYONE} - ground.own.principals)
@@ -121,7 +121,9 @@ def protection_view(
             named = ", ".join(writers[:_MOST_WRITERS]) + (" …" if len(writers) > _MOST_WRITERS else "")
             message += f"; as ACLs are now, {named or 'only super users'} may write"
         return ProtectionView(message, ground.hint if ground.acls or ground.own.principals else None)
-    found = [judge(ground, topic, tuple(ours), admin_options(client.config)) for topic, ours in topics.items()]
+    found = [
+        decide_protection(ground, topic, tuple(ours), admin_options(client.config)) for topic, ours in topics.items()
+    ]
     weak = [one for one in found if one.detected_only is not None]
     if weak:
         names = ", ".join(one.topic for one in weak[:_MOST_TOPICS])

@@ -18,7 +18,7 @@ from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.ops.failback.steps import CREATED, CREATION_S, PAUSE_S, PLANNED, RECREATED, FailbackRun, Topic
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.rights.source_cut import forget_handed_over, hand_over
+from kmirror.ops.rights.producer_block import forget_handed_over, hand_over_denials
 from kmirror.ops.stop.steps import Step, carry_out
 from kmirror.ops.upstream import stored_state_on
 from kmirror.ops.verify.comparing import PartitionPairs
@@ -69,7 +69,7 @@ def _record_mirror(run: FailbackRun) -> str:
 def _hand_over_denials(run: FailbackRun) -> str | None:
     there = stored_state_on(run.mirror.source) or State()
     topics = [*(one.topic for one in run.plan.comparisons), *(work.topic for work in run.plan.deleted)]
-    return "denials taken over" if hand_over(run.destination, there, run.mirror.name, topics) else None
+    return "denials taken over" if hand_over_denials(run.destination, there, run.mirror.name, topics) else None
 
 
 def _delete_handed_over_denials(run: FailbackRun) -> str | None:

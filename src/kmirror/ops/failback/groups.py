@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import BrokerError, UnreachableError
 from kmirror.ops.context import Destination, change, now_ms
-from kmirror.ops.groups.commit import sentence
+from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.facts import reason_of
 from kmirror.ops.results import GroupResult, Outcome
 from kmirror.settings.table import Settings
@@ -180,7 +180,7 @@ def _committed(groups: ClusterGroups, kinds: Mapping[str, GroupKind]) -> Committ
     for group, answer in sorted(groups.committed(kinds).items()):
         if isinstance(answer, int):
             raise UnreachableError(
-                f"committed offsets of group {group} are unknown: {sentence(reason_of(answer))} (error {answer})",
+                f"committed offsets of group {group} are unknown: {reason_text(reason_of(answer))} (error {answer})",
                 "grant DESCRIBE on the group",
             )
         found[group] = answer

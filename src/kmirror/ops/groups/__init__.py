@@ -1,1 +1,1 @@
-"""Consumer groups' offsets: synchronized, committed, restored."""
+"""Consumer group offsets: sync, commit, restore."""

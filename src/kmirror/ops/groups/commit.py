@@ -1,7 +1,7 @@
-"""Set offsets of groups at the destination, as planned.
+"""Commit group offsets on the destination, as planned.
 
-What is to be set is written down first, under the mirror's lock, where the topics are looked at once more: nothing is
-set for one that an operator has stopped. What is not answered within seconds after that is not set any more.
+The offsets are recorded first, under the mirror's lock, where the topics are checked once more: nothing is committed
+for a topic that an operator has stopped. Commits that are not sent within seconds after that are dropped.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecor
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.groups import GroupPlan, MirroredTopics, recorded, restricted
 
-#: Whoever was held up for longer since the topics were looked at does not set offsets any more.
+#: No offset is committed later than this after the topics were checked.
 _COMMIT_S = 5.0
-#: How often it is written down that all groups were looked at, when there is nothing else to write.
+#: How often to store that all groups were checked, if nothing else is stored.
 _NOTE_MS = 60_000
 
-_SENTENCES = {
+_TEXTS = {
     GroupReason.HAS_MEMBERS: "the group has members on the destination",
     GroupReason.COMMITTED_HERE: "another client committed an offset on the destination; `kafka-consumer-groups "
     "--delete-offsets` there lets kmirror sync it",
@@ -46,16 +46,16 @@ _SENTENCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """What became of plans: a result for each offset, and the groups that are left alone from now on."""
+class CommitResult:
+    """The results of plans, one per offset, and the groups that are skipped from now on."""
 
     results: list[GroupResult]
     newly_skipped: list[tuple[str, GroupReason]]
 
 
-def sentence(reason: GroupReason) -> str:
+def reason_text(reason: GroupReason) -> str:
     """Return what a reason means, for people."""
-    return _SENTENCES[reason]
+    return _TEXTS[reason]
 
 
 def carry_out(
@@ -67,15 +67,14 @@ def carry_out(
     refused: dict[str, GroupReason],
     *,
     may_note: bool = True,
-) -> Carried:
-    """Write down what plans set, and set it.
+) -> CommitResult:
+    """Record the offsets of plans, and commit them.
 
-    `allowed` says which topics may be touched, as they stand when it is written down. `refused` holds why brokers
-    refused groups the last time, and is kept up to date. With `may_note` it is written down about once a minute that
-    all groups were looked at.
+    `allowed` returns the topics that may be changed in a state. `refused` has the reasons for which brokers refused
+    groups last, and is updated. With `may_note` it is stored about once a minute that all groups were checked.
 
     Raises:
-        KmirrorError: what `ops.context.change` does, and nothing was set; or the destination falls silent.
+        KmirrorError: as `ops.context.change`, and nothing was committed; or the destination stopped answering.
     """
     decided: list[GroupPlan] = []
     skipped: list[tuple[str, GroupReason]] = []
@@ -93,7 +92,7 @@ def carry_out(
         records: list[GroupRecord | GroupsRecord] = []
         for plan in plans:
             if state.group(mirror, plan.group) != plan.record:
-                continue  # somebody else is at work on it
+                continue  # another operation changed it meanwhile
             kept = restricted(plan, topics)
             decided.append(kept)
             record = recorded(kept, mirror, at, refused.get(plan.group))
@@ -111,12 +110,12 @@ def carry_out(
         noted = destination.state().groups_checked(mirror)
         is_due = may_note and (noted is None or now_ms() - noted.time_ms >= _NOTE_MS)
         if not is_due and not any(_is_news(plan, refused.get(plan.group)) for plan in plans):
-            return Carried([], [])
+            return CommitResult([], [])
         change(destination, mirror, decide)
         for plan in decided:
             if plan.changes:
                 results += _set(here, plan, refused, _COMMIT_S - (boottime() - decided_at))
-    return Carried(results, skipped)
+    return CommitResult(results, skipped)
 
 
 def _is_news(plan: GroupPlan, refused: GroupReason | None) -> bool:
@@ -125,7 +124,7 @@ def _is_news(plan: GroupPlan, refused: GroupReason | None) -> bool:
 
 
 def _set(here: ClusterGroups, plan: GroupPlan, refused: dict[str, GroupReason], seconds: float) -> list[GroupResult]:
-    """Set a group's offsets, unless it is too late."""
+    """Commit a group's offsets, unless it is too late."""
     wanted: dict[TopicPartition, Committed] = {row.place: row.target for row in plan.changes}
     codes: Mapping[TopicPartition, int] = {}
     if seconds > 0:

@@ -1,4 +1,4 @@
-"""Look at both clusters' groups and say what is to be done: facts for `sync.groups`, gathered. Reads only."""
+"""Read the groups of both clusters and plan their offsets with `sync.groups`. Reads only."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _REASONS = {
     Code.COORDINATOR_NOT_AVAILABLE: GroupReason.UNKNOWN_NOW,
     Code.NOT_COORDINATOR: GroupReason.UNKNOWN_NOW,
 }
-#: Reasons of FAILED partitions under which an offset of the source means another record here, or none.
+#: With these reasons of FAILED partitions a source offset means another record on the destination, or none.
 _OTHER_RECORDS = HISTORY_REASONS | {Reason.SOURCE_TOPIC_DELETED}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceGroups:
-    """The groups of a source that have committed offsets of mirrored topics, and how these topics stand.
+    """The groups of a source that have committed offsets for mirrored topics, and these topics.
 
-    `unreadable`: whose offsets could not be read, with the error for each.
+    `unreadable` has the error for each group whose offsets could not be read.
     """
 
     groups: Mapping[str, GroupView]
@@ -63,9 +63,9 @@ def reason_of(code: int) -> GroupReason:
 
 
 def mirrored_topics(state: State, mirror: str, chosen: Collection[str] | None = None) -> MirroredTopics:
-    """Return the topics of which groups may get offsets: not those that are stopped, or being stopped.
+    """Return the topics for which group offsets may be set: none that is stopped or being stopped.
 
-    With `chosen`, those destination topics alone, as a last sync before a stop has it: also when they are paused.
+    With `chosen`, only those destination topics, for the last sync before their stop: also if they are paused.
     """
     names: dict[str, str] = {}
     waiting: dict[str | TopicPartition, GroupReason] = {}
@@ -95,10 +95,10 @@ def _reason_to_wait(partition: PartitionRecord | None) -> GroupReason | None:
     return None
 
 
-def look_at_source(
+def read_source_groups(
     source: ClusterGroups, state: State, mirror: MirrorRecord, settings: Settings, topics: MirroredTopics
 ) -> SourceGroups:
-    """Return what the groups of a mirror's source, as its filters choose them, have committed.
+    """Return the committed offsets of the source's groups that the mirror's filters select.
 
     Raises:
         UnreachableError: the source does not answer.
@@ -132,7 +132,7 @@ def look_at_source(
 def plan_groups(
     found: SourceGroups, here: ClusterGroups, state: State, mirror: str, settings: Settings, *, whole: bool = False
 ) -> tuple[GroupPlan, ...]:
-    """Return what is to be done for these groups; `whole` looks at logs where offsets are equal too.
+    """Return the plans for these groups; `whole` reads log bounds also for offsets that are equal.
 
     Raises:
         UnreachableError: the destination does not answer.
@@ -140,7 +140,7 @@ def plan_groups(
     """
     prefix, topics = settings.group_prefix, found.topics
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        there = views(here, {prefix + name: view.kind for name, view in found.groups.items()})
+        there = group_views(here, {prefix + name: view.kind for name, view in found.groups.items()})
         asked: set[TopicPartition] = set()
         for name, view in found.groups.items():
             if whole:
@@ -154,8 +154,8 @@ def plan_groups(
     )
 
 
-def views(cluster: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict[str, GroupView]:
-    """Return groups as a cluster has them; one that does not exist is an empty one of the kind that is wanted."""
+def group_views(cluster: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict[str, GroupView]:
+    """Return the state of groups on a cluster; a missing one is empty and of the wanted kind."""
     if not wanted:
         return {}
     listed = cluster.listed()
@@ -172,7 +172,7 @@ def views(cluster: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict[str, 
 
 
 def log_bounds(client: ClusterClient, places: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-    """Return log start and true log end of partitions; one that is not known now is left out."""
+    """Return log start and true log end of partitions; unknown ones are left out."""
     if not places:
         return {}
     starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
@@ -187,7 +187,7 @@ def log_bounds(client: ClusterClient, places: Collection[TopicPartition]) -> dic
 def _known_topics(
     source: ClusterClient, state: State, mirror: MirrorRecord, topics: MirroredTopics, asked: Collection[str]
 ) -> MirroredTopics:
-    """Return the topics, those left alone whose source is another topic by now: its offsets mean other records."""
+    """Return the topics, without those whose source topic was recreated: its offsets mean other records."""
     metadata = source.metadata(sorted(asked))
     require_same_cluster(mirror.source_cluster_id, metadata.cluster_id)
     waiting = dict(topics.waiting)

@@ -1,7 +1,7 @@
-"""Offsets of groups for a topic that is deleted and created again: read before, put back after.
+"""Group offsets for a topic that is deleted and recreated: read before, restored after.
 
-Groups that kmirror syncs get what they have at the source now: that is what the new log will hold. To others, whose
-offsets meant records that are in the archive, the new log's start is the only place that is right.
+Groups that kmirror syncs get their current offsets on the source, whose log the new one will hold. The offsets of other
+groups meant records that are in the archive now, so for them only the start of the new log is right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import UnreachableError
 from kmirror.ops.context import Destination
-from kmirror.ops.groups.commit import carry_out, sentence
+from kmirror.ops.groups.commit import carry_out, reason_text
 from kmirror.ops.groups.facts import reason_of
 from kmirror.ops.results import Outcome
 from kmirror.settings.table import stored_settings
@@ -28,10 +28,10 @@ OffsetsByGroup = Mapping[str, Mapping[int, int]]
 
 
 def committed_on(client: ClusterClient, topic: str) -> dict[str, dict[int, int]]:
-    """Return what every group that we may see has committed for a topic.
+    """Return the committed offsets of all groups visible to us, for a topic.
 
     Raises:
-        UnreachableError: the cluster does not answer, or does not tell of a group.
+        UnreachableError: the cluster does not answer, or does not return a group's offsets.
         BrokerError: it refuses to list its groups.
     """
     groups = ClusterGroups(client)
@@ -40,7 +40,7 @@ def committed_on(client: ClusterClient, topic: str) -> dict[str, dict[int, int]]
     for group, answer in sorted(groups.committed(kinds).items()):
         if isinstance(answer, int):
             raise UnreachableError(
-                f"committed offsets of group {group} are unknown: {sentence(reason_of(answer))} (error {answer})",
+                f"committed offsets of group {group} are unknown: {reason_text(reason_of(answer))} (error {answer})",
                 "grant DESCRIBE on the group",
             )
         if offsets := {at.partition: one.offset for at, one in answer.items() if at.topic == topic}:
@@ -48,7 +48,7 @@ def committed_on(client: ClusterClient, topic: str) -> dict[str, dict[int, int]]
     return found
 
 
-def put_back(
+def restore_offsets(
     destination: Destination,
     source: ClusterClient,
     mirror: MirrorRecord,
@@ -56,9 +56,9 @@ def put_back(
     before: OffsetsByGroup,
     bounds: Mapping[int, Bounds],
 ) -> tuple[dict[str, dict[int, int]], dict[str, str]]:
-    """Set offsets for groups that had committed some before; `bounds` are the source's log starts and ends.
+    """Commit offsets for groups that had some before; `bounds` are the source's log starts and ends.
 
-    Returns what they were to get, by group and partition, and why that failed, by group.
+    Returns the intended offsets by group and partition, and the failures by group.
 
     Raises:
         UnreachableError: a cluster does not answer.
@@ -112,7 +112,7 @@ def _set(
 
 
 def _synced(state: State, mirror: MirrorRecord, topic: TopicRecord) -> dict[str, GroupRecord]:
-    """Return what is remembered of groups of which kmirror has set offsets for the topic, by destination group."""
+    """Return the stored records of groups for which kmirror has set offsets of the topic, by destination group."""
     if not stored_settings(mirror.settings).sync_group_offsets_enabled:
         return {}
     return {record.destination_group: record for record in state.groups(mirror.name) if topic.topic in record.offsets}
@@ -121,13 +121,13 @@ def _synced(state: State, mirror: MirrorRecord, topic: TopicRecord) -> dict[str,
 def _present(
     source: ClusterClient, synced: Mapping[str, GroupRecord], topic: TopicRecord
 ) -> dict[str, dict[int, Committed]]:
-    """Return what these groups have committed at the source, by source group and partition."""
+    """Return the committed offsets of these groups on the source, by source group and partition."""
     answers = ClusterGroups(source).committed({one.group: GroupKind(one.kind) for one in synced.values()})
     found: dict[str, dict[int, Committed]] = {}
     for group, answer in answers.items():
         if isinstance(answer, int):
             raise UnreachableError(
-                f"committed offsets of group {group} on the source are unknown (error {answer})", "kmirror retries it"
+                f"committed offsets of group {group} on the source are unknown (error {answer})", "kmirror retries"
             )
         found[group] = {at.partition: one for at, one in answer.items() if at.topic == topic.source_topic}
     return found

@@ -1,6 +1,6 @@
-"""Keep the offsets of groups at the destination where the source's are: while an engine runs, and before a stop.
+"""Sync group offsets from the source to the destination: while an engine runs, and once more before a stop.
 
-After a stop without the source, what was set is brought into the log.
+After a stop without the source, synced offsets are clamped to the log instead.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, UnreachableError
 from kmirror.ops.context import Destination, require_mirror, source_client
-from kmirror.ops.groups.commit import carry_out, sentence
-from kmirror.ops.groups.facts import SourceGroups, log_bounds, look_at_source, mirrored_topics, plan_groups, views
+from kmirror.ops.groups.commit import carry_out, reason_text
+from kmirror.ops.groups.facts import (
+    SourceGroups,
+    group_views,
+    log_bounds,
+    mirrored_topics,
+    plan_groups,
+    read_source_groups,
+)
 from kmirror.ops.results import GroupResult, Outcome
 from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.client import Deadline
@@ -28,9 +35,9 @@ from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecor
 from kmirror.state.snapshot import State
 from kmirror.sync.groups import GroupPlan, GroupView, MirroredTopics, OffsetPlan, clamped
 
-#: How long a last sync goes on while offsets of the source move.
+#: How long the last sync continues while offsets on the source move.
 FINAL_SYNC_S = 30.0
-#: As if so many attempts had been made: a third of a second is waited for records that are on their way.
+#: The attempt number for `ClusterClient.pause`: a third of a second, for records in flight.
 _ATTEMPT = 2
 #: A broker that has just become a group's coordinator shows what is replicated as it knows it: until its followers have
 #: fetched once more that may be less than was committed. Offsets that seem to go back are read again after this time.
@@ -40,7 +47,7 @@ _NAMED = 20
 
 
 class GroupSyncJob:
-    """Sync a mirror's groups again and again; see `engine.side_jobs.SideJob`."""
+    """Sync a mirror's groups repeatedly; see `engine.control.side_jobs.SideJob`."""
 
     name = "group offsets"
 
@@ -57,7 +64,7 @@ class GroupSyncJob:
         return float(settings.sync_group_offsets_interval_seconds)
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
-        """Sync once. Raises KmirrorError or OutcomeUnknown; what was not done is done the next time."""
+        """Sync once. Raises KmirrorError or OutcomeUnknown; the next run does what was not done."""
         if not view.settings.sync_group_offsets_enabled:
             return ()
         try:
@@ -71,19 +78,19 @@ class GroupSyncJob:
         state = destination.state()
         record = require_mirror(state, self._mirror)
         settings = stored_settings(record.settings)
-        found = look_at_source(source, state, record, settings, mirrored_topics(state, self._mirror))
+        found = read_source_groups(source, state, record, settings, mirrored_topics(state, self._mirror))
         plans = plan_groups(found, here, state, self._mirror, settings)
         carried = carry_out(
             destination, here, self._mirror, plans, lambda now: mirrored_topics(now, self._mirror), self._refused
         )
-        told = _told(self._mirror, carried.newly_skipped)
+        events = _skip_events(self._mirror, carried.newly_skipped)
         if found.unreadable and found.unreadable != self._unreadable:
-            told.append(JobEvent(f"group offsets of {self._mirror}: {_unreadable(found)}", level=Level.WARNING))
+            events.append(JobEvent(f"group offsets of {self._mirror}: {_unreadable(found)}", level=Level.WARNING))
         self._unreadable = found.unreadable
-        return told
+        return events
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._clients = None
         self._stack.close()
 
@@ -100,18 +107,17 @@ class GroupSyncJob:
 def final_sync(
     destination: Destination, mirror: str, topics: Collection[str], *, timeout_s: float = FINAL_SYNC_S
 ) -> tuple[GroupResult, ...]:
-    """Sync the groups of destination topics that are about to stop, until nothing is left to set; one row a partition.
+    """Sync the groups of destination topics that are about to stop, until nothing is left to do; one row per partition.
 
-    Where a group has read records that the destination lacks, they are waited for. After `timeout_s` seconds it ends
-    with what is there.
+    Waits for records that a group has read and the destination lacks, up to `timeout_s` seconds.
 
-    DONE: it was set. NOOP: it stood there already. REFUSED, with the reason: it is left alone until somebody does
-    something about it. FAILED: its partition is not in order. TIMED_OUT: offsets still move, or a broker did not say.
-    Topics that are stopped already are not looked at. Where groups are not synced at all, there are no rows.
+    DONE: the offset was set. NOOP: it was right already. REFUSED: it is skipped until an operator removes the reason.
+    FAILED: its partition is FAILED. TIMED_OUT: offsets still move, or a broker did not answer. Topics that are stopped
+    already are ignored. Without group sync there are no rows.
 
     Raises:
-        RefusedError: no such mirror; another cluster at the source.
-        UnreachableError: a cluster does not answer, or does not tell what a group has committed.
+        RefusedError: no such mirror, or another cluster answers at the source.
+        UnreachableError: a cluster does not answer, or does not return a group's offsets.
     """
     deadline = Deadline(timeout_s)
     first: dict[tuple[str, TopicPartition], int | None] = {}
@@ -126,7 +132,7 @@ def final_sync(
             settings = stored_settings(record.settings)
             if not settings.sync_group_offsets_enabled:
                 return ()
-            found = look_at_source(source, state, record, settings, mirrored_topics(state, mirror, topics))
+            found = read_source_groups(source, state, record, settings, mirrored_topics(state, mirror, topics))
             _require_readable(found)
             plans = plan_groups(found, here, state, mirror, settings, whole=True)
             for plan in plans:
@@ -181,7 +187,7 @@ def _has_lost_groups(state: State, mirror: str, settings: Settings, found: Sourc
 
 
 def _is_coming(source: ClusterGroups, topics: MirroredTopics, plans: Iterable[GroupPlan]) -> bool:
-    """Tell whether the destination lacks records that groups have read, and that the source still has."""
+    """Return whether the destination lacks records that groups have read and the source still has."""
     sources = {name: source_name for source_name, name in topics.names.items()}
     behind = [
         (TopicPartition(sources[row.place.topic], row.place.partition), row)
@@ -196,10 +202,10 @@ def _is_coming(source: ClusterGroups, topics: MirroredTopics, plans: Iterable[Gr
 def clamp_groups(
     destination: Destination, mirror: str, ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> tuple[GroupResult, ...]:
-    """Bring what kmirror has set for groups into [log start, log end] of destination partitions; needs no source.
+    """Clamp the offsets that kmirror has set to [log start, log end] of destination partitions; needs no source.
 
-    Only offsets that still stand as kmirror has set them are touched. Returns what was set (DONE), and what could not
-    be: REFUSED or FAILED with the reason; nothing for what lies inside.
+    Changes only offsets that no one else has changed. Returns what was set (DONE) and what could not be (REFUSED or
+    FAILED, with the reason); nothing for offsets within the log.
 
     Raises:
         RefusedError: a newer kmirror wrote records of this mirror.
@@ -212,7 +218,7 @@ def clamp_groups(
         if any(TopicPartition(t, p) in ranges for t, partitions in record.offsets.items() for p in partitions)
     ]
     here = ClusterGroups(destination.client)
-    found = views(here, {record.destination_group: GroupKind(record.kind) for record in records})
+    found = group_views(here, {record.destination_group: GroupKind(record.kind) for record in records})
     results: list[GroupResult] = []
     plans = []
     for record in records:
@@ -284,21 +290,21 @@ def _outcome(row: OffsetPlan, refused: GroupReason | None, *, was_set: bool) -> 
     return (Outcome.DONE if was_set else Outcome.NOOP), None
 
 
-def _told(mirror: str, newly_skipped: Sequence[tuple[str, GroupReason]]) -> list[JobEvent]:
-    """Return one sentence and event for each reason: many groups may be concerned at once."""
+def _skip_events(mirror: str, newly_skipped: Sequence[tuple[str, GroupReason]]) -> list[JobEvent]:
+    """Return one event for each reason: many groups may be concerned at once."""
     by_reason: defaultdict[GroupReason, list[str]] = defaultdict(list)
     for group, reason in newly_skipped:
         by_reason[reason].append(group)
-    told = []
+    events = []
     for reason, groups in by_reason.items():
         more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
-        told.append(
+        events.append(
             JobEvent(
-                f"offsets of {', '.join(sorted(groups)[:3])}{more} are not synced by {mirror}: {sentence(reason)}",
+                f"offsets of {', '.join(sorted(groups)[:3])}{more} are not synced by {mirror}: {reason_text(reason)}",
                 "groups",
                 "SKIPPED",
                 {"reason": reason, "groups": sorted(groups)[:_NAMED], "count": len(groups)},
                 Level.WARNING,
             )
         )
-    return told
+    return events

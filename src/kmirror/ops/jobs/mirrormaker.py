@@ -21,7 +21,7 @@ from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import BrokerError, Reason, UnreachableError
 from kmirror.ops.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
-from kmirror.ops.groups.facts import log_bounds, look_at_source, mirrored_topics
+from kmirror.ops.groups.facts import log_bounds, mirrored_topics, read_source_groups
 from kmirror.ops.jobs.pace import Pace
 from kmirror.settings.table import Settings
 from kmirror.state.client import client, known_error
@@ -144,7 +144,7 @@ class CheckpointsJob(_Job):
             if wanted[syncs]:
                 self._write(destination, settings, syncs, offset_syncs(topics, view.ends))
             if wanted[marks]:
-                found = look_at_source(ClusterGroups(source), state, view.mirror, settings, topics)
+                found = read_source_groups(ClusterGroups(source), state, view.mirror, settings, topics)
                 asked: set[TopicPartition] = set()
                 for group in found.groups.values():
                     asked |= {place for at in group.committed if (place := topics.destination_of(at)) is not None}

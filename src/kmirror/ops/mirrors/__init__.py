@@ -1,1 +1,1 @@
-"""Mirrors as a whole: create, config, pause and resume, recover, delete."""
+"""The verbs on a mirror as a whole: create, config, pause and resume, recover, delete."""

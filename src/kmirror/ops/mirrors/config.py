@@ -1,6 +1,6 @@
 """`config`: show or change the settings of a mirror, and the client properties of its source.
 
-Settings of a running engine are taken up by it at its next look; what `create` refuses is refused here too.
+A running engine applies changed settings within seconds. What `create` refuses is refused here too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kmirror.words import one_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingRow:
-    """Show one setting of a mirror: its value, and whether it was set or is the default."""
+    """One setting of a mirror."""
 
     key: str
     value: str
@@ -57,7 +57,7 @@ MIRROR_SETTINGS: Table[SettingRow] = Table(
     ),
     "KEY FROM VALUE",
 )
-#: Disabling discovery by these filters forgets them.
+#: Removed when discovery by these filters is disabled.
 _FILTERS = "auto.create.mirror.topics.filters"
 
 
@@ -86,7 +86,7 @@ def show_config(destination: Destination, mirror: str) -> tuple[SettingRow, ...]
             value=record.settings[key],
             is_default=False,
             changeable=False,
-            help="Set by a newer kmirror. This one does not know it: it has no effect here.",
+            help="Set by a newer kmirror. Unknown to this one: it has no effect here.",
         )
         for key in unknown_settings(record.settings)
     ]
@@ -111,15 +111,15 @@ def change_config(
     *,
     dry_run: bool = False,
 ) -> VerbResult:
-    """Set (`--set k=v`) and unset settings and client properties of the source; one result for the mirror.
+    """Set and unset settings and client properties of the source; one result for the mirror.
 
-    New properties of the connection are tried first, and have to lead to the same cluster.
+    New connection properties are tried first, and must lead to the same cluster.
 
     Raises:
-        UsageError: an unknown key, a bad value, a key both set and unset.
-        RefusedError: no such mirror, a secret in clear, the setting is fixed once the mirror exists, or another cluster
-            answers (SOURCE_CLUSTER_CHANGED, LOOP).
-        UnreachableError: the destination does not answer, or the source under new properties.
+        UsageError: an unknown key, an invalid value, or a key both set and unset.
+        RefusedError: no such mirror, a plaintext secret, a setting that cannot change once the mirror exists, or
+            another cluster answers (SOURCE_CLUSTER_CHANGED, LOOP).
+        UnreachableError: the destination does not answer, or the source with the new properties.
     """
     record = require_mirror(destination.state(), mirror)
     as_stored = unknown_settings(record.settings)
@@ -134,11 +134,11 @@ def change_config(
         require_same_cluster(record.source_cluster_id, source_cluster_id(destination, changed.source))
     if not stored_settings(record.settings).sync_topic_acls_enabled:
         require_possible(destination, stored_settings(changed.settings))
-    said = _differences(record, changed)
-    if not said:
+    differences = _differences(record, changed)
+    if not differences:
         return _result(mirror, Outcome.NOOP, "nothing to change: the settings already have these values", dry_run)
     if dry_run:
-        return _result(mirror, Outcome.DONE, f"would change {'; '.join(said)}", dry_run)
+        return _result(mirror, Outcome.DONE, f"would change {'; '.join(differences)}", dry_run)
 
     def decide(state: State) -> Changes:
         present = require_mirror(state, mirror)
@@ -151,7 +151,7 @@ def change_config(
         return Changes((_changed(present, source, settings, removed),), (), (event,))
 
     change(destination, mirror, decide)
-    return _result(mirror, Outcome.DONE, f"changed {'; '.join(said)}", dry_run)
+    return _result(mirror, Outcome.DONE, f"changed {'; '.join(differences)}", dry_run)
 
 
 def _changed(

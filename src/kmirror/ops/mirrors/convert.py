@@ -1,6 +1,6 @@
-"""`create --from-mm2` and `create --from-link`: make mirrors of another tool's file, and say what became of its keys.
+"""`create --from-mm2` and `create --from-link`: create mirrors from another tool's file, with a row for each key.
 
-A key that is refused stands in the way of all: nothing is created, and the rows say what to do about each.
+If any key is refused, nothing is created; the rows say what to do about each.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
 from kmirror.settings.table import is_setting, setting_of
 from kmirror.words import counted
 
-#: A cluster of the file that says nothing for so long is not asked again.
+#: How long to wait for a cluster of the file.
 _ASK_S = 5.0
 _SECRET = "plaintext secrets are not stored"
-_SECRET_HINT = "write ${env:NAME}, ${file:PATH:KEY} or ${dir:PATH:KEY} in its place"
+_SECRET_HINT = "write ${env:NAME}, ${file:PATH:KEY} or ${dir:PATH:KEY} instead"
 
 
 def create_from_link(
@@ -37,7 +37,7 @@ def create_from_link(
     if_not_exists: bool = False,
     dry_run: bool = False,
 ) -> VerbResult:
-    """Make a mirror of a cluster link's file. Raises as `create`, but for keys: rows tell of those."""
+    """Create a mirror from a cluster link's file. Raises as `create`, except for keys, which have rows."""
     found = _checked(link_conversion(properties), overrides)
     return _created(destination, {mirror: found}, overrides, (), if_not_exists=if_not_exists, dry_run=dry_run)
 
@@ -52,32 +52,32 @@ def create_from_mm2(
     if_not_exists: bool = False,
     dry_run: bool = False,
 ) -> VerbResult:
-    """Make a mirror of each enabled flow of a MirrorMaker 2 file whose target is this destination.
+    """Create a mirror from each enabled flow of a MirrorMaker 2 file whose target is this destination.
 
     `target` is the destination's alias in the file; without it each target is asked for its cluster id. `mirror` names
-    the one mirror that there is; else they are named after their flows.
+    the mirror if there is only one; otherwise mirrors are named after their flows.
 
     Raises:
-        UsageError: the file is another one, or has no such alias.
-        RefusedError: no enabled flow leads here, or several and `mirror` names one.
+        UsageError: it is not such a file, or has no such alias.
+        RefusedError: no enabled flow leads here, or several do and `mirror` is given.
         KmirrorError: as `create`.
     """
     file = MirrorMakerFile(properties)
     if target is not None and target not in file.clusters:
-        raise UsageError(f"{target} is no cluster of this file", f"its clusters are {', '.join(file.clusters)}")
+        raise UsageError(f"{target} is not a cluster in this file", f"its clusters are {', '.join(file.clusters)}")
     why_not = {alias: _why_not(destination, file, alias, target) for alias in {flow.target for flow in file.flows}}
     flows = [replace(flow, why_not=flow.why_not or why_not[flow.target]) for flow in file.flows]
     chosen = [flow for flow in flows if flow.why_not is None]
     if not chosen:
-        told = "; ".join(f"{flow.name}: {flow.why_not}" for flow in flows) or "the file has no flow A->B.enabled=true"
+        why = "; ".join(f"{flow.name}: {flow.why_not}" for flow in flows) or "the file has no flow A->B.enabled=true"
         raise RefusedError(
-            f"no flow of the file is to be mirrored to this destination: {told}",
+            f"no flow in the file is to be mirrored to this destination: {why}",
             "--target ALIAS says which cluster of the file this destination is",
         )
     if mirror is not None and len(chosen) > 1:
         raise RefusedError(
             f"--mirror names one mirror, but these flows lead here: {', '.join(flow.name for flow in chosen)}",
-            "leave --mirror out: mirrors are then named after their flows, such as A-to-B",
+            "omit --mirror: mirrors are then named after their flows, such as A-to-B",
         )
     found = {mirror or flow.mirror: _checked(file.conversion(flow), overrides) for flow in chosen}
     return _created(
@@ -103,7 +103,7 @@ def _created(
         error = ErrorInfo(ExitCode.REFUSED, message, "correct the file as the rows say, and run the command again")
         return VerbResult("create", names, dry_run, ExitCode.REFUSED, error=error, keys=keys)
     rows: list[TopicResult] = []
-    # what would be refused is found before the first of several mirrors is made
+    # a dry run of all first, so that a refusal is found before the first mirror is created
     for is_rehearsal in [True] if dry_run else [True, False]:
         rows = []
         for name, one in found.items():
@@ -127,33 +127,33 @@ def _created(
 
 
 def _checked(conversion: Conversion, overrides: Mapping[str, str]) -> Conversion:
-    """Return a conversion without what --config says otherwise, and with secrets refused that stand there in clear."""
-    said = {setting_of(key).key if is_setting(key) else key: key for key in overrides}
-    for key, written in said.items():
+    """Return a conversion without the keys that --config overrides, and with plaintext secrets refused."""
+    overridden = {setting_of(key).key if is_setting(key) else key: key for key in overrides}
+    for key, written in overridden.items():
         if key in conversion.properties:
-            conversion = conversion.without([key], f"--config {written} goes before it")
+            conversion = conversion.without([key], f"--config {written} overrides it")
     return conversion.refusing(literal_secrets(conversion.properties), _SECRET, _SECRET_HINT)
 
 
 def _why_not(destination: Destination, file: MirrorMakerFile, alias: str, target: str | None) -> str | None:
-    """Return why flows to a cluster of the file do not lead to this destination; None where they do."""
+    """Return why flows to a cluster of the file do not lead to this destination, None if they do."""
     if target is not None:
         return None if alias == target else f"its target is not {target}"
     try:
         with ClusterClient(client_config(file.login(alias))) as client:
             found = cluster_id_of(client, _ASK_S)
     except KmirrorError as error:
-        return f"it is not known whether {alias} is this destination: {error.message}"
+        return f"whether {alias} is this destination is unknown: {error.message}"
     return None if found == destination.cluster_id else f"{alias} is cluster {found}, not this destination"
 
 
 def _rest(file: MirrorMakerFile, flows: Iterable[Flow], found: Mapping[str, Conversion]) -> list[KeyRow]:
     """Return rows for the keys that concern none of the mirrors."""
     fates = [fate for flow in flows if flow.why_not is not None for fate in file.without(flow, flow.why_not)]
-    told = {fate.key for one in found.values() for fate in one.fates} | {fate.key for fate in fates}
+    covered = {fate.key for one in found.values() for fate in one.fates} | {fate.key for fate in fates}
     fates += [
-        KeyResult(key, KeyOutcome.NO_MEANING, "it is about clusters, or flows, of which no mirror is made")
+        KeyResult(key, KeyOutcome.NO_MEANING, "it is about clusters or flows of which no mirror is made")
         for key in file.properties
-        if key not in told
+        if key not in covered
     ]
     return list(rows_of(None, fates))

@@ -1,7 +1,7 @@
 """`create`: store a mirror.
 
-Nothing is stored that has not been tried: the source has to answer under the properties as given, to be new enough, and
-not to be the destination itself. Secrets are stored as the references they must be, never resolved.
+The connection is tried before it is stored: the source must answer with these properties, be new enough, and not be the
+destination itself. Secrets are stored as references, never resolved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kmirror.state.snapshot import Changes, State
 
 LONGEST_NAME = 200
 
-#: What `add` and `remove` extend: a stored list that holds more than the file is not a difference.
+#: Lists that `add` and `remove` extend: a stored list with more than the file is not a difference.
 _GROWING = ("topics.include", "topics.exclude")
 
 
@@ -37,13 +37,13 @@ def create(
     if_not_exists: bool = False,
     dry_run: bool = False,
 ) -> VerbResult:
-    """Store a mirror; `properties` is the file given as `--mirror-config`, `overrides` each `--config k=v`.
+    """Store a mirror; `properties` is the file of `--mirror-config`, `overrides` each `--config k=v`.
 
     Raises:
-        UsageError: a name, key or value is not understood.
-        RefusedError: a secret stands there in clear, the mirror exists already (with `if_not_exists`: and differs),
-            the source is the destination (LOOP), or one of the two is too old.
-        UnreachableError: a cluster does not answer or refuses us, or a secret's reference has no value here.
+        UsageError: a name, key or value is invalid.
+        RefusedError: a plaintext secret, the mirror exists already (with `if_not_exists`: and differs), the source is
+            the destination (LOOP), or one of the two is too old.
+        UnreachableError: a cluster does not answer or refuses us, or a secret cannot be resolved here.
     """
     check_name(mirror)
     given = {**properties, **(overrides or {})}
@@ -61,7 +61,7 @@ def create(
     _require_cluster(SOURCE_CLUSTER_ID, once, "the source", cluster_id)
     record = MirrorRecord(mirror, source, settings, cluster_id, actor(), now_ms(), paused=is_paused)
     if dry_run:
-        return _result(mirror, Outcome.DONE, f"would create {_said(record)}", dry_run)
+        return _result(mirror, Outcome.DONE, f"would create {_described(record)}", dry_run)
 
     def decide(state: State) -> Changes:
         found = state.mirror(mirror)
@@ -74,11 +74,11 @@ def create(
 
     if not change(destination, mirror, decide):
         return _result(mirror, Outcome.NOOP, f"mirror {mirror} already exists and is identical", dry_run)
-    return _result(mirror, Outcome.DONE, f"created {_said(record)}", dry_run)
+    return _result(mirror, Outcome.DONE, f"created {_described(record)}", dry_run)
 
 
 def check_name(mirror: str) -> None:
-    """Refuse what is not a valid mirror name. Raises UsageError."""
+    """Raise UsageError unless this is a valid mirror name."""
     if not re.fullmatch("[A-Za-z0-9._-]+", mirror) or mirror in {".", ".."} or len(mirror) > LONGEST_NAME:
         shown = mirror if len(mirror) <= 40 else f"{mirror[:40]}…"
         raise UsageError(
@@ -90,13 +90,13 @@ def check_name(mirror: str) -> None:
 def checked_properties(
     properties: Mapping[str, str], *, complete: bool = True
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the source's client properties and the mirror's settings as they may be stored.
+    """Return the source's client properties and the mirror's settings, checked for storing.
 
-    Unless they are `complete` they join others, and whether they fit together is not looked at.
+    Unless they are `complete`, they are merged with others, and contradictions are not checked.
 
     Raises:
-        UsageError: a key or value is not understood, or two contradict each other; names them.
-        RefusedError: a secret stands there in clear; names the keys, never a value.
+        UsageError: a key or value is invalid, or two contradict each other; names them.
+        RefusedError: there is a plaintext secret; names the keys, never a value.
     """
     secrets = literal_secrets(properties)
     if secrets:
@@ -109,11 +109,11 @@ def checked_properties(
 
 
 def source_cluster_id(destination: Destination, source: Mapping[str, str]) -> str:
-    """Reach the source and return its cluster id.
+    """Connect to the source and return its cluster id.
 
     Raises:
-        UsageError: a property is not understood.
-        UnreachableError: it does not answer or refuses us, or a secret's reference has no value here.
+        UsageError: a property is invalid.
+        UnreachableError: it does not answer or refuses us, or a secret cannot be resolved here.
         RefusedError: it is the destination itself (LOOP), or too old.
     """
     with source_client(source) as client:
@@ -162,7 +162,7 @@ def _is_same(key: str, before: str | None, after: str | None) -> bool:
     return before == after
 
 
-def _said(record: MirrorRecord) -> str:
+def _described(record: MirrorRecord) -> str:
     place = f"mirror {record.name} of cluster {record.source_cluster_id} at {record.source['bootstrap.servers']}"
     settings = ", ".join(f"{key}={value}" for key, value in sorted(record.settings.items()))
     return (f"{place}, with {settings}" if settings else place) + (", paused" if record.paused else "")

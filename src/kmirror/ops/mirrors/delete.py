@@ -1,6 +1,6 @@
-"""`delete`: forget a mirror whose topics are stopped or gone. No topic is touched; the events stay.
+"""`delete`: delete the stored state of a mirror whose topics are stopped or gone. No topic is changed.
 
-They tell a mirror that was forgotten before, where nothing has to be done, from one that never was.
+The events stay: from them a mirror that was deleted before (a NOOP) is known from one that never existed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kmirror.ops.context import (
 )
 from kmirror.ops.gone import gone_topics
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
-from kmirror.ops.rights.source_cut import unblocking_lines
+from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.state.events import Event
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
@@ -33,14 +33,14 @@ _VERB = "delete"
 
 
 def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> VerbResult:
-    """Forget everything remembered of the mirror; no topic is touched. NOOP where that was done before.
+    """Delete everything stored of the mirror; no topic is changed. NOOP if that was done before.
 
     Raises:
-        RefusedError: there never was such a mirror, a topic is neither stopped nor gone, or an engine still runs.
+        RefusedError: the mirror never existed, a topic is neither stopped nor gone, or an engine still runs.
         UnreachableError: the destination does not answer.
     """
     state = destination.state()
-    if (before := _forgotten_before(destination, state, mirror)) is not None:
+    if (before := _deleted_before(destination, state, mirror)) is not None:
         return _result(mirror, before, dry_run, Outcome.NOOP)
     require_mirror(state, mirror)
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
@@ -62,13 +62,13 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
         return Changes((), now.keys_of(mirror), (event,))
 
     if not change(destination, mirror, decide):
-        # somebody else has done it since
+        # another operation has deleted it meanwhile
         return delete(destination, mirror)
     return replace(_result(mirror, f"deleted {whole}", dry_run), warnings=left)
 
 
 def require_deletable(state: State, mirror: str, gone: Collection[str], now_ms: int) -> None:
-    """Refuse to forget a mirror that is still at work; `gone` are those of its topics that were deleted.
+    """Refuse to delete a mirror that is in use; `gone` are those of its topics that were deleted.
 
     Raises:
         RefusedError: names the engine in charge, or the topics that are neither stopped nor gone.
@@ -77,19 +77,19 @@ def require_deletable(state: State, mirror: str, gone: Collection[str], now_ms: 
     if engine is not None:
         raise RefusedError(
             f"an engine is in charge of mirror {mirror}: process {engine.pid} on {engine.host}",
-            "stop it first (Ctrl-C there, or SIGTERM); `run --all` lets a mirror go that was failed over as a whole",
+            "stop it first (Ctrl-C there, or SIGTERM); `run --all` releases a mirror that was failed over as a whole",
         )
-    alive = [topic.topic for topic in state.topics(mirror) if not _may_be_forgotten(state, topic, gone)]
+    alive = [topic.topic for topic in state.topics(mirror) if not _is_deletable(state, topic, gone)]
     if alive:
         many = counted(len(alive), "topic that is", "topics that are")
         raise RefusedError(
             f"mirror {mirror} still has {many} neither stopped nor gone: {_some(alive)}",
-            "`kmirror promote`, `failover` or `remove` stops them; a topic that its owner has deleted counts as gone",
+            "`kmirror promote`, `failover` or `remove` stops them; a deleted topic counts as gone",
         )
 
 
-def _forgotten_before(destination: Destination, state: State, mirror: str) -> str | None:
-    """Return who has forgotten a mirror that is not there any more, and when; None where no event tells."""
+def _deleted_before(destination: Destination, state: State, mirror: str) -> str | None:
+    """Return a message with who deleted a mirror and when; None if it exists or no event says so."""
     if state.mirror(mirror) is not None:
         return None
     state.require_readable(mirror)
@@ -99,7 +99,7 @@ def _forgotten_before(destination: Destination, state: State, mirror: str) -> st
     return None
 
 
-def _may_be_forgotten(state: State, topic: TopicRecord, gone: Collection[str]) -> bool:
+def _is_deletable(state: State, topic: TopicRecord, gone: Collection[str]) -> bool:
     if topic.pending_operation == PENDING_ADD or topic.topic in gone:
         return True
     stopped = all(one.state is PartitionState.STOPPED for one in state.partitions(topic.mirror, topic.topic))
@@ -107,13 +107,13 @@ def _may_be_forgotten(state: State, topic: TopicRecord, gone: Collection[str]) -
 
 
 def _left_at_source(state: State, mirror: str) -> tuple[str, ...]:
-    """Return a warning of the denials that stay at the source, and that nobody remembers then."""
+    """Return a warning about the denials that stay on the source, and of which no record is left."""
     blocked = [one for topic in state.topics(mirror) for one in state.rights(mirror, topic.topic).blocked]
     if not blocked:
         return ()
     servers = require_mirror(state, mirror).source.get("bootstrap.servers", "SOURCE")
     lines = unblocking_lines(blocked, f"--bootstrap-server {servers} --command-config admin.properties")
-    return (f"the source goes on refusing writes to topics that moved; to let producers write there again:\n{lines}",)
+    return (f"the source still refuses writes to topics that moved; to let producers write there again:\n{lines}",)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""`pause` and `resume`: stop copying for a while, and go on. The topics stay read-only meanwhile."""
+"""`pause` and `resume`: stop copying temporarily. The topics stay read-only meanwhile."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kmirror.state.events import Event
 from kmirror.state.records import DesiredState, PartitionState, Record, TopicRecord
 from kmirror.state.snapshot import Changes, State
 
-#: How long an engine may take until nothing of a topic is on its way any more.
+#: How long to wait until an engine has nothing of a topic in flight.
 _PATIENCE_S = 30.0
-_LET_GO = (PartitionState.PAUSED, PartitionState.FAILED)
+_RELEASED = (PartitionState.PAUSED, PartitionState.FAILED)
 _MOST_TOPICS_IN_EVENT = 100
 
 
 def pause(
     destination: Destination, mirror: str, topics: TopicSelector | None = None, *, dry_run: bool = False
 ) -> VerbResult:
-    """Stop copying these topics; of all of a mirror when none are named, and of those that come later.
+    """Stop copying these topics; by default all of the mirror, including those added later.
 
     Raises:
         RefusedError: no such mirror or topic.
@@ -36,7 +36,7 @@ def pause(
 def resume(
     destination: Destination, mirror: str, topics: TopicSelector | None = None, *, dry_run: bool = False
 ) -> VerbResult:
-    """Go on copying these topics, all of a mirror when none are named. Raises as `pause`."""
+    """Resume copying these topics, by default all of the mirror. Raises as `pause`."""
     return _change(destination, "resume", mirror, topics, dry_run=dry_run)
 
 
@@ -49,7 +49,7 @@ def _change(
     pauses = verb == "pause"
     before, after = (DesiredState.ACTIVE, DesiredState.PAUSED) if pauses else (DesiredState.PAUSED, DesiredState.ACTIVE)
     changed = [topic.topic for topic in chosen if topic.desired is before]
-    # the engine's answer names the pause that it is to: one to a pause before may still stand there
+    # the engine's answer names the pause: an answer to an earlier one may still be stored
     pause_id = uuid.uuid4().hex
     if not dry_run:
 
@@ -68,9 +68,9 @@ def _change(
             return Changes(tuple(records), (), (event,)) if records else Changes()
 
         change(destination, mirror, decide)
-    # also for those that were to be paused already: whoever recorded that may not have lived to see it
-    held = [topic.topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
-    late = not dry_run and pauses and _is_late(destination, mirror, held)
+    # also wait for topics already being paused: the command that recorded that may have been killed
+    living = [topic.topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
+    late = not dry_run and pauses and _is_late(destination, mirror, living)
     rows = [_row(topic, verb, topic.topic in changed, dry_run=dry_run, late=late) for topic in chosen]
     if topics is None and (not rows or require_mirror(state, mirror).paused is not pauses):
         word = ("would be" if dry_run else "is") + (" paused" if pauses else " resumed")
@@ -79,8 +79,8 @@ def _change(
 
 
 def _is_late(destination: Destination, mirror: str, topics: list[str]) -> bool:
-    """Wait for the engine; tell whether it still copies."""
-    return bool(topics) and await_handover(destination, mirror, topics, _LET_GO, _PATIENCE_S) is Handover.LATE
+    """Wait for the engine; return whether it still copies."""
+    return bool(topics) and await_handover(destination, mirror, topics, _RELEASED, _PATIENCE_S) is Handover.LATE
 
 
 def _row(topic: TopicRecord, verb: str, changed: bool, *, dry_run: bool, late: bool) -> TopicResult:

@@ -1,6 +1,6 @@
-"""Rights while mirroring: the engine's job that keeps others from writing, and takes over the source's ACLs.
+"""The engine's job that denies other clients write access to mirror topics, and syncs the source's ACLs.
 
-What cannot be done is told once, when it begins and when it ends; it never stops the copy.
+A failure is reported once, when it begins and when it ends; it never stops the copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kmirror.ops.context import Destination, change, source_client
 from kmirror.ops.rights.protection import (
     NO_AUTHORIZER,
     AclSurvey,
-    Known,
+    ProbeCache,
     Protection,
     is_mirrored,
     protect,
@@ -29,7 +29,7 @@ from kmirror.ops.rights.protection import (
     unprotect,
     write_rights,
 )
-from kmirror.ops.rights.seen_acls import remember_acls
+from kmirror.ops.rights.source_acls import store_source_acls
 from kmirror.settings.table import Settings
 from kmirror.state.rights_records import SHARED
 from kmirror.state.snapshot import Changes, State
@@ -51,23 +51,23 @@ class RightsJob:
         self._mirror = mirror
         self._properties = dict(destination_properties)
         self._destination: Destination | None = None
-        self._known = Known()
-        self._told: str | None = None
+        self._known = ProbeCache()
+        self._reported: str | None = None
 
     def interval_s(self, settings: Settings) -> float:
-        """Return the time between two looks."""
+        """Return the time between two runs."""
         return settings.refresh_interval_seconds
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
-        """Do it once; raises KmirrorError where ACLs that may be changed could not be."""
+        """Run once. Raises KmirrorError if a change of ACLs failed."""
         if self._destination is None:
             self._destination = Destination.open(self._properties)
         yield from self._protect(self._destination, view)
         if view.settings.sync_topic_acls_enabled:
-            yield from self._take_over(self._destination, view)
+            yield from self._sync(self._destination, view)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         if self._destination is not None:
             self._destination.close()
             self._destination = None
@@ -77,43 +77,43 @@ class RightsJob:
         before = destination.state()
         if view.settings.read_only == "detect":
             for topic, denied in unprotect(destination, self._mirror, topics).items():
-                yield _told(f"{topic} is no longer protected: read.only=detect", "OK", removed=_names(denied))
+                yield _event(f"{topic} is no longer protected: read.only=detect", "OK", removed=_names(denied))
             return
         found = protect(destination, self._mirror, topics, self._known)
         after = destination.state()
-        yield from told_of(before, after, self._mirror, found)
+        yield from events_of(before, after, self._mirror, found)
 
-    def _take_over(self, destination: Destination, view: JobView) -> Iterator[JobEvent]:
-        ground = survey(destination.client, [one.topic for one in view.topics], self._known)
-        refused = sync_refusal(ground)
+    def _sync(self, destination: Destination, view: JobView) -> Iterator[JobEvent]:
+        surveyed = survey(destination.client, [one.topic for one in view.topics], self._known)
+        refused = sync_refusal(surveyed)
         if refused is not None:
-            if self._told != refused.message:
-                self._told = refused.message
-                yield _told(refused.message, "REFUSED", hint=refused.hint)
+            if self._reported != refused.message:
+                self._reported = refused.message
+                yield _event(refused.message, "REFUSED", hint=refused.hint)
             return
         with source_client(view.mirror.source) as source:
-            plan = self._plan(destination, source, view, ground)
+            plan = self._plan(destination, source, view, surveyed)
             if plan is None:
-                if self._told is None:
-                    self._told = "the source has no authorizer: there are no ACLs to sync"
-                    yield _told(self._told, "OK")
+                if self._reported is None:
+                    self._reported = "the source has no authorizer: there are no ACLs to sync"
+                    yield _event(self._reported, "OK")
                 return
-        self._told = None
+        self._reported = None
         failed = carry_out(destination, self._mirror, plan)
         created, deleted = plan.create - failed.keys(), plan.delete - failed.keys()
         if created or deleted:
-            said = f"{counted(len(created), 'ACL')} taken over, {len(deleted)} deleted"
-            yield _told(said, "OK", created=_names(created), deleted=_names(deleted))
+            note = f"{counted(len(created), 'ACL')} created, {len(deleted)} deleted"
+            yield _event(note, "OK", created=_names(created), deleted=_names(deleted))
         for error in failed.values():
             raise error
 
     def _blocked(self, destination: Destination, view: JobView) -> frozenset[AclBinding]:
-        """Return the denials of `--block-producers` at the source: they are for a move only."""
+        """Return the denials of `--block-producers` at the source, which are only for a promote."""
         state = destination.state()
         return frozenset(acl for one in view.topics for acl in state.rights(self._mirror, one.topic).blocked)
 
     def _plan(
-        self, destination: Destination, source: ClusterClient, view: JobView, ground: AclSurvey
+        self, destination: Destination, source: ClusterClient, view: JobView, surveyed: AclSurvey
     ) -> SyncPlan | None:
         settings = view.settings
         blocked = self._blocked(destination, view)
@@ -123,17 +123,17 @@ class RightsJob:
             return None
         everything -= blocked | self._blocked(destination, view)
         names = frozenset(one.source_topic for one in view.topics)
-        remember_acls(destination, self._mirror, [one for one in everything if is_of_clients(one, names)])
+        store_source_acls(destination, self._mirror, [one for one in everything if is_of_clients(one, names)])
         theirs = [one for one in everything if settings.acls_include.takes(one)]
         topics = [one.topic for one in view.topics if is_mirrored(one) and one.pending_operation is None]
         stopped = [one.topic for one in view.topics if not is_mirrored(one)]
         groups = [group for group in visible_groups(source) if settings.selects_group(group)]
         login = login_principal(source.config)
-        own = replace(ground.own, principals=ground.own.principals | ({login} if login else set()))
+        own = replace(surveyed.own, principals=surveyed.own.principals | ({login} if login else set()))
         wanted = wanted_acls(theirs, topics, groups, settings.selects_group, own)
         here, state = describe_acls(destination.client), destination.state()
         made = {name: state.rights(self._mirror, name).made for name in wanted}
-        # what another mirror has made is kmirror's, too
+        # ACLs that another mirror made are kmirror's too
         ours = {one for known in state.mirrors for one in state.rights(known.name, SHARED).made}
         producers = producers_of(everything, names)
         further = [on_transactional_ids(theirs, producers, here - ours, own)]
@@ -143,18 +143,18 @@ class RightsJob:
         return sync_plan(wanted, here, made, stopped)
 
 
-def sync_refusal(ground: AclSurvey) -> KmirrorError | None:
-    """Return why the source's ACLs may not be taken over to a destination, None when they may."""
-    if ground.detected_only is None:
+def sync_refusal(surveyed: AclSurvey) -> KmirrorError | None:
+    """Return why the source's ACLs cannot be synced to a destination, None if they can."""
+    if surveyed.detected_only is None:
         return None
     return RefusedError(
-        f"sync.topic.acls.enabled: {ground.detected_only}",
-        f"{ground.hint}; or set sync.topic.acls.enabled=false",
+        f"sync.topic.acls.enabled: {surveyed.detected_only}",
+        f"{surveyed.hint}; or set sync.topic.acls.enabled=false",
     )
 
 
 def require_possible(destination: Destination, settings: Settings) -> None:
-    """Refuse settings that take ACLs over to where that is not possible, or would shut others out.
+    """Refuse to sync ACLs to a destination where that is not possible, or would lock others out.
 
     Raises:
         RefusedError: says why, and what to do.
@@ -165,10 +165,9 @@ def require_possible(destination: Destination, settings: Settings) -> None:
 
 
 def protect_claimed(destination: Destination, mirror: str, settings: Settings, topics: Collection[str]) -> list[str]:
-    """Protect topics that `add` has claimed, before it creates them; return warnings of what is only detected.
+    """Protect topics that `add` has claimed, before it creates them; return warnings about unprotected ones.
 
-    Where the destination has no authorizer there is nothing to warn of. What goes wrong is a warning too: the engine
-    tries again.
+    No warning is given if the destination has no authorizer. Errors are warnings too: the engine retries.
     """
     if settings.read_only == "detect" or not topics:
         return []
@@ -184,10 +183,10 @@ def protect_claimed(destination: Destination, mirror: str, settings: Settings, t
 
 
 def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[AclBinding, KmirrorError]:
-    """Record, create, delete; return what was refused. What is to be deleted stays on record until it is.
+    """Record, create and delete ACLs; return what was refused. An ACL to delete stays on record until it is deleted.
 
     Raises:
-        RefusedError: a topic was stopped in the meantime; nothing was changed.
+        RefusedError: a topic was stopped meanwhile; nothing was changed.
     """
 
     def decide(state: State) -> Changes:
@@ -219,33 +218,33 @@ def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[Acl
     return failed
 
 
-def told_of(before: State, after: State, mirror: str, found: Mapping[str, Protection]) -> Iterator[JobEvent]:
-    """Tell what has changed about the protection of mirror topics, in one event for each thing to say."""
+def events_of(before: State, after: State, mirror: str, found: Mapping[str, Protection]) -> Iterator[JobEvent]:
+    """Yield one event for each change in the protection of mirror topics."""
     cluster_wide = after.rights(mirror, SHARED).detected_only
     was = before.rights(mirror, SHARED).detected_only
     if cluster_wide != was:
         if cluster_wide is not None:
             hint = next((one.hint for one in found.values()), None)
-            yield _told(f"foreign writes to mirror topics are only detected: {cluster_wide}", "DETECTED", hint=hint)
+            yield _event(f"foreign writes to mirror topics are only detected: {cluster_wide}", "DETECTED", hint=hint)
         else:
-            yield _told("other clients are again denied write access to mirror topics", "ENFORCED")
+            yield _event("other clients are again denied write access to mirror topics", "ENFORCED")
     denied = sorted(topic for topic, one in found.items() if one.changed)
     if denied:
         made = _names(binding for topic in denied for binding in found[topic].denied)
         note = f"other clients are denied write access to {_listed(denied)}"
-        yield _told(note, "ENFORCED", topics=denied[:_MOST_NAMES], acls=made)
+        yield _event(note, "ENFORCED", topics=denied[:_MOST_NAMES], acls=made)
     by_reason: dict[str, list[str]] = {}
     for topic, one in found.items():
-        said = after.rights(mirror, topic).detected_only
-        if said is not None and said != before.rights(mirror, topic).detected_only and one.detected_only is not None:
+        now = after.rights(mirror, topic).detected_only
+        if now is not None and now != before.rights(mirror, topic).detected_only and one.detected_only is not None:
             by_reason.setdefault(one.detected_only, []).append(topic)
     for why, topics in by_reason.items():
         names = sorted(topics)
         note = f"foreign writes to {_listed(names)} are only detected: {why}"
-        yield _told(note, "DETECTED", topics=names[:_MOST_NAMES], hint=found[names[0]].hint)
+        yield _event(note, "DETECTED", topics=names[:_MOST_NAMES], hint=found[names[0]].hint)
 
 
-def _told(note: str, result: str, **details: Any) -> JobEvent:
+def _event(note: str, result: str, **details: Any) -> JobEvent:
     known = {key: value for key, value in details.items() if value is not None}
     level = Level.WARNING if result in {"DETECTED", "REFUSED"} else Level.INFO
     return JobEvent(note, _WHAT, result, {"message": note, **known}, level)

@@ -1,7 +1,7 @@
-"""Clients of the source on the day after: the engine's job that takes quotas over, and tells of users that are missing.
+"""The engine's job that syncs client quotas, and reports SCRAM users that are missing on the destination.
 
-Brokers reveal of SCRAM users no more than names: users cannot be copied, only compared. What the source has is kept on
-the destination, so that a failover can tell what its clients will lack when the source is gone.
+Brokers reveal only the names of SCRAM users, so users can be compared but not copied. What the source has is stored on
+the destination, so that a failover can report what its clients will lack when the source is gone.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kmirror.words import counted
 
 _WHAT = "rights"
 _MOST_NAMES = 100
-#: How old the record may be of when the source was seen to be as it says.
+#: How often to store that the source was read, if nothing has changed.
 RECORDED_EVERY_MS = 60_000
 
 
 class ClientsJob:
-    """Keep quotas as the source has them, and compare users; see `engine.side_jobs.SideJob`."""
+    """Sync quotas and compare users; see `engine.control.side_jobs.SideJob`."""
 
     name = "clients"
 
@@ -38,14 +38,14 @@ class ClientsJob:
         self._mirror = mirror
         self._properties = dict(destination_properties)
         self._destination: Destination | None = None
-        self._told: dict[str, Collection[object]] = {}
+        self._reported: dict[str, Collection[object]] = {}
 
     def interval_s(self, settings: Settings) -> float:
-        """Return the time between two looks."""
+        """Return the time between two runs."""
         return settings.refresh_interval_seconds
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
-        """Do it once; raises KmirrorError where quotas could not be seen or changed."""
+        """Run once. Raises KmirrorError if quotas could not be read or changed."""
         settings = view.settings
         if not (settings.sync_quotas_enabled or settings.compare_scram_users_enabled):
             return
@@ -61,48 +61,48 @@ class ClientsJob:
                 yield from self._compare_users(self._destination, source)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         if self._destination is not None:
             self._destination.close()
             self._destination = None
 
     def _sync_quotas(self, destination: Destination, source: ClusterClient, view: JobView) -> Iterator[JobEvent]:
-        theirs = quotas_to_take(source, destination.client)
+        theirs = quotas_to_sync(source, destination.client)
         here = describe_quotas(destination.client)
         known = clients_record(destination.state(), self._mirror)
         plan = quota_plan(theirs, here, known.made, deletes=all(is_mirrored(topic) for topic in view.topics))
-        _remember(destination, self._mirror, made=plan.ours, quotas=theirs)
+        _store(destination, self._mirror, made=plan.ours, quotas=theirs)
         failed = alter_quotas(destination.client, plan.wanted, plan.unwanted)
-        # what was refused may have been set all the same: it stays on record
+        # a refused change may have been made all the same: it stays on record
         kept = plan.ours if failed else plan.kept
-        _remember(destination, self._mirror, made=kept)
+        _store(destination, self._mirror, made=kept)
         done, gone = plan.wanted - failed.keys(), plan.unwanted - failed.keys()
         if done or gone:
             note = f"{counted(len(done), 'quota')} set, {len(gone)} removed"
             yield JobEvent(note, _WHAT, "OK", {"message": note, "set": _names(done), "removed": _names(gone)})
-        if plan.differing and plan.differing != self._told.get("quotas"):
-            note = f"{counted(len(plan.differing), 'quota')} of the source set otherwise here by others: left as it is"
+        if plan.differing and plan.differing != self._reported.get("quotas"):
+            note = f"{counted(len(plan.differing), 'quota')} of the source set differently here by others: unchanged"
             yield JobEvent(note, _WHAT, "DETECTED", {"message": note, "quotas": _names(plan.differing)}, Level.WARNING)
-        self._told["quotas"] = plan.differing
+        self._reported["quotas"] = plan.differing
         for error in failed.values():
             raise error
 
     def _compare_users(self, destination: Destination, source: ClusterClient) -> Iterator[JobEvent]:
         users = users_of_clients(source, destination.client)
-        _remember(destination, self._mirror, scram_users=users)
+        _store(destination, self._mirror, scram_users=users)
         missing = users - scram_users(destination.client)
-        if missing and missing != self._told.get("users"):
+        if missing and missing != self._reported.get("users"):
             note = (
                 f"{counted(len(missing), 'SCRAM user')} of the source cannot log in here: brokers do not reveal"
                 " passwords, so users are never copied"
             )
             details = {"message": note, "users": sorted(missing)[:_MOST_NAMES], "hint": "create them here"}
             yield JobEvent(note, _WHAT, "DETECTED", details, Level.WARNING)
-        self._told["users"] = missing
+        self._reported["users"] = missing
 
 
-def quotas_to_take(source: ClusterClient, destination: ClusterClient, timeout: float | None = None) -> frozenset[Quota]:
-    """Return the source's quotas that may be taken over. Raises UnreachableError."""
+def quotas_to_sync(source: ClusterClient, destination: ClusterClient, timeout: float | None = None) -> frozenset[Quota]:
+    """Return the source's quotas that can be synced. Raises UnreachableError."""
     logins = _logins(source, destination)
     client_ids = {one.config.client_id for one in (source, destination)}
 
@@ -113,7 +113,7 @@ def quotas_to_take(source: ClusterClient, destination: ClusterClient, timeout: f
 
 
 def users_of_clients(source: ClusterClient, destination: ClusterClient, timeout: float | None = None) -> frozenset[str]:
-    """Return the source's SCRAM users but kmirror itself. Raises UnreachableError."""
+    """Return the source's SCRAM users except kmirror's own. Raises UnreachableError."""
     logins = _logins(source, destination)
     return frozenset(user for user in scram_users(source, timeout) if f"User:{user}" not in logins)
 
@@ -123,12 +123,12 @@ def _logins(*clients: ClusterClient) -> frozenset[str | None]:
 
 
 def clients_record(state: State, mirror: str) -> ClientsRecord:
-    """Return what is stored of a source's clients; an empty record where nothing is."""
+    """Return the stored record of a source's clients, an empty one if there is none."""
     found = state.records.get(("clients", mirror))
     return found if isinstance(found, ClientsRecord) else ClientsRecord(mirror)
 
 
-def _remember(
+def _store(
     destination: Destination,
     mirror: str,
     *,
@@ -136,7 +136,7 @@ def _remember(
     quotas: Collection[Quota] | None = None,
     scram_users: Collection[str] | None = None,
 ) -> None:
-    """Write what is given, if it is new; and from time to time that it still holds."""
+    """Store what is given if it has changed; otherwise now and then that it is unchanged."""
     at = now_ms()
 
     def decide(state: State) -> Changes:

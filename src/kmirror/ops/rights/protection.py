@@ -1,13 +1,13 @@
-"""Keeping everybody else from writing to mirror topics (`read.only=enforce`), and telling where that is not possible.
+"""Deny other clients write access to mirror topics (`read.only=enforce`), and say where that is not possible.
 
-The ACLs of the destination say who may write; each of these principals is denied it on the mirror topic. Not so where
+Each principal that the destination's ACLs allow to write is denied it on the mirror topic, except where
 
-* there is no authorizer, or we may not see or change ACLs;
-* `allow.everyone.if.no.acl.found` is true: one ACL on a topic would shut its readers out;
-* an ACL lets everybody (`User:*`) write, and kmirror is no super user: nobody can be denied that without kmirror.
+* there is no authorizer, or we may not read or change ACLs;
+* `allow.everyone.if.no.acl.found` is true: one ACL on a topic would lock out its readers;
+* an ACL lets everyone (`User:*`) write, and kmirror is not a super user: denying everyone would also deny kmirror.
 
-There, what others write is detected afterwards only. What is made is recorded first, and once more looked at when it is
-in force: a denial that strikes kmirror itself is taken back at once.
+There, foreign writes are only detected afterwards. Denials are recorded before they are made, and checked once they are
+in force: a denial that also affects kmirror is reverted immediately.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ OPEN_BY_DEFAULT = "allow.everyone.if.no.acl.found is (or may be) true"
 
 @dataclass(frozen=True, slots=True)
 class AclSurvey:
-    """What protection stands on: the ACLs, and who we are.
+    """The ACLs of a cluster, and our own principals.
 
-    `detected_only` says why the whole cluster permits none, None where it does; `hint` what to do about it.
+    `detected_only` says why the cluster permits no protection at all, if so; `hint` what to do about it.
     """
 
     acls: frozenset[AclBinding] = frozenset()
@@ -53,34 +53,34 @@ class AclSurvey:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """How one mirror topic is protected: everybody else is kept from writing, or `detected_only` says why not."""
+    """The protection of one mirror topic: other clients are denied writes, or `detected_only` says why not."""
 
     topic: str
-    #: The denials of kmirror's that do it; none are needed where nobody else may write anyway.
+    #: kmirror's denials; none are needed if no one else may write anyway.
     denied: tuple[AclBinding, ...] = ()
     detected_only: str | None = None
     hint: str | None = None
-    #: What was created or deleted for it just now.
+    #: True if ACLs were created or deleted for it just now.
     changed: bool = False
 
 
 @dataclass(slots=True)
-class Known:
-    """Remember how we stand, which takes a moment to find out and seldom changes; one for each job or command."""
+class ProbeCache:
+    """The result of the last principal probe, which takes a moment and seldom changes; one for each job or command."""
 
     standing: PrincipalProbe | None = None
     asked: frozenset[str] = frozenset()
 
 
 def survey(
-    client: ClusterClient, topics: Collection[str], known: Known | None = None, cluster: str = "the destination"
+    client: ClusterClient, topics: Collection[str], known: ProbeCache | None = None, cluster: str = "the destination"
 ) -> AclSurvey:
-    """Look at a cluster's ACLs and find out how we stand there; changes nothing that lasts.
+    """Read a cluster's ACLs and find out our own principals; changes nothing permanently.
 
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    known = known or Known()
+    known = known or ProbeCache()
     to_alter = grant_line(client.config, ("ALTER", "DESCRIBE"), "--cluster")
     try:
         acls = describe_acls(client)
@@ -99,7 +99,7 @@ def survey(
     except KmirrorError as error:
         if error.reason is not Reason.NOT_AUTHORIZED:
             raise
-        return AclSurvey(detected_only=f"kmirror may not see or change ACLs: {error.message}", hint=to_alter)
+        return AclSurvey(detected_only=f"kmirror may not read or change ACLs: {error.message}", hint=to_alter)
     principals = known.standing.principals | ({login} if login else set())
     own = OwnPrincipals(frozenset(principals), known.standing.is_super_user)
     if known.standing.everyone_may:
@@ -113,13 +113,13 @@ def survey(
     return AclSurvey(acls, AclIndex(acls), own)
 
 
-def judge(
-    ground: AclSurvey, topic: str, ours: Collection[AclBinding], cluster: str = "--bootstrap-server DESTINATION"
+def decide_protection(
+    surveyed: AclSurvey, topic: str, ours: Collection[AclBinding], cluster: str = "--bootstrap-server DESTINATION"
 ) -> Protection:
-    """Return how a topic is to be protected; `ours` are the denials made for it before. Changes nothing."""
-    if ground.detected_only is not None:
-        return Protection(topic, (), ground.detected_only, ground.hint)
-    found = enforcement(ground.writing, topic, ground.own, ours)
+    """Return how to protect a topic; `ours` are the denials made for it before. Changes nothing."""
+    if surveyed.detected_only is not None:
+        return Protection(topic, (), surveyed.detected_only, surveyed.hint)
+    found = enforcement(surveyed.writing, topic, surveyed.own, ours)
     denied = tuple(sorted(found.denied))
     if not found.open_by:
         return Protection(topic, denied)
@@ -129,37 +129,37 @@ def judge(
 
 
 def is_mirrored(topic: TopicRecord | None) -> bool:
-    """Tell whether a topic is a mirror topic that nobody stops."""
+    """Return whether a topic is a mirror topic that is not being stopped."""
     return topic is not None and topic.desired is not DesiredState.STOPPED and topic.pending_operation != PENDING_STOP
 
 
 def protect(
-    destination: Destination, mirror: str, topics: Collection[str], known: Known | None = None
+    destination: Destination, mirror: str, topics: Collection[str], known: ProbeCache | None = None
 ) -> dict[str, Protection]:
-    """Keep everybody else from writing to these mirror topics, which need not exist yet; return how it stands.
+    """Deny other clients write access to these mirror topics, which need not exist yet; return their protection.
 
-    They must have been claimed (their records say so). Returns when the denials are in force on every broker. Whether
-    transactions that were open before are still going on is `settle`'s question. Idempotent.
+    Only topics with a record are protected. Returns when the denials are in force on every broker. Use `settle` for
+    transactions that were open before. Idempotent.
 
     Raises:
         UnreachableError: the destination does not answer.
         KmirrorError: a denial could not be made; what was made stays recorded.
     """
-    ground = survey(destination.client, topics, known)
+    surveyed = survey(destination.client, topics, known)
     state = destination.state()
     found = {
-        topic: judge(ground, topic, state.rights(mirror, topic).denied, admin_options(destination.config))
+        topic: decide_protection(surveyed, topic, state.rights(mirror, topic).denied, admin_options(destination.config))
         for topic in topics
         if is_mirrored(state.topic(mirror, topic))
     }
-    if ground.detected_only is None:
-        found = _carry_out(destination, mirror, ground, state, found)
-    _remember(destination, mirror, state, ground.detected_only, found)
+    if surveyed.detected_only is None:
+        found = _carry_out(destination, mirror, surveyed, state, found)
+    _store(destination, mirror, state, surveyed.detected_only, found)
     return found
 
 
 def unprotect(destination: Destination, mirror: str, topics: Collection[str]) -> dict[str, tuple[AclBinding, ...]]:
-    """Take back the denials made for mirror topics, and return them; for `read.only=detect`. Idempotent.
+    """Delete the denials made for mirror topics, and return them; for `read.only=detect`. Idempotent.
 
     Raises:
         KmirrorError: one could not be deleted; it stays recorded.
@@ -167,17 +167,17 @@ def unprotect(destination: Destination, mirror: str, topics: Collection[str]) ->
     state = destination.state()
     ours = {topic: denied for topic in topics if (denied := state.rights(mirror, topic).denied)}
     if ours:
-        _raise_first(delete_acls(destination.client, _all(ours.values())))
-    untold = [topic for topic in topics if topic in ours or state.rights(mirror, topic).detected_only is not None]
-    if untold or state.rights(mirror, SHARED).detected_only is not None:
-        forgotten = {topic: replace(state.rights(mirror, topic), denied=(), detected_only=None) for topic in untold}
+        raise_first(delete_acls(destination.client, _all(ours.values())))
+    recorded = [topic for topic in topics if topic in ours or state.rights(mirror, topic).detected_only is not None]
+    if recorded or state.rights(mirror, SHARED).detected_only is not None:
+        cleared = {topic: replace(state.rights(mirror, topic), denied=(), detected_only=None) for topic in recorded}
         shared = replace(state.rights(mirror, SHARED), detected_only=None)
-        write_rights(destination, mirror, {**forgotten, SHARED: shared})
+        write_rights(destination, mirror, {**cleared, SHARED: shared})
     return ours
 
 
 def write_rights(destination: Destination, mirror: str, records: Mapping[str, RightsRecord]) -> None:
-    """Write records of rights, those that hold nothing as tombstones; what is there already is not written again."""
+    """Write rights records that have changed, empty ones as tombstones."""
 
     def decide(state: State) -> Changes:
         changed = [one for topic, one in records.items() if one != state.rights(mirror, topic)]
@@ -189,9 +189,9 @@ def write_rights(destination: Destination, mirror: str, records: Mapping[str, Ri
 def settle(
     destination: Destination, partitions: Collection[TopicPartition], timeout_s: float
 ) -> dict[TopicPartition, tuple[ProducerState, ...]]:
-    """Wait until no transaction is open in partitions, `timeout_s` at most; return those that still are.
+    """Wait up to `timeout_s` until no transaction is open in partitions; return the producers of those still open.
 
-    A denial does not end a transaction that is open: its producer may commit it. Call it after `protect`.
+    A denial does not end an open transaction: its producer can still commit it. Call this after `protect`.
 
     Raises:
         UnreachableError: the destination does not answer.
@@ -211,13 +211,13 @@ def settle(
 
 
 def _carry_out(
-    destination: Destination, mirror: str, ground: AclSurvey, state: State, found: Mapping[str, Protection]
+    destination: Destination, mirror: str, surveyed: AclSurvey, state: State, found: Mapping[str, Protection]
 ) -> dict[str, Protection]:
-    """Make the denials that are lacking, delete those that are needed no more."""
+    """Create the missing denials, delete those no longer needed."""
     before = {topic: frozenset(state.rights(mirror, topic).denied) for topic in found}
-    new = {topic: set(one.denied) - ground.acls for topic, one in found.items()}
+    new = {topic: set(one.denied) - surveyed.acls for topic, one in found.items()}
     old = {topic: before[topic] - set(one.denied) for topic, one in found.items()}
-    # an ACL that is here and not on record as ours is somebody else's
+    # an ACL that exists and is not on record as ours belongs to others
     ours = {topic: (before[topic] & set(one.denied)) | new[topic] for topic, one in found.items()}
     concerned = [topic for topic in found if new[topic] or old[topic]]
     if not concerned:
@@ -234,20 +234,20 @@ def _carry_out(
         return Changes(tuple(replace(one, denied=_sorted(ours[t] | old[t])) for t, one in rights.items()))
 
     change(destination, mirror, decide)
-    _raise_first(create_acls(destination.client, _all(new.values())))
-    _raise_first(delete_acls(destination.client, _all(old.values())))
+    raise_first(create_acls(destination.client, _all(new.values())))
+    raise_first(delete_acls(destination.client, _all(old.values())))
     await_acls(destination.client, _all(new.values()), _all(old.values()))
-    struck = [t for t in missing_rights(destination.client, there, ("WRITE",)) if t not in could_not and new[t]]
+    denied_us = [t for t in missing_rights(destination.client, there, ("WRITE",)) if t not in could_not and new[t]]
     present = destination.state()
     stopped = [topic for topic in concerned if not is_mirrored(present.topic(mirror, topic))]
-    if taken_back := {*struck, *stopped}:
-        _raise_first(delete_acls(destination.client, _all(ours[topic] for topic in taken_back)))
-    kept = {topic: () if topic in taken_back else _sorted(ours[topic]) for topic in concerned}
+    if reverted := {*denied_us, *stopped}:
+        raise_first(delete_acls(destination.client, _all(ours[topic] for topic in reverted)))
+    kept = {topic: () if topic in reverted else _sorted(ours[topic]) for topic in concerned}
     write_rights(destination, mirror, {t: replace(present.rights(mirror, t), denied=kept[t]) for t in concerned})
-    if struck:
-        names = ", ".join(sorted({one.principal for topic in struck for one in new[topic]}))
+    if denied_us:
+        names = ", ".join(sorted({one.principal for topic in denied_us for one in new[topic]}))
         raise KmirrorError(
-            f"denying {names} WRITE on {', '.join(sorted(struck))} also denied kmirror and was reverted",
+            f"denying {names} WRITE on {', '.join(sorted(denied_us))} also denied kmirror and was reverted",
             "give kmirror a principal of its own",
         )
     return {
@@ -257,15 +257,15 @@ def _carry_out(
     }
 
 
-def _remember(
+def _store(
     destination: Destination, mirror: str, before: State, cluster_wide: str | None, found: Mapping[str, Protection]
 ) -> None:
-    """Keep why nobody is kept from writing: once for the cluster, or by topic."""
-    why = {topic: None if cluster_wide is not None else one.detected_only for topic, one in found.items()}
-    why[SHARED] = cluster_wide
-    if any(before.rights(mirror, topic).detected_only != said for topic, said in why.items()):
+    """Store why foreign writes are only detected: once for the cluster, or by topic."""
+    reasons = {topic: None if cluster_wide is not None else one.detected_only for topic, one in found.items()}
+    reasons[SHARED] = cluster_wide
+    if any(before.rights(mirror, topic).detected_only != why for topic, why in reasons.items()):
         present = destination.state()
-        records = {topic: replace(present.rights(mirror, topic), detected_only=said) for topic, said in why.items()}
+        records = {topic: replace(present.rights(mirror, topic), detected_only=why) for topic, why in reasons.items()}
         write_rights(destination, mirror, records)
 
 
@@ -277,7 +277,8 @@ def _sorted(bindings: Iterable[AclBinding]) -> tuple[AclBinding, ...]:
     return tuple(sorted(bindings))
 
 
-def _raise_first(outcomes: Mapping[AclBinding, KmirrorError | None]) -> None:
+def raise_first(outcomes: Mapping[AclBinding, KmirrorError | None]) -> None:
+    """Raise the first error, if any."""
     for error in outcomes.values():
         if error is not None:
             raise error

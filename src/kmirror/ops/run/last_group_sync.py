@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, as_kmirror_error
-from kmirror.ops.groups.commit import sentence
+from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
 from kmirror.state.group_records import GroupReason
@@ -67,7 +67,7 @@ def _is_failure(row: GroupResult) -> bool:
 def _why(row: GroupResult) -> str:
     if row.reason is None:
         return "its offsets there are still changing"
-    return sentence(row.reason) if isinstance(row.reason, GroupReason) else str(row.reason)
+    return reason_text(row.reason) if isinstance(row.reason, GroupReason) else str(row.reason)
 
 
 def _trouble(mirror: str, message: str, reason: Reason | None) -> TopicResult:

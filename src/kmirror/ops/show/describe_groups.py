@@ -17,8 +17,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.columns import COUNT, DURATION, END, TEXT, TIME, Column, Table, one_of
 from kmirror.errors import Reason
 from kmirror.ops.context import Destination, naming_cluster, now_ms
-from kmirror.ops.groups.commit import sentence
-from kmirror.ops.groups.facts import SourceGroups, look_at_source, mirrored_topics, plan_groups, views
+from kmirror.ops.groups.commit import reason_text
+from kmirror.ops.groups.facts import SourceGroups, group_views, mirrored_topics, plan_groups, read_source_groups
 from kmirror.ops.results import GROUP_REASON
 from kmirror.ops.selection import select_stored_topics
 from kmirror.ops.show.cluster_view import Prober
@@ -55,7 +55,7 @@ class GroupRow:
     @property
     def message(self) -> str | None:
         """Why the offset is left alone, in a sentence."""
-        return None if self.reason is None else sentence(self.reason)
+        return None if self.reason is None else reason_text(self.reason)
 
 
 def _notes(rows: Sequence[GroupRow]) -> list[str]:
@@ -173,7 +173,7 @@ def _rows(
     records = {record.group: record for record in state.groups(mirror.name)}
     stored = [record for record in records.values() if any(topic in wanted for topic in record.offsets)]
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        there = views(here, {record.destination_group: GroupKind(record.kind) for record in stored})
+        there = group_views(here, {record.destination_group: GroupKind(record.kind) for record in stored})
     checked = state.groups_checked(mirror.name)
     clock = _Clock(now_ms(), checked.time_ms if checked else None)
     rows: list[GroupRow] = []
@@ -221,7 +221,7 @@ def _read_groups(
     client: ClusterClient,
     seconds: float,
 ) -> SourceGroups:
-    return look_at_source(ClusterGroups(client, seconds), state, mirror, settings, topics)
+    return read_source_groups(ClusterGroups(client, seconds), state, mirror, settings, topics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.client_gaps import ClientGaps, grant_command
 from kmirror.ops.context import Destination, as_kmirror_error, cluster_id_of, now_ms, require_same_cluster
-from kmirror.ops.rights.at_stop import deferred_acls, plan_lift
-from kmirror.ops.rights.client_sync import clients_record, quotas_to_take, users_of_clients
+from kmirror.ops.rights.client_sync import clients_record, quotas_to_sync, users_of_clients
+from kmirror.ops.rights.lift import deferred_acls, plan_lift
 from kmirror.ops.rights.protection import OPEN_BY_DEFAULT, is_mirrored
-from kmirror.ops.rights.seen_acls import seen_acls
+from kmirror.ops.rights.source_acls import stored_source_acls
 from kmirror.ops.show.cluster_view import SOURCE_REQUEST_S, SOURCE_TIMEOUT_S, BackgroundQuery
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
@@ -142,7 +142,7 @@ class _GapFinder:
         if isinstance(theirs, NoAuthorizerError):
             return self._not_known(f"{what}: the source has no authorizer, so its clients had no ACLs", is_warned=True)
         if isinstance(theirs, KmirrorError):
-            seen = seen_acls(self._state, self._mirror.name)
+            seen = stored_source_acls(self._state, self._mirror.name)
             if seen is None:
                 return self._not_known(f"{what}: {theirs.message}; its ACLs were never seen", is_warned=True)
             theirs, seen_ms = seen
@@ -204,7 +204,7 @@ def _ask(source: ClusterClient, *, destination: ClusterClient, cluster_id: str |
     return _Answer(
         at,
         _asked(lambda: describe_acls(source, left())),
-        _asked(lambda: quotas_to_take(source, destination, left())),
+        _asked(lambda: quotas_to_sync(source, destination, left())),
         _asked(lambda: users_of_clients(source, destination, left())),
     )
 

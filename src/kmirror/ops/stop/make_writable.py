@@ -15,12 +15,13 @@ from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.topic_settings import topic_defaults, topic_settings
 from kmirror.cluster.trim import restore_settings, trim_compacted
+from kmirror.cluster.writable import probe_writable
 from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.context import as_kmirror_error, now_ms
 from kmirror.ops.groups.sync import clamp_groups
-from kmirror.ops.rights.at_stop import lift_rights, probe_writable
+from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import RUN_AGAIN, StopWork
@@ -132,7 +133,7 @@ def lift_protection(work: StopWork) -> str:
                 work.fail(name, lifted.error)
         places = [place for topic in work.left for place in partitions_of(topic)]
         unproven = set()
-        for place, error in probe_writable(destination, places).items() if names else ():
+        for place, error in probe_writable(destination.client, places).items() if names else ():
             if error is not None:
                 unproven.add(place.topic)
                 work.done.warnings.append(f"whether {place} can be written could not be probed: {error.message}")

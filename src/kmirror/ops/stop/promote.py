@@ -23,8 +23,8 @@ from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_sentence
 from kmirror.ops.context import Destination, cluster_id_of, now_ms, require_mirror, require_same_cluster, source_client
 from kmirror.ops.evidence import evidence_of
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import is_mirrored
-from kmirror.ops.rights.source_cut import SourceCut
 from kmirror.ops.run.own_engine import OwnEngine
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.rows import engine_in_charge
@@ -141,7 +141,7 @@ def promote(
         require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
         show.say(f"the source answers: cluster {mirror.source_cluster_id}")
         show.say(f"destination: cluster {destination.cluster_id}; {counted(len(chosen), 'topic')} to promote")
-        cut = SourceCut(destination, mirror.name, source, state, [topic.topic for topic in chosen])
+        cut = ProducerBlock(destination, mirror.name, source, state, [topic.topic for topic in chosen])
         if request.block_producers and waiting:
             cut.require_possible()
             show.say("producers can be blocked at the source, except its super users")
@@ -235,7 +235,7 @@ class _Promotion:
     source: ClusterClient
     checker: ReadinessChecker
     claim: Claim
-    cut: SourceCut
+    cut: ProducerBlock
     engine: _Engine
     show: _Show
     stopping: threading.Event

@@ -20,7 +20,7 @@ from kmirror.ops.context import Destination, as_kmirror_error, naming_cluster, r
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
-from kmirror.ops.rights.source_cut import SourceCut
+from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.stop.promote_readiness import ReadinessChecker
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
@@ -141,7 +141,7 @@ class FinalCheck:
     drop: Callable[[str, list[TopicResult]], None]
     watch: Watch
     #: What blocks producers at the source, if that was requested.
-    cut: SourceCut | None = None
+    cut: ProducerBlock | None = None
     blockers: dict[str, str] = field(default_factory=dict)
     groups: tuple[GroupResult, ...] = ()
 

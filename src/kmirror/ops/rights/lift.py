@@ -1,6 +1,6 @@
-"""Rights when mirroring stops: what kmirror denied is allowed again, what it held back is given.
+"""Rights when mirroring stops: remove kmirror's denials, and create the ACLs that it deferred.
 
-All that is needed stands in the records of rights: the source may be dead. Idempotent, topic by topic.
+Everything needed is in the rights records: the source may be dead. Idempotent, topic by topic.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from kmirror.cluster.acl_commands import admin_options
 from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, kafka_acls_line
 from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
-from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.writable import probe_writable as probe
 from kmirror.errors import KmirrorError, PartlyDoneError, Reason
 from kmirror.ops.context import Destination
 from kmirror.ops.rights.protection import is_mirrored, write_rights
@@ -21,16 +19,16 @@ from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.acls import grantable
 
-#: How long brokers may take to hear of changed ACLs; the probe says what holds then.
+#: How long brokers may take to apply changed ACLs; the probe shows whether they have.
 _IN_FORCE_S = 5.0
 _LINES_IN_HINT = 40
 
 
 @dataclass(frozen=True, slots=True)
 class LiftedRights:
-    """What became of one topic's rights: ACLs of kmirror's that were deleted, those given, and why not all were.
+    """The result for one topic: kmirror's ACLs that were deleted, deferred ACLs that were created, and any failure.
 
-    `error` has `kafka-acls` lines in its hint that do the rest.
+    The hint of `error` has the `kafka-acls` commands that do the rest.
     """
 
     topic: str
@@ -41,7 +39,7 @@ class LiftedRights:
 
 @dataclass(frozen=True, slots=True)
 class LiftPlan:
-    """What is to be deleted and given, by topic; what is about several topics stands with each that it covers."""
+    """The ACLs to delete and to create, by topic; `shared` are those that are not about a single topic."""
 
     remove: Mapping[str, frozenset[AclBinding]]
     give: Mapping[str, frozenset[AclBinding]]
@@ -52,7 +50,7 @@ class LiftPlan:
 
 
 def plan_lift(state: State, mirror: str, topics: Collection[str]) -> LiftPlan:
-    """Return what lifting the rights of these topics takes, as everything else stands; changes nothing."""
+    """Return the changes that lift the protection of these topics while all others keep theirs; changes nothing."""
     records = {topic: state.rights(mirror, topic) for topic in topics}
     left = {
         one.topic
@@ -72,19 +70,19 @@ def plan_lift(state: State, mirror: str, topics: Collection[str]) -> LiftPlan:
 
 
 def deferred_acls(state: State, mirror: str) -> frozenset[AclBinding]:
-    """Return a mirror's deferred shared ACLs; power over the cluster only where the settings say so now."""
+    """Return a mirror's deferred shared ACLs; those on the cluster only if the current settings sync them."""
     held, record = state.rights(mirror, SHARED).held_back, state.mirror(mirror)
     takes_cluster = record is not None and stored_settings(record.settings).sync_cluster_acls_enabled
     return frozenset(one for one in held if takes_cluster or one.resource_type is not ResourceType.CLUSTER)
 
 
 def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) -> dict[str, LiftedRights]:
-    """Delete the denials made for these topics, give what was held back, and return what became of each topic.
+    """Delete the denials for these topics and create their deferred ACLs; return the result for each topic.
 
-    To be called when nobody mirrors to them any more, as `topics` say by being given. Needs no source.
+    Call it when the topics are no longer mirrored. Needs no source.
 
     Raises:
-        UnreachableError: the destination does not answer; the same again goes on from there.
+        UnreachableError: the destination does not answer; the same call continues from there.
     """
     state = destination.state()
     plan = plan_lift(state, mirror, topics)
@@ -102,7 +100,7 @@ def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) 
             {topic: replace(one, made=_merged(one.made, given_by[topic])) for topic, one in records.items()},
         )
     try:
-        # first what forbids: an ACL that is given would not help before
+        # denials first: they override the ACLs that are created
         outcomes = {**delete_acls(destination.client, remove), **create_acls(destination.client, give)}
     except NoAuthorizerError:
         outcomes = dict.fromkeys((*give, *remove))
@@ -131,17 +129,6 @@ def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) 
             topic, removed, tuple(sorted((plan.give[topic] | plan.shared) - failed.keys())), error
         )
     return done
-
-
-def probe_writable(
-    destination: Destination, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, KmirrorError | None]:
-    """Tell of each partition whether kmirror itself may write to it: None, or why not. Writes nothing.
-
-    Raises:
-        UnreachableError: the destination does not answer.
-    """
-    return probe(destination.client, partitions)
 
 
 def _await(destination: Destination, present: Collection[AclBinding], absent: Collection[AclBinding]) -> None:

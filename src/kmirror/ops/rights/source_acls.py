@@ -1,4 +1,4 @@
-"""The source's ACLs as the engine saw them last, kept on the destination for the day on which the source is gone."""
+"""The source's ACLs as the engine read them last, stored on the destination for when the source is gone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kmirror.ops.rights.client_sync import RECORDED_EVERY_MS
 from kmirror.state.client_records import SourceAclsRecord
 from kmirror.state.snapshot import Changes, State
 
-#: An ACL takes about 100 bytes, a record may have a megabyte.
+#: ACLs in a record: one takes about 100 bytes, a record at most a megabyte.
 _IN_A_PAGE = 2000
 
 
-def remember_acls(destination: Destination, mirror: str, acls: Collection[AclBinding]) -> None:
-    """Store what the source has now, if it is new; and from time to time that it still holds."""
+def store_source_acls(destination: Destination, mirror: str, acls: Collection[AclBinding]) -> None:
+    """Store the source's ACLs if they have changed; otherwise now and then that they are unchanged."""
     found, at = sorted(acls), now_ms()
     cuts = range(0, len(found), _IN_A_PAGE)
     pages = [SourceAclsRecord(mirror, n, tuple(found[cut : cut + _IN_A_PAGE])) for n, cut in enumerate(cuts, 1)]
@@ -34,8 +34,8 @@ def remember_acls(destination: Destination, mirror: str, acls: Collection[AclBin
         change(destination, mirror, decide)
 
 
-def seen_acls(state: State, mirror: str) -> tuple[frozenset[AclBinding], int] | None:
-    """Return what the source had when it was seen last, and when that was; None where it is not known whole."""
+def stored_source_acls(state: State, mirror: str) -> tuple[frozenset[AclBinding], int] | None:
+    """Return the source's ACLs when they were last read, and that time; None unless all pages are stored."""
     head = _page(state, mirror, 0)
     if head is None:
         return None

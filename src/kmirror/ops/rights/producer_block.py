@@ -1,12 +1,12 @@
-"""Denying everybody WRITE on the source's topics while they move (`--block-producers`), so that their ends stand still.
+"""Deny everyone WRITE on source topics during a promote (`--block-producers`), so that their log ends stop moving.
 
-One ACL for each topic does it: WRITE is denied to `User:*`. kmirror only reads there; super users are excepted, as from
-any ACL. It is recorded at the destination before it is made. It stays where the topic was stopped, since that is the
-cut, and is deleted where the topic stays mirrored. A failback makes it the protection of the new mirror topic
-(`hand_over`), so that nobody can write to the old source in between.
+One ACL for each topic does it: WRITE is denied to `User:*`. kmirror only reads there; super users are exempt, as from
+any ACL. The denial is recorded on the destination before it is made. It stays where the topic was stopped, which keeps
+producers on the destination, and is deleted where the topic stays mirrored. A failback makes it the protection of the
+new mirror topic (`hand_over_denials`), so that no one can write to the old source in between.
 
-A denial does not end open transactions, and a request under way may still slip in: the ends are read after it, and
-`unsettled` says what is not at rest.
+A denial does not end open transactions, and a request in flight may still be appended: so the log ends are read after
+it, and `unsettled` says which may still grow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, TimedOutError
 from kmirror.ops.context import Destination, actor, change, naming_cluster, now_ms, source_client
-from kmirror.ops.rights.protection import is_mirrored, survey, write_rights
+from kmirror.ops.rights.protection import is_mirrored, raise_first, survey, write_rights
 from kmirror.state.events import Event
 from kmirror.state.records import TopicRecord
 from kmirror.state.rights_records import RightsRecord
@@ -39,8 +39,8 @@ _NEEDED = ("READ", "DESCRIBE")
 _NEEDED_ON_CLUSTER = ("ALTER", "DESCRIBE", "DESCRIBE_CONFIGS")
 
 
-class SourceCut:
-    """Keep everybody from writing to source topics of one mirror; for one thread."""
+class ProducerBlock:
+    """Deny everyone WRITE on source topics of one mirror; not thread-safe."""
 
     def __init__(
         self, destination: Destination, mirror: str, source: ClusterClient, state: State, topics: Collection[str]
@@ -48,44 +48,44 @@ class SourceCut:
         self._destination = destination
         self._mirror = mirror
         self._source = source
-        #: Mirror topics whose producers are known to be kept from writing.
+        #: Mirror topics whose producers are known to be blocked.
         self.in_force: set[str] = set()
-        #: By mirror topic: since when that is wanted; None where others did it. It begins with what is on record.
+        #: By mirror topic, since when the block is recorded; None if others made it. Starts with the stored records.
         self.since_ms: dict[str, int | None] = {
             topic: rights.blocked_ms for topic in topics if (rights := state.rights(mirror, topic)).blocked
         }
-        #: When topics that were cut off were proved to take writes at the destination.
+        #: When blocked topics were proved to be writable at the destination.
         self.writable_ms: dict[str, int] = {
             topic: at for topic in self.since_ms if (at := state.rights(mirror, topic).writable_ms) is not None
         }
-        #: When the source took writes again, by mirror topic.
+        #: When the block was lifted, by mirror topic.
         self.lifted_ms: dict[str, int] = {}
 
     def require_possible(self) -> None:
-        """Refuse where producers cannot be kept from writing, or readers would be locked out with them.
+        """Refuse if producers cannot be blocked, or readers would be locked out with them.
 
         Raises:
             RefusedError: says why, and what to do; nothing was changed.
             UnreachableError: the source does not answer.
         """
         with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
-            ground = survey(self._source, (), cluster="the source")
-        if ground.detected_only is not None:
+            surveyed = survey(self._source, (), cluster="the source")
+        if surveyed.detected_only is not None:
             rights = grant_line(self._source.config, _NEEDED_ON_CLUSTER, "--cluster")
-            asked = "grant it" if (ground.hint or "").startswith("kafka-acls") else ground.hint
-            hint = f"{asked}; or stop the producers yourself and leave --block-producers out"
+            remedy = "grant it" if (surveyed.hint or "").startswith("kafka-acls") else surveyed.hint
+            hint = f"{remedy}; or stop the producers yourself and omit --block-producers"
             raise RefusedError(
-                f"--block-producers is not possible: {ground.detected_only}",
-                hint if "authorizer" in hint else f"{hint}\nkmirror needs these rights at the source for it:\n{rights}",
+                f"--block-producers is not possible: {surveyed.detected_only}",
+                hint if "authorizer" in hint else f"{hint}\nkmirror needs these rights on the source for it:\n{rights}",
             )
 
     def block(self, topics: Collection[TopicRecord]) -> None:
-        """Deny everybody WRITE on the sources of these topics, and return when every broker there enforces it.
+        """Deny everyone WRITE on the sources of these topics, and return when every broker there enforces it.
 
-        Idempotent. Where it fails, what was made stays recorded; `lift` takes it back.
+        Idempotent. If it fails, what was made stays recorded; `lift` reverts it.
 
         Raises:
-            RefusedError: it would have kept kmirror from reading too.
+            RefusedError: it also denied kmirror reading.
             TimedOutError: a broker does not enforce it in time.
             KmirrorError: the source refuses it, or a cluster does not answer.
         """
@@ -98,17 +98,17 @@ class SourceCut:
             state = self._destination.state()
             self.since_ms |= {topic: state.rights(self._mirror, topic).blocked_ms for topic in wanted}
             new = {topic: one for topic, one in wanted.items() if one not in present}
-            _raise_first(create_acls(self._source, new.values()))
+            raise_first(create_acls(self._source, new.values()))
             if not await_acls(self._source, wanted.values()):
                 raise TimedOutError(
-                    "a broker of the source does not enforce in time that producers are denied WRITE",
+                    "a broker of the source did not enforce in time that producers are denied WRITE",
                     "check that all brokers of the source are up; then run the same command again",
                 )
-            struck = missing_rights(self._source, names, _NEEDED).keys() - could_not.keys()
-        if struck:
+            denied_us = missing_rights(self._source, names, _NEEDED).keys() - could_not.keys()
+        if denied_us:
             raise RefusedError(
-                f"denying producers WRITE also kept kmirror from reading {', '.join(sorted(struck))}",
-                "stop the producers yourself and leave --block-producers out",
+                f"denying producers WRITE also denied kmirror reading {', '.join(sorted(denied_us))}",
+                "stop the producers yourself and omit --block-producers",
             )
         self.in_force |= wanted.keys()
 
@@ -116,7 +116,7 @@ class SourceCut:
         at = now_ms()
 
         def decide(state: State) -> Changes:
-            # one that is there is ours already where it is on record, and otherwise somebody else's
+            # a denial that exists is ours if it is on record, otherwise it belongs to others
             records = [
                 replace(state.rights(self._mirror, topic), blocked=(one,), blocked_ms=at, writable_ms=None)
                 for topic, one in wanted.items()
@@ -128,7 +128,7 @@ class SourceCut:
         change(self._destination, self._mirror, decide)
 
     def note_writable(self, writable_ms: Mapping[str, int]) -> None:
-        """Remember when topics that were cut off were proved to take writes at the destination.
+        """Store when blocked topics were proved to be writable at the destination.
 
         Raises:
             UnreachableError: the destination does not answer.
@@ -141,9 +141,9 @@ class SourceCut:
         self.writable_ms |= writable_ms
 
     def lift(self, topics: Collection[str]) -> str | None:
-        """Let producers write again to the sources of topics that are mirrored on; return what went wrong.
+        """Unblock producers of topics that stay mirrored; return what went wrong.
 
-        Topics that are stopped, or whose stop has begun, keep their denial. Without one on record nothing is asked.
+        Topics that are stopped, or being stopped, keep their denial. Asks the source only if a denial is on record.
         """
         try:
             state = self._destination.state()
@@ -156,9 +156,9 @@ class SourceCut:
                 return None
             bindings = [one for rights in ours.values() for one in rights.blocked]
         except (KmirrorError, OutcomeUnknown) as error:
-            return f"whether producers are still denied WRITE at the source is not known: {error}"
+            return f"whether producers are still denied WRITE on the source is unknown: {error}"
         try:
-            _raise_first(delete_acls(self._source, bindings))
+            raise_first(delete_acls(self._source, bindings))
             await_acls(self._source, (), bindings)
             at = now_ms()
             forgotten = {name: rights.unblocked() for name, rights in ours.items()}
@@ -167,7 +167,9 @@ class SourceCut:
             change(self._destination, self._mirror, lambda _: Changes((), (), (event,)))
         except (KmirrorError, OutcomeUnknown) as error:
             lines = unblocking_lines(bindings, admin_options(self._source.config))
-            return f"producers are still denied WRITE at the source: {error}; an administrator lifts it with:\n{lines}"
+            return (
+                f"producers are still denied WRITE on the source: {error}; an administrator can lift it with:\n{lines}"
+            )
         self.in_force -= ours.keys()
         self.lifted_ms |= dict.fromkeys(ours, at)
         return None
@@ -175,9 +177,9 @@ class SourceCut:
     def unsettled(
         self, topics: Iterable[TopicRecord], ends: Callable[[TopicRecord], list[int | None]]
     ) -> dict[str, str]:
-        """Return by topic, as a sentence, why its source may still grow though producers are denied WRITE there.
+        """Return by topic why its source may still grow although producers are denied WRITE there.
 
-        `ends` are the high watermarks that were seen last. A transaction may be open, or records not yet replicated.
+        `ends` are the last known high watermarks. A transaction may be open, or records not yet replicated.
 
         Raises:
             UnreachableError: the source does not answer.
@@ -200,7 +202,7 @@ class SourceCut:
         return found
 
     def unblocking(self, state: State, topics: Iterable[str]) -> str:
-        """Return the commands with which an administrator lets producers of these mirror topics write again."""
+        """Return the commands with which an administrator unblocks the producers of these mirror topics."""
         bindings = [one for topic in topics for one in state.rights(self._mirror, topic).blocked]
         return unblocking_lines(bindings, admin_options(self._source.config))
 
@@ -210,29 +212,29 @@ class SourceCut:
 
 
 def unblocking_lines(bindings: Collection[AclBinding], cluster: str) -> str:
-    """Return the commands with which an administrator lets producers write again; `cluster` as of `admin_options`."""
+    """Return the commands with which an administrator unblocks producers; `cluster` as from `admin_options`."""
     lines = [kafka_acls_line(one, cluster, remove=True) for one in sorted(bindings)]
     more = [f"and {counted(len(lines) - _LINES_IN_HINT, 'more topic')}"] if len(lines) > _LINES_IN_HINT else []
     return "\n".join([*lines[:_LINES_IN_HINT], *more])
 
 
-def lift_for_mirrored(destination: Destination, mirror: str, topics: Collection[str]) -> str | None:
-    """Let producers write again at the source of topics that are mirrored again; return what went wrong.
+def unblock_mirrored(destination: Destination, mirror: str, topics: Collection[str]) -> str | None:
+    """Unblock the producers of topics that are mirrored again; return what went wrong.
 
-    Where nothing is on record the source is not asked.
+    Asks the source only if a denial is on record.
     """
     state = destination.state()
     record = state.mirror(mirror)
     if record is None or not any(state.rights(mirror, topic).blocked for topic in topics):
         return None
     with source_client(record.source) as source:
-        return SourceCut(destination, mirror, source, state, topics).lift(topics)
+        return ProducerBlock(destination, mirror, source, state, topics).lift(topics)
 
 
-def hand_over(here: Destination, there: State, mirror: str, topics: Collection[str]) -> list[str]:
-    """Make denials that cut producers off from these topics the protection of the mirror topics they become `here`.
+def hand_over_denials(here: Destination, there: State, mirror: str, topics: Collection[str]) -> list[str]:
+    """Make denials that block producers of these topics the protection of the mirror topics that they become `here`.
 
-    `there` is what the new primary remembers. They are recorded here as kmirror's own: the engine replaces them by what
+    `there` is the state of the new primary. They are recorded here as kmirror's own: the engine replaces them with what
     the mirror topic needs, and a stop here lifts them. Returns the topics concerned.
     """
     cut = {topic: blocked for topic in topics if (blocked := there.rights(mirror, topic).blocked)}
@@ -250,7 +252,7 @@ def hand_over(here: Destination, there: State, mirror: str, topics: Collection[s
 def forget_handed_over(
     there: Mapping[str, str], cluster_id: str | None, here: State, mirror: str, topics: Collection[str]
 ) -> str | None:
-    """Forget at the new primary the denials that protect mirror topics `here` by now; return why that is not possible.
+    """Delete from the new primary's records the denials that now protect mirror topics `here`; return what went wrong.
 
     `there` are the client properties of the new primary.
     """
@@ -265,12 +267,6 @@ def forget_handed_over(
     except (KmirrorError, OutcomeUnknown) as error:
         return f"the new primary still has on record that producers are denied WRITE here, which is harmless: {error}"
     return None
-
-
-def _raise_first(outcomes: Mapping[AclBinding, KmirrorError | None]) -> None:
-    for error in outcomes.values():
-        if error is not None:
-            raise error
 
 
 def _is_cut_off(state: State, rights: RightsRecord) -> bool:
