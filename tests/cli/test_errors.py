@@ -67,7 +67,7 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
         (
             ("top", *DESTINATION),
             "top needs a terminal",
-            "to print the same once, `kmirror describe --wide`, or --json for scripts",
+            "use `kmirror describe --wide` to print the same once, with --json for scripts",
         ),
         (
             ("describe", "--watch", *DESTINATION),
@@ -230,14 +230,14 @@ def _failing(error: BaseException) -> Callable[[Call], None]:
         (
             OutcomeUnknown("no answer to CreateTopics"),
             1,
-            "kmirror: no answer to CreateTopics: it may have happened or not\n"
+            "kmirror: no answer to CreateTopics: it may or may not have happened\n"
             "  check with `kmirror describe` before trying again\n",
         ),
         (
             ZeroDivisionError("division\nby zero"),
             1,
             "kmirror: unexpected: ZeroDivisionError: division by zero\n"
-            "  -vv shows the traceback; this is a fault of kmirror's, please report it\n",
+            "  this is a bug in kmirror, please report it; -vv shows the traceback\n",
         ),
         (KeyboardInterrupt(), 130, "kmirror: interrupted\n"),
     ],
@@ -254,7 +254,7 @@ def test_a_traceback_only_where_it_is_asked_for(run: Run, monkeypatch: pytest.Mo
     shown = run("list", "-vv", *DESTINATION)
     assert shown.code == 1
     assert "Traceback (most recent call last)" in shown.err
-    assert shown.err.endswith("please report it\n")
+    assert shown.err.endswith("-vv shows the traceback\n")
 
 
 def test_a_destination_that_is_not_there(run: Run) -> None:

@@ -43,7 +43,7 @@ Monitor and verify:
   wait           Wait until topics are caught up, stopped, healthy or drained.
   verify         Compare source and destination record by record.
   events         Show who did what to a mirror, when, and the result.
-  report         Write what is known of a mirror as one HTML page.
+  report         Write an HTML report about a mirror.
 
 Stop, fail over and fail back:
   promote        Stop mirroring topics once they are fully copied (planned
@@ -76,8 +76,8 @@ Usage: kmirror wait [OPTIONS]
 
   Wait until topics are caught up, stopped, healthy or drained.
 
-  Exits with 5 on --timeout, and immediately if waiting cannot help. Drained:
-  consumer groups have read everything that the source holds.
+  Exits with 5 on --timeout, and immediately if waiting cannot help. Drained
+  means that consumer groups have read everything on the source.
 
 Options:
   --mirror M                      Name of the mirror.  [required]
@@ -86,8 +86,8 @@ Options:
   --for [caught-up|stopped|healthy|drained]
                                   Condition to wait for.  [required]
   --groups LIST                   With drained: groups to wait for. Default:
-                                  all synced.
-  --timeout D                     Longest time to wait, such as 30s or 5m.
+                                  all synced groups.
+  --timeout D                     How long to wait, such as 30s or 5m.
                                   [required]
   -h, --help                      Show this message and exit.
 
@@ -95,7 +95,7 @@ Common options:
   --bootstrap-server HOST:PORT  Brokers of the destination, comma-separated.
                                 Default: KMIRROR_BOOTSTRAP_SERVER.
   --command-config FILE         Client properties for the destination, as for
-                                Kafka's own tools. Default:
+                                Kafka's tools. Default:
                                 KMIRROR_COMMAND_CONFIG.
   --cluster NAME                Name of the destination in kmirror.toml.
   --expect-cluster-id ID        Fail unless the destination has this cluster

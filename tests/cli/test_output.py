@@ -181,7 +181,7 @@ def test_sandbox_status() -> None:
 def test_no_sandbox() -> None:
     screen = piped()
     TableOutput(screen).sandbox(SandboxStatus(Path("/sandbox"), ()))
-    assert written(screen) == ("", "there is no sandbox in /sandbox; `kmirror sandbox up` makes one\n")
+    assert written(screen) == ("", "no sandbox in /sandbox; `kmirror sandbox up` creates one\n")
 
 
 def test_what_the_sandbox_would_do() -> None:
@@ -277,7 +277,7 @@ def test_a_stop_shows_totals_and_the_rows_that_need_a_look(capsys: pytest.Captur
     ]
     assert "orders-1 is stopped at 5; 3 records known lost" in shown.out
     assert "orders-0" not in shown.out
-    assert "1 row without trouble or loss not shown; -v shows all" in shown.err
+    assert "1 row without errors or loss not shown; -v shows all" in shown.err
     TableOutput(Screen.of_this_process(), 1).result(result)
     assert "orders-0" in capsys.readouterr().out
     output_for("json", Screen.of_this_process()).result(result)

@@ -334,7 +334,7 @@ def test_a_reader_that_has_gone_ends_the_writing_and_nothing_else() -> None:
     err = io.StringIO()
     screen = Screen(open(writing, "w", encoding="utf-8", closefd=False), err, io.StringIO())  # noqa: SIM115
     TableOutput(screen).rows(MIRRORS, [MIRROR])
-    screen.tell("still here")
+    screen.note("still here")
     assert err.getvalue() == "still here\n"
     os.close(writing)
 

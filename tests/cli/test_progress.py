@@ -203,7 +203,7 @@ def test_on_a_terminal_one_line_changes_and_goes_with_the_work_and_before_other_
     assert written(screen) == ("", "")
     for clock.at in (2.0, 3.0):
         shown.show()
-    screen.tell("a warning")
+    screen.note("a warning")
     clock.at = 4.0
     shown.show()
     shown.take(WorkView("deleting orders", 0.0, 4.0, is_over=True))
@@ -243,7 +243,7 @@ def _result(*lags: int | None, failed: bool = False) -> VerbResult:
         (_result(0, 0), True, "caught up after 12.3s: 2 partitions, lag 0"),
         (_result(0), False, "stopped after 12.3s: 1 partition, lag 0"),
         (_result(0, 1500), True, "stopped after 12.3s: 2 partitions, lag 1,500"),
-        (_result(0, None), True, "stopped after 12.3s: 2 partitions, lag not known"),
+        (_result(0, None), True, "stopped after 12.3s: 2 partitions, lag unknown"),
         (_result(0, 0, failed=True), True, "stopped after 12.3s: 2 partitions, lag 0"),
     ],
 )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cli.report import Report
-from kmirror.cli.reporting import require_own
-from kmirror.cli.whole_file import WholeFile
+from kmirror.cli.atomic_file import AtomicFile
+from kmirror.cli.evidence import Report
+from kmirror.cli.report import require_own
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.ops.report.page import GENERATOR
 from tests.cli.conftest import Run
@@ -34,14 +34,14 @@ def test_a_report_takes_the_ones_before_along(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_not_replaced(tmp_path: Path, held: str) -> None:
     file = tmp_path / "notes"
     file.write_text(held, encoding="utf-8")
-    with pytest.raises(UsageError, match="something else"):
+    with pytest.raises(UsageError, match="is not a kmirror report"):
         Report.at(str(file))
     assert file.read_text(encoding="utf-8") == held
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("nowhere/evidence.json", "No such file or directory"), ("folder", "is a folder")],
+    [("nowhere/evidence.json", "No such file or directory"), ("folder", "is a directory")],
 )
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, path: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
@@ -58,7 +58,7 @@ def test_a_page_replaces_only_a_page(tmp_path: Path) -> None:
         require_own(file)
     for held in ("<!doctype html><p>my notes", f"{' ' * 5000}{GENERATOR} is too late"):
         file.write_text(held, encoding="utf-8")
-        with pytest.raises(UsageError, match="something else than a report of kmirror"):
+        with pytest.raises(UsageError, match="is not a kmirror report"):
             require_own(file)
 
 
@@ -80,7 +80,7 @@ def test_a_disk_that_fills_leaves_the_file_that_was_there(tmp_path: Path, monkey
             begun.write(text[:3])
         raise OSError(28, "No space left on device")
 
-    whole = WholeFile.at(str(file), "--html", "the report")
+    whole = AtomicFile.at(str(file), "--html", "the report")
     monkeypatch.setattr(Path, "write_text", fill)
     with pytest.raises(KmirrorError, match="No space left"):
         whole.write("new and longer")

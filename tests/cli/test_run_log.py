@@ -13,7 +13,7 @@ import pytest
 
 from kmirror.cli.log_file import LogFile
 from kmirror.cli.output import JsonOutput, TableOutput
-from kmirror.cli.run_log import JSON, TEXT, Entry, News, RunLog, ended
+from kmirror.cli.run_log import JSON, TEXT, ChangeTracker, Entry, RunLog, ended
 from kmirror.cli.screen import Screen
 from kmirror.engine.control.driver import RunView
 from kmirror.engine.control.engines import Apart
@@ -48,60 +48,62 @@ def hour(view: RunView) -> Iterator[RunView]:
         yield later(view, second, replace(ORDERS, lag=second, lag_as_of_ms=AT + 1000 * second))
 
 
-def told(news: News, view: RunView) -> list[tuple[Level, str, str]]:
-    return [(entry.level, entry.mirror, entry.message) for entry in news.entries(view)]
+def told(changes: ChangeTracker, view: RunView) -> list[tuple[Level, str, str]]:
+    return [(entry.level, entry.mirror, entry.message) for entry in changes.entries(view)]
 
 
 def test_a_quiet_hour_is_sixty_lines() -> None:
-    news = News()
-    assert len(news.entries(VIEW)) == 2
-    lines = [entry for view in hour(VIEW) for entry in news.entries(view)]
+    changes = ChangeTracker()
+    assert len(changes.entries(VIEW)) == 2
+    lines = [entry for view in hour(VIEW) for entry in changes.entries(view)]
     assert len(lines) == 60
     assert lines[0].message == "copying: 1 topic, 8 partitions, lag 60 as of 2026-11-23T07:03:17Z, 42.5 MB/s"
 
 
 def test_what_changes_is_a_line_at_once() -> None:
-    news = News()
-    news.entries(VIEW)
+    changes = ChangeTracker()
+    changes.entries(VIEW)
     failed = replace(ORDERS, state="FAILED", reason=Reason.OFFSET_MISMATCH, message="expected 7,\ngot 9")
-    assert told(news, later(VIEW, 1, failed)) == [
+    assert told(changes, later(VIEW, 1, failed)) == [
         (Level.ERROR, "m", "orders: FAILED OFFSET_MISMATCH (was ACTIVE): expected 7, got 9")
     ]
     # another number in the same sentence is no change
-    assert told(news, later(VIEW, 2, replace(failed, message="expected 7, got 10"))) == []
-    assert told(news, later(VIEW, 3)) == [(Level.INFO, "m", "orders: ACTIVE (was FAILED OFFSET_MISMATCH)")]
+    assert told(changes, later(VIEW, 2, replace(failed, message="expected 7, got 10"))) == []
+    assert told(changes, later(VIEW, 3)) == [(Level.INFO, "m", "orders: ACTIVE (was FAILED OFFSET_MISMATCH)")]
     paused = replace(later(VIEW, 4), topics=(), idle={("m", "orders"): "PAUSED"})
-    assert told(news, paused) == [(Level.INFO, "m", "orders: PAUSED (was ACTIVE)")]
+    assert told(changes, paused) == [(Level.INFO, "m", "orders: PAUSED (was ACTIVE)")]
 
 
 def test_a_mirror_that_another_engine_took_is_told_at_once_and_every_minute() -> None:
-    news, both = News(), replace(VIEW, mirrors=("m", "n"))
-    news.entries(both)
+    changes, both = ChangeTracker(), replace(VIEW, mirrors=("m", "n"))
+    changes.entries(both)
     apart = {"n": Apart("process 7 on h took over\nat 7:03", Level.ERROR, Reason.FENCED)}
     taken = (Level.ERROR, "n", "not copied by this engine: process 7 on h took over at 7:03")
-    assert told(news, replace(later(both, 1), apart=apart)) == [taken]
-    assert told(news, replace(later(both, 2), apart=apart)) == []
-    assert told(news, replace(later(both, 61), apart=apart))[1] == taken
-    assert told(news, later(both, 62)) == [(Level.INFO, "n", "this engine is in charge")]
+    assert told(changes, replace(later(both, 1), apart=apart)) == [taken]
+    assert told(changes, replace(later(both, 2), apart=apart)) == []
+    assert told(changes, replace(later(both, 61), apart=apart))[1] == taken
+    assert told(changes, later(both, 62)) == [(Level.INFO, "n", "this engine is in charge")]
     # one that was deleted is none of this run any more
-    news.entries(replace(later(both, 63), apart=apart))
-    assert told(news, later(VIEW, 64)) == []
+    changes.entries(replace(later(both, 63), apart=apart))
+    assert told(changes, later(VIEW, 64)) == []
 
 
 def test_topics_that_change_alike_share_a_line() -> None:
-    news, topics = News(), [replace(ORDERS, topic=f"t{number:03}") for number in range(1_000)]
-    (first, _) = news.entries(later(VIEW, 0, *topics))
+    changes, topics = ChangeTracker(), [replace(ORDERS, topic=f"t{number:03}") for number in range(1_000)]
+    (first, _) = changes.entries(later(VIEW, 0, *topics))
     assert first.message == "t000, t001, t002, t003, t004 and 995 more: ACTIVE"
-    (line,) = news.entries(later(VIEW, 1, *(replace(UNREACHABLE, topic=one.topic) for one in topics)))
+    (line,) = changes.entries(later(VIEW, 1, *(replace(UNREACHABLE, topic=one.topic) for one in topics)))
     assert line.fields["topicCount"] == 1_000
     assert len(line.text()) < 300
 
 
 def test_a_topic_that_flaps_for_an_hour_fills_no_disk() -> None:
-    news, slow = News(), replace(ORDERS, reason=Reason.OPEN_TRANSACTION, message="since noon")
-    news.entries(VIEW)
+    changes, slow = ChangeTracker(), replace(ORDERS, reason=Reason.OPEN_TRANSACTION, message="since noon")
+    changes.entries(VIEW)
     lines = [
-        entry for second in range(1, 3_601) for entry in news.entries(later(VIEW, second, (ORDERS, slow)[second % 2]))
+        entry
+        for second in range(1, 3_601)
+        for entry in changes.entries(later(VIEW, second, (ORDERS, slow)[second % 2]))
     ]
     assert len(lines) <= 60 * 32
     assert lines[-2].message == "30 more changes of topics not shown"
@@ -109,7 +111,7 @@ def test_a_topic_that_flaps_for_an_hour_fills_no_disk() -> None:
 
 def test_levels_come_from_states_and_reasons_and_from_notes() -> None:
     note = Note(AT, Level.WARNING, "m", "lane 0 of m stopped responding", about_spark=True)
-    assert told(News(), replace(VIEW, notes=(note,), spark_log="/c/spark-1.log"))[0] == (
+    assert told(ChangeTracker(), replace(VIEW, notes=(note,), spark_log="/c/spark-1.log"))[0] == (
         Level.WARNING,
         "m",
         "lane 0 of m stopped responding; Spark logs to /c/spark-1.log",
@@ -121,14 +123,14 @@ def test_levels_come_from_states_and_reasons_and_from_notes() -> None:
         ("PENDING_MIRROR", None, Level.INFO),
     ):
         topic = replace(ORDERS, state=state, reason=reason, message="ERROR FAILED")
-        assert {entry.level for entry in News().entries(later(VIEW, 0, topic))} == {level}
+        assert {entry.level for entry in ChangeTracker().entries(later(VIEW, 0, topic))} == {level}
 
 
 def test_a_destination_that_is_gone_leaves_nothing_that_reassures() -> None:
-    news = News()
-    news.entries(VIEW)
-    news.entries(later(VIEW, 15, UNREACHABLE))
-    (line,) = news.entries(later(VIEW, 75, UNREACHABLE))
+    changes = ChangeTracker()
+    changes.entries(VIEW)
+    changes.entries(later(VIEW, 15, UNREACHABLE))
+    (line,) = changes.entries(later(VIEW, 75, UNREACHABLE))
     assert (line.level, line.message) == (
         Level.ERROR,
         "not copying: 1 topic, 8 partitions, lag unknown, 0 B/s, 1 LINK_FAILED; orders LINK_FAILED "
@@ -139,22 +141,22 @@ def test_a_destination_that_is_gone_leaves_nothing_that_reassures() -> None:
 
 
 def test_before_there_is_an_engine_the_minute_says_what_is_waited_for() -> None:
-    news = News()
+    changes = ChangeTracker()
     view = replace(VIEW, phase="waiting since 2026-11-23T07:00:00Z for the clusters", topics=(), level=Level.WARNING)
     expected = [(Level.WARNING, "m", "waiting since 2026-11-23T07:00:00Z for the clusters")]
-    assert told(news, view) == expected
-    assert told(news, later(view, 59)) == []
-    assert told(news, later(view, 60)) == expected
+    assert told(changes, view) == expected
+    assert told(changes, later(view, 59)) == []
+    assert told(changes, later(view, 60)) == expected
 
 
 def test_each_mirror_is_summed_up_by_itself_and_an_unknown_lag_is_never_a_number() -> None:
     unknown = replace(ORDERS, topic="users", lag=None, lag_as_of_ms=None)
     view = replace(VIEW, mirrors=("m", "n", "o"), topics=(ORDERS, unknown, replace(unknown, mirror="n")))
-    assert [line for line in told(News(), view) if "partition" in line[2] or "no topics" in line[2]] == [
+    assert [line for line in told(ChangeTracker(), view) if "partition" in line[2] or "no topics" in line[2]] == [
         (
             Level.INFO,
             "m",
-            "copying: 2 topics, 16 partitions, lag at least 1,500 as of 2026-11-23T07:02:15Z, unknown of 1 topic, "
+            "copying: 2 topics, 16 partitions, lag at least 1,500 as of 2026-11-23T07:02:15Z, unknown for 1 topic, "
             "85.0 MB/s",
         ),
         (Level.INFO, "n", "copying: 1 topic, 8 partitions, lag unknown, 42.5 MB/s"),
@@ -205,7 +207,7 @@ def test_standard_output_is_all_json_or_text_that_ends_with_the_headline() -> No
         output = TableOutput(screen)
         with output.running(log_format) as show:
             show(VIEW)
-        output.ran(done, "caught up after 5s", log_format)
+        output.run_ended(done, "caught up after 5s", log_format)
         assert isinstance(screen.out, io.StringIO)
         lines = screen.out.getvalue().splitlines()
         if log_format == JSON:
@@ -219,7 +221,7 @@ def test_with_a_json_document_the_log_goes_to_standard_error() -> None:
     output = JsonOutput(screen)
     with output.running(TEXT) as show:
         show(VIEW)
-    output.ran(VerbResult.of("run", "m", []), "stopped", TEXT)
+    output.run_ended(VerbResult.of("run", "m", []), "stopped", TEXT)
     assert isinstance(screen.out, io.StringIO)
     assert isinstance(screen.err, io.StringIO)
     assert json.loads(screen.out.getvalue())["verb"] == "run"

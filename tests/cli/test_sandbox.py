@@ -40,7 +40,7 @@ def test_status_of_nothing(run: Run, tmp_path: Path) -> None:
     shown = run("sandbox", "status", "--dir", "none")
     assert shown.code == 0, shown.err
     assert shown.out == ""
-    assert shown.err == f"there is no sandbox in {tmp_path}/none; `kmirror sandbox up` makes one\n"
+    assert shown.err == f"no sandbox in {tmp_path}/none; `kmirror sandbox up` creates one\n"
     document = json.loads(run("sandbox", "status", "--dir", "none", "--json").out)
     assert document == {"directory": f"{tmp_path}/none", "clientFiles": [], "brokers": []}
 
@@ -57,8 +57,8 @@ def test_a_dry_run_makes_nothing(run: Run, tmp_path: Path) -> None:
         [],
     )
     assert [row["message"] for row in document["results"]] == [
-        "would create cluster a with 1 broker from port 5000 on",
-        "would create cluster b with 1 broker from port 5010 on",
+        "would create cluster a with 1 broker, ports from 5000",
+        "would create cluster b with 1 broker, ports from 5010",
     ]
     assert list(tmp_path.iterdir()) == []
 

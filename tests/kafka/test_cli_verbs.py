@@ -240,7 +240,7 @@ def test_check(source_cluster: SandboxCluster, destination_cluster: SandboxClust
     properties = properties_file(tmp_path, source_cluster)
     well = typed(destination_cluster, "check", "--mirror-config", properties)
     assert well.returncode == 0
-    assert well.stdout.splitlines()[-1] == "all is well"
+    assert well.stdout.splitlines()[-1] == "all checks passed"
     assert all(line.startswith("ok ") for line in well.stdout.splitlines()[:-1])
     ill = typed(destination_cluster, "check", "--mirror-config", properties_file(tmp_path, "127.0.0.1:1"), "--json")
     assert ill.returncode == 6

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kmirror.cli import compat
-from kmirror.cli.names import names_folder
+from kmirror.cli.name_cache import names_folder
 from kmirror.ops.context import Destination
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine

@@ -74,7 +74,7 @@ def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(
             # the last picture stays, and since when it is old is said above it
             top.until(lambda frame: frame[1].startswith("no answer for") and " topics" in frame[2])
             cluster.start()
-            top.until(lambda frame: frame[0].endswith("looked 0s ago") and " topics" in frame[1])
+            top.until(lambda frame: frame[0].endswith("updated 0s ago") and " topics" in frame[1])
             top.press("q")
             assert top.ends() == 0
             write(store, mirror, "resume", 4)

@@ -13,7 +13,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from kmirror.cli.report import FILE
+from kmirror.cli.evidence import FILE
 from kmirror.cli.run_log import LINE
 from kmirror.columns import Column, Type, object_of
 from kmirror.ops.check.findings import CHECK

@@ -24,12 +24,12 @@ for stream in (0, 1, 2):
     os.dup2(terminal, stream)
 os.execv(sys.argv[2], sys.argv[2:])
 """
-#: Refresh quickly, and call what is shown old soon.
+#: Polls quickly, and soon shows its data as old.
 _QUICK = """
 import sys
-import kmirror.cli.looking, kmirror.cli.sight
-kmirror.cli.looking.PAUSE_SECONDS = 0.2
-kmirror.cli.sight.OLD_SECONDS = 4.0
+import kmirror.cli.observation, kmirror.cli.poller
+kmirror.cli.poller.PAUSE_SECONDS = 0.2
+kmirror.cli.observation.OLD_SECONDS = 4.0
 from kmirror.cli.main import entry_point
 entry_point()
 """

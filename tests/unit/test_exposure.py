@@ -67,7 +67,7 @@ def test_a_command_warns_once_of_each(folder: Path) -> None:
     err = io.StringIO()
     line = ["check", "--command-config", a, "--mirror-config", a]
     assert main(line, Screen(io.StringIO(), err, io.StringIO())) != 0
-    warning = f"kmirror: warning: every user of this machine can read secrets in {a}: chmod o-rwx '{a}'\n"
+    warning = f"kmirror: warning: any local user can read the secrets in {a}: chmod o-rwx '{a}'\n"
     assert err.getvalue().count("kmirror: warning") == err.getvalue().count(warning) == 1
     quiet = io.StringIO()
     main(["list", "--command-config", b], Screen(io.StringIO(), quiet, io.StringIO()))

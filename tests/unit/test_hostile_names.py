@@ -10,7 +10,7 @@ from click import Context, Option
 from hypothesis import strategies as st
 
 from kmirror.cli.main import kmirror
-from kmirror.cli.names import lines_of, names_folder, remembered_mirrors, remembered_topics, write_names
+from kmirror.cli.name_cache import cached_mirrors, cached_topics, lines_of, names_folder, write_names
 from kmirror.cluster.security.properties import parse_properties, read_properties
 from kmirror.engine.control.engines import Apart
 from kmirror.ops.mirrors.create import LONGEST_NAME, check_name
@@ -50,10 +50,10 @@ def test_completion_offers_names_as_they_are(amount: int, tmp_path: Path, monkey
         write_names(
             names_folder({"XDG_CACHE_HOME": str(tmp_path)}), "c", lines_of([mirror], [(mirror, t) for t in topics])
         )
-        assert remembered_mirrors(context, option, mirror[:-1]) == [mirror]
-        assert remembered_topics(context, option, "") == topics
+        assert cached_mirrors(context, option, mirror[:-1]) == [mirror]
+        assert cached_topics(context, option, "") == topics
         for topic in topics:
-            assert f"{topics[0]},{topic}" in remembered_topics(context, option, f"{topics[0]},{topic[:-1]}")
+            assert f"{topics[0]},{topic}" in cached_topics(context, option, f"{topics[0]},{topic[:-1]}")
 
     explore(amount, st.tuples(MIRROR, TOPICS), check)
 

@@ -34,9 +34,9 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
 def test_it_is_told_once_that_it_has_started_and_each_time_that_it_lives(manager: tuple[socket.socket, str]) -> None:
     listening, address = manager
     service_manager = ServiceManager.of_this_process({"NOTIFY_SOCKET": address})
-    service_manager.turns("waiting")
-    service_manager.turns("copying")
-    service_manager.stops()
+    service_manager.report_alive("waiting")
+    service_manager.report_alive("copying")
+    service_manager.report_stopping()
     assert [listening.recv(1000).decode() for _ in range(3)] == [
         "READY=1\nWATCHDOG=1\nSTATUS=waiting",
         "WATCHDOG=1\nSTATUS=copying",
@@ -47,8 +47,8 @@ def test_it_is_told_once_that_it_has_started_and_each_time_that_it_lives(manager
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere/notify"}])
 def test_without_one_nothing_happens(environ: dict[str, str]) -> None:
     service_manager = ServiceManager.of_this_process(environ)
-    service_manager.turns("copying")
-    service_manager.stops()
+    service_manager.report_alive("copying")
+    service_manager.report_stopping()
 
 
 def test_a_run_tells_it(manager: tuple[socket.socket, str]) -> None:
@@ -73,7 +73,7 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     unit.read(UNIT)
     service = unit["Service"]
     assert (service["Type"], service["KillMode"], service["RestartPreventExitStatus"]) == ("notify", "mixed", "2 3")
-    assert int(service["WatchdogSec"]) >= 60, "the driver turns about once a second, and may wait for a heartbeat"
+    assert int(service["WatchdogSec"]) >= 60, "the driver loops about once a second, and may wait for a heartbeat"
     verb = service["ExecStart"].split()[1:]
     assert verb == ["run", "--mirror", "%i", "--standby"]
     assert service["ExecReload"].endswith(f"kill -{signal.SIGHUP.name.removeprefix('SIG')} $MAINPID")

@@ -9,7 +9,7 @@ import pytest
 
 from kmirror.cli.keyboard import keys_of
 from kmirror.cli.layout import Line
-from kmirror.cli.sight import Sight
+from kmirror.cli.observation import Observation
 from kmirror.cli.table_view import TableView
 from kmirror.cli.top_view import TopView
 from kmirror.errors import Reason
@@ -50,7 +50,12 @@ def texts(lines: Sequence[Line]) -> list[str]:
 
 
 def shown(
-    seen: Sight[Overview], *keys: str, at: float = 101.0, width: int = 80, height: int = 14, view: TopView | None = None
+    seen: Observation[Overview],
+    *keys: str,
+    at: float = 101.0,
+    width: int = 80,
+    height: int = 14,
+    view: TopView | None = None,
 ) -> list[str]:
     view = view or TopView("b:9092")
     for key in keys:
@@ -60,7 +65,7 @@ def shown(
     return texts(lines)
 
 
-SEEN = Sight(picture(*ROWS), 100.0)
+SEEN = Observation(picture(*ROWS), 100.0)
 
 
 def topics_of(lines: list[str]) -> list[str]:
@@ -70,7 +75,7 @@ def topics_of(lines: list[str]) -> list[str]:
 
 def test_the_terminal_shows_mirrors_sums_and_topics() -> None:
     assert shown(SEEN) == [
-        "kmirror top  b:9092                                                looked 1s ago",
+        "kmirror top  b:9092                                               updated 1s ago",
         "3 topics, 4 partitions  1 FAILED  2 ACTIVE",
         "rate 5.0MB/s  lag 20  time lag 10m  ETA 2s",
         "m  ACTIVE  engine h1/app-1, last heartbeat 1s ago",
@@ -96,7 +101,7 @@ def test_s_sorts_by_lag_rate_and_name() -> None:
 
 def test_what_nobody_knows_goes_before_every_lag() -> None:
     unknown = replace(LACKING, topic="a.unknown", lag=None, time_lag_ms=None, bytes_per_second=None)
-    lines = shown(Sight(picture(*ROWS, unknown, STOPPED), 100.0))
+    lines = shown(Observation(picture(*ROWS, unknown, STOPPED), 100.0))
     assert topics_of(lines)[:3] == ["a.failed", "a.unknown", "a.orders"]
     assert lines[2] == "rate 5.0MB/s  lag ≥20  time lag -  ETA -"
     assert next(line for line in lines if "a.unknown" in line).split() == ["a.unknown", "-", "-", "-", "-", "ACTIVE"]
@@ -116,32 +121,32 @@ def test_slash_filters_what_is_typed_and_escape_shows_all_again() -> None:
 
 
 def test_old_numbers_are_never_shown_as_new() -> None:
-    failing = Sight(SEEN.picture, 100.0, None, "the destination: connection refused", 102.0)
+    failing = Observation(SEEN.snapshot, 100.0, None, "the destination: connection refused", 102.0)
     lines = TopView("b:9092").lines(failing, 145.0, 80, 14)
     assert texts(lines)[:3] == [
-        "kmirror top  b:9092                                               looked 45s ago",
+        "kmirror top  b:9092                                              updated 45s ago",
         "no answer for 43s: the destination: connection refused; what is shown is 45s old",
         "3 topics, 4 partitions  1 FAILED  2 ACTIVE",
     ]
     assert "last heartbeat 45s ago" in texts(lines)[4], "it grows older, too"
     assert lines[0][-1][1] == lines[1][0][1] == "bold red"
     assert all(style.startswith("dim") for line in lines[2:] for text, style in line if text.strip())
-    hanging = replace(SEEN, looking_since=103.0)
+    hanging = replace(SEEN, polling_since=103.0)
     assert texts(TopView("b:9092").lines(hanging, 109.0, 80, 14))[1].startswith("3 topics")
     assert shown(hanging, at=115.0)[1] == "no answer for 12s; what is shown is 15s old"
 
 
 def test_before_the_first_look_comes_back_there_are_no_numbers() -> None:
-    assert shown(Sight(), height=4) == ["kmirror top  b:9092", "looking …", "", "q quit"]
-    failing: Sight[Overview] = Sight(trouble="refused", failing_since=99.0)
-    assert shown(failing, height=5)[1:3] == ["no answer for 2s: refused", "looking …"]
+    assert shown(Observation(), height=4) == ["kmirror top  b:9092", "loading …", "", "q quit"]
+    failing: Observation[Overview] = Observation(error="refused", failing_since=99.0)
+    assert shown(failing, height=5)[1:3] == ["no answer for 2s: refused", "loading …"]
 
 
 def test_a_mirror_that_nobody_copies_says_so_first() -> None:
     idle = replace(M, mirror="z", engine=None, reason=Reason.NO_ENGINE, engine_age_ms=7_200_000)
     fresh = replace(idle, mirror="y", state=None, reason=None, engine_age_ms=None)
     row = replace(LACKING, mirror="z", reason=Reason.NO_ENGINE, topic_state=TopicState.LINK_FAILED)
-    lines = shown(Sight(picture(LACKING, row, mirrors=(M, fresh, idle)), 100.0), height=20)
+    lines = shown(Observation(picture(LACKING, row, mirrors=(M, fresh, idle)), 100.0), height=20)
     assert lines[1] == "2 topics, 2 partitions  1 ACTIVE  1 NO_ENGINE"
     assert lines[3:6] == [
         "z  NO_ENGINE  no engine, last heartbeat 2h ago",
@@ -150,7 +155,7 @@ def test_a_mirror_that_nobody_copies_says_so_first() -> None:
     ]
     assert "MIRROR  TOPIC" in lines[7]
     assert [line.split()[0] for line in lines[8:10]] == ["m", "z"]
-    assert shown(Sight(picture(LACKING, row, mirrors=(M, fresh, idle)), 100.0), height=8)[3:5] == [
+    assert shown(Observation(picture(LACKING, row, mirrors=(M, fresh, idle)), 100.0), height=8)[3:5] == [
         "z  NO_ENGINE  no engine, last heartbeat 2h ago",
         "and 2 other mirrors",
     ]
@@ -158,12 +163,12 @@ def test_a_mirror_that_nobody_copies_says_so_first() -> None:
 
 def test_many_topics_fill_the_terminal_and_not_more() -> None:
     rows = [replace(LACKING, topic=f"a.topic-{number:04}", lag=number) for number in range(5_000)]
-    lines = shown(Sight(picture(*rows), 100.0), height=24)
+    lines = shown(Observation(picture(*rows), 100.0), height=24)
     assert topics_of(lines) == [f"a.topic-{number}" for number in range(4_999, 4_999 - 17, -1)]
     assert lines[-1].endswith("17 shown of 5,000 topics")
     assert all(len(line) <= 80 for line in lines)
     for height in range(1, 9):
-        shown(Sight(picture(*rows), 100.0), height=height, width=20)
+        shown(Observation(picture(*rows), 100.0), height=height, width=20)
 
 
 @pytest.mark.parametrize(
@@ -191,18 +196,18 @@ def test_a_topic_says_first_why_it_failed() -> None:
 
 def test_what_cannot_be_read_is_told() -> None:
     unread = replace(picture(*ROWS), unreadable=("the record x cannot be read", "another"))
-    assert shown(Sight(unread, 100.0))[1] == "not complete: the record x cannot be read, and 1 more"
+    assert shown(Observation(unread, 100.0))[1] == "not complete: the record x cannot be read, and 1 more"
 
 
 def watched(rows: Sequence[PartitionRow], height: int, *, at: float = 101.0) -> list[str]:
-    lines = TableView("kmirror describe  m  b:9092", PARTITIONS).lines(Sight((rows, ()), 100.0), at, 80, height)
+    lines = TableView("kmirror describe  m  b:9092", PARTITIONS).lines(Observation((rows, ()), 100.0), at, 80, height)
     assert len(lines) == height
     return texts(lines)
 
 
 def test_a_table_is_watched_with_what_people_should_know() -> None:
     assert watched([LACKING, FAILED], 9) == [
-        "kmirror describe  m  b:9092                                        looked 1s ago",
+        "kmirror describe  m  b:9092                                       updated 1s ago",
         "m: 1 of 2 partitions FAILED; `kmirror describe --mirror m --failed` says why",
         "",
         "MIRROR  TOPIC     PARTITION  SOURCE-OFFSET  DESTINATION-OFFSET  LAG  STATE",
@@ -212,9 +217,12 @@ def test_a_table_is_watched_with_what_people_should_know() -> None:
         "",
         "q quit   2 rows",
     ]
-    assert watched([LACKING] * 100, 10)[-1] == "q quit   6 of 100 rows; a larger terminal or --topics shows the others"
+    assert (
+        watched([LACKING] * 100, 10)[-1]
+        == "q quit   6 of 100 rows; enlarge the terminal or use --topics to see the others"
+    )
     assert watched([], 5)[1] == "no topic is mirrored yet; `kmirror add` makes one a mirror topic"
-    assert watched([LACKING], 7, at=200.0)[0].endswith("looked 1m40s ago")
+    assert watched([LACKING], 7, at=200.0)[0].endswith("updated 1m40s ago")
 
 
 def test_watching_ends_with_q() -> None:

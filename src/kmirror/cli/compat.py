@@ -1,7 +1,7 @@
-"""`kafka-mirrors`: Kafka's flag style for kmirror's verbs; it never asks.
+"""`kafka-mirrors`: kmirror's verbs in the flag style of Kafka's tools. It never asks for confirmation.
 
-A command line becomes one of kmirror's, and that is carried out: the same operations, the same errors, the same exit
-codes. Where no mirror is named, as Confluent's scripts have it, the topics say whose they are.
+A command line is translated into kmirror's and run: the same operations, errors and exit codes. If no mirror is named,
+as in Confluent's scripts, it is looked up by the topics.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _completed() -> click.Command:
 
 def _run(session: Session, arguments: Sequence[str]) -> int:
     if not arguments:
-        session.screen.tell(help_text().rstrip())
+        session.screen.note(help_text().rstrip())
         return ExitCode.USAGE
     if "--version" in arguments:
         session.screen.line(f"kafka-mirrors of kmirror {__version__}")
@@ -67,7 +67,7 @@ def _run(session: Session, arguments: Sequence[str]) -> int:
     session.dry_run = "--dry-run" in arguments
     request = read(arguments)
     session.mirror = ",".join(request.mirrors) or None
-    lines = command_lines(request, _state(request) if _has_to_look(request) else None)
+    lines = command_lines(request, _state(request) if _needs_state(request) else None)
     if len(lines) > 1 and request.value("--report"):
         raise UsageError("--report covers one mirror, but the topics belong to several", "run it once per mirror")
     if len(lines) > 1 and "--together" in request.rest:
@@ -81,11 +81,11 @@ def _run(session: Session, arguments: Sequence[str]) -> int:
 
 
 def command_lines(request: Request, state: State | None) -> list[list[str]]:
-    """Return kmirror's arguments, one list a mirror; `state` is what the destination remembers, where that is needed.
+    """Return kmirror's arguments, one list per mirror; `state` is the destination's, if `_needs_state`.
 
     Raises:
-        UsageError: topics or a number of replicas are not understood.
-        RefusedError: a topic is no mirror topic, or cannot have the name it is given.
+        UsageError: invalid topics or replication factor.
+        RefusedError: a topic is not a mirror topic, or cannot have the given name.
     """
     if state is None:
         request = request.whole()
@@ -99,11 +99,13 @@ def command_lines(request: Request, state: State | None) -> list[list[str]]:
         settings = stored_settings(record.settings if record else {})
         check_replication_factor(request, settings.replication_factor)
         return [request.arguments(request.mirrors[0], source_names(request, settings.topic_prefix))]
-    return [request.arguments(mirror, [",".join(topics)]) for mirror, topics in _owned(request, state).items()]
+    return [
+        request.arguments(mirror, [",".join(topics)]) for mirror, topics in _topics_by_mirror(request, state).items()
+    ]
 
 
 def combined(codes: Sequence[int]) -> int:
-    """Return the exit code of commands for several mirrors, as of one on all their topics: 7 over 4 over 5."""
+    """Return the exit code for commands on several mirrors, as if it were one on all their topics: 7 over 4 over 5."""
     bad = {code for code in codes if code}
     for worst in (INTERRUPTED, ExitCode.UNEXPECTED, ExitCode.HISTORIES_DIFFER):
         if worst in bad:
@@ -113,8 +115,8 @@ def combined(codes: Sequence[int]) -> int:
     return bad.pop() if len(bad) == 1 and all(codes) else int(ExitCode.PARTLY_DONE)
 
 
-def _has_to_look(request: Request) -> bool:
-    """Tell whether what the destination remembers decides what is to be done."""
+def _needs_state(request: Request) -> bool:
+    """Return whether the destination's stored state is needed to translate the command."""
     if request.verb == "add":
         return bool(request.mirror_topics or request.replication_factor)
     if not request.topics:
@@ -132,8 +134,8 @@ def _state(request: Request) -> State:
         return destination.state()
 
 
-def _owned(request: Request, state: State) -> dict[str, list[str]]:
-    """Return the topics that are meant, by the mirror whose they are; a topic's former mirrors do not count."""
+def _topics_by_mirror(request: Request, state: State) -> dict[str, list[str]]:
+    """Return the selected topics by the mirror that owns them; a topic's former mirrors do not count."""
     from kmirror.ops.context import known_mirror
     from kmirror.ops.selection import select_topics
     from kmirror.settings.patterns import TopicSelector

@@ -1,8 +1,8 @@
-"""`completion`: the scripts that make Tab complete, and the answers that the shells get when it is pressed.
+"""`completion`: the shell completion scripts, and the answers that they get when Tab is pressed.
 
-Click knows what there is to complete. A script hands over the words up to the cursor, a line each, and gets lines of
-`KIND<tab>VALUE<tab>HELP`, where KIND is `plain`, `file` or `dir`; the last two are for the shell to find. Both commands
-answer alike, so a shell has one script for them.
+Click finds the candidates. A script passes the words up to the cursor, one per line, and gets lines of
+`KIND<tab>VALUE<tab>HELP`, where KIND is `plain`, `file` or `dir`; for the last two the shell completes paths itself.
+kmirror and kafka-mirrors answer alike, so a shell needs one script for both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, shell_complete, split_arg_string
 
 from kmirror.cli.kafka_flags import ACTIONS, MIRROR_FLAGS, OWN, TOPIC_FLAGS, command_of
-from kmirror.cli.names import remembered_mirrors, remembered_topics
+from kmirror.cli.name_cache import cached_mirrors, cached_topics
 from kmirror.cli.options import COMPLETE_VARIABLE, Call, Verb, verb
 
 _BASH = r"""# Completion of kmirror and kafka-mirrors for bash 4 or later: `kmirror completion bash` prints this.
@@ -80,7 +80,7 @@ complete -c kafka-mirrors -f -a '(__kmirror_completion)'
 
 
 class _Bash(ShellComplete):
-    """Exchange with a shell; the scripts differ, and the rest is the same for all three."""
+    """Speak the completion protocol; only the script differs between shells."""
 
     name = "bash"
     source_template = _BASH
@@ -90,12 +90,12 @@ class _Bash(ShellComplete):
         return self.source_template
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the one that is typed, and that one; bash makes three words of --flag=value."""
+        """Return the words before the current one, and that one; bash splits --flag=value into three words."""
         words = [" ".join(split_arg_string(word)) for word in os.environ["COMP_WORDS"].split("\n")[:-1]]
         return [word for word in words[1:-1] if word != "="], words[-1].removeprefix("=")
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return the line of one answer."""
+        """Return one candidate as a line."""
         summary = (item.help or "").split("\n")[0]
         return f"{item.type}\t{item.value}\t{summary}"
 
@@ -114,17 +114,17 @@ _SHELLS: dict[str, type[_Bash]] = {shell.name: shell for shell in (_Bash, _Zsh, 
 
 
 def answer(command: click.Command, instruction: str) -> int:
-    """Tell the shell that started this process what it asks for, and return the exit code."""
+    """Print the candidates that the shell asks for, and return the exit code."""
     for shell in _SHELLS.values():
         add_completion_class(shell)
     return shell_complete(command, {}, command.name or "", COMPLETE_VARIABLE, instruction)
 
 
 def kafka_mirrors_command() -> click.Command:
-    """Return all that can be typed after `kafka-mirrors`: actions and options in one list."""
+    """Return a command with all actions and options of `kafka-mirrors`, for completion."""
     options = {action: click.Option([action], is_flag=True, help=summary) for action, (_, summary) in ACTIONS.items()}
     for flag, own in OWN.items():
-        names = remembered_mirrors if flag in MIRROR_FLAGS else remembered_topics if flag in TOPIC_FLAGS else None
+        names = cached_mirrors if flag in MIRROR_FLAGS else cached_topics if flag in TOPIC_FLAGS else None
         takes_value = own.metavar is not None
         options[flag] = click.Option(
             [flag], is_flag=not takes_value, multiple=takes_value, help=own.help, shell_complete=names

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kmirror.cli import tables
+from kmirror.cli.evidence import Report
 from kmirror.cli.failures import explain
 from kmirror.cli.options import (
     MASTER,
@@ -21,7 +22,6 @@ from kmirror.cli.options import (
     topics_option,
     verb,
 )
-from kmirror.cli.report import Report
 from kmirror.errors import NOT_COPYING, UsageError
 from kmirror.words import counted, one_line
 
@@ -35,41 +35,39 @@ if TYPE_CHECKING:
 @verb(
     "run",
     "Copy records until stopped or caught up.\n\nCtrl-C or SIGTERM stops it cleanly with exit code 0. If it is killed,"
-    " start it again: no record is lost or copied twice. SIGHUP makes it log in to its source again, with the passwords"
-    " and certificates as they are then.\n\nA terminal shows a live table. Anywhere else, stdout is a"
-    " log: a line when something changes, and one a minute that sums up. With --json the log is on stderr.",
-    mirror_option(required=False, multiple=True),
+    " start it again: no record is lost or copied twice. SIGHUP makes it read passwords and certificates again and log"
+    " in to the source with them.\n\nOn a terminal it shows a live table. Otherwise stdout is a log: a line for each"
+    " change, and a summary every minute. With --json the log is on stderr.",
+    mirror_option("Name of the mirror. Repeatable.", required=False, multiple=True),
     click.Option(
         ["--all", "all_mirrors"],
         is_flag=True,
-        help="Copy every mirror of the destination, also those that are created later.",
+        help="Copy every mirror on the destination, including those created later.",
     ),
     MASTER,
     click.Option(["--until-caught-up"], is_flag=True, help="Exit once everything present at the start is copied."),
     duration_option("--timeout", "With --until-caught-up: give up after this long and exit with 5.", name="timeout_ms"),
     duration_option("--for", "Stop after this long, such as 30s or 8h.", name="for_ms"),
-    click.Option(["--standby"], is_flag=True, help="Wait for the running engine to end, then copy."),
+    click.Option(["--standby"], is_flag=True, help="Wait until the running engine stops, then copy."),
     click.Option(["--take-over"], is_flag=True, help="Fence the running engine and replace it."),
     SPARK_CONF,
     click.Option(
         ["--http"],
         metavar="[HOST:]PORT",
-        help="Answer /healthz, /readyz, /metrics and a status page over HTTP, on localhost unless HOST is given.",
+        help="Serve /healthz, /readyz, /metrics and a status page over HTTP, on localhost unless HOST is given.",
     ),
-    click.Option(["--metrics-port"], metavar="PORT", help="The same as --http PORT."),
+    click.Option(["--metrics-port"], metavar="PORT", help="Same as --http PORT."),
     click.Option(
         ["--log-format"],
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
-        help="Format of the log; json is one object per line.",
+        help="Log format; json is one object per line.",
     ),
-    file_option("--log-file", "Write the log to this file too, rotated at 10 MB; five old files are kept."),
+    file_option("--log-file", "Also write the log to this file, rotated at 10 MB; five old files are kept."),
     examples=(
         "kmirror run --mirror dr --bootstrap-server b:9092",
-        "kmirror run --mirror dr --http 0.0.0.0:8080 --bootstrap-server b:9092",
-        "kmirror run --all --bootstrap-server b:9092",
-        "kmirror run --mirror dr --log-format json --log-file /var/log/kmirror/dr.log --bootstrap-server b:9092",
+        "kmirror run --all --http 0.0.0.0:8080 --bootstrap-server b:9092",
         "kmirror run --mirror dr --until-caught-up --timeout 1h --bootstrap-server b:9092",
         "kmirror run --mirror dr --master spark://spark:7077 --spark-conf spark.executor.memory=4g --standby"
         " --bootstrap-server b:9092",
@@ -111,7 +109,7 @@ def run_verb(
     )
     seconds = 0.0
     service_manager = ServiceManager.of_this_process()
-    with closing(LogFile.at(log_file, call.output.screen.tell)) if log_file else nullcontext() as file:
+    with closing(LogFile.at(log_file, call.output.screen.note)) if log_file else nullcontext() as file:
         log = RunLog(file.write, log_format) if file is not None else None
         try:
             with call.output.running(log_format) as show:
@@ -119,29 +117,29 @@ def run_verb(
                 def watch(view: RunView) -> None:
                     nonlocal seconds
                     seconds = view.elapsed_seconds
-                    service_manager.turns(view.phase)
+                    service_manager.report_alive(view.phase)
                     if log is not None:
                         log.take(view)
                     show(view)
 
                 done = run(call.open_destination, request, watch)
         except Exception as error:
-            service_manager.stops()
+            service_manager.report_stopping()
             if log is not None:
                 log.fail(now_ms(), request.named, explain(error))
             raise
-        service_manager.stops()
+        service_manager.report_stopping()
         sentence = headline(done, until_caught_up, seconds)
         if log is not None:
             log.end(now_ms(), done, sentence)
-    call.output.ran(done, sentence, log_format)
+    call.output.run_ended(done, sentence, log_format)
     return done.exit_code
 
 
 @verb(
     "verify",
     "Compare source and destination record by record.\n\nCompares offsets, timestamps, keys, values and headers up to"
-    " the last mirrored offset, or to the current end of topics that are still mirrored. Mirroring may continue"
+    " the last mirrored offset, or to the current end of topics that are still mirrored. Mirroring can continue"
     " meanwhile. Exits with 7 if anything differs.",
     mirror_option(),
     topics_option("Destination topics. Default: all topics of the mirror."),
@@ -154,7 +152,7 @@ def run_verb(
     ),
     MASTER,
     SPARK_CONF,
-    click.Option(["--explain"], is_flag=True, help="Show which ranges would be compared in which task, and exit."),
+    click.Option(["--explain"], is_flag=True, help="Show which task would compare which ranges, and exit."),
     report_option(),
     examples=(
         "kmirror verify --mirror dr --bootstrap-server b:9092",
@@ -198,7 +196,7 @@ def verify_verb(
 
 
 def verified(outcome: VerifyOutcome, seconds: float) -> str:
-    """Return how a comparison ended, in a sentence."""
+    """Return the outcome of a comparison as a sentence."""
     word = "equal" if outcome.exit_code == 0 else "DIFFERENT" if outcome.exit_code == 7 else "not all compared"
     partitions = counted(sum(row.partition is not None for row in outcome.rows), "partition")
     records = counted(sum(row.records for row in outcome.rows), "record")
@@ -208,7 +206,7 @@ def verified(outcome: VerifyOutcome, seconds: float) -> str:
 
 
 def headline(done: VerbResult, until_caught_up: bool, seconds: float) -> str:
-    """Return how a run ended, in a sentence."""
+    """Return the outcome of a run as a sentence."""
     lags = [row.lag for row in done.results if row.topic is not None]
     if not lags and done.warnings:
         return f"stopped after {tables.elapsed(seconds)}"
@@ -219,7 +217,7 @@ def headline(done: VerbResult, until_caught_up: bool, seconds: float) -> str:
         return f"caught up after {tables.elapsed(seconds)}: {partitions}, lag 0"
     lag = f"{behind:,}"
     if None in lags:
-        lag = f"≥ {behind:,}, not known of {counted(lags.count(None), 'partition')}" if behind else "not known"
-    told = (row for row in done.results if row.reason and (row.lag is None or row.reason in NOT_COPYING))
-    cause = next((f": {row.reason}, {one_line(row.message)}" for row in told), "")
+        lag = f"≥ {behind:,}, unknown for {counted(lags.count(None), 'partition')}" if behind else "unknown"
+    causes = (row for row in done.results if row.reason and (row.lag is None or row.reason in NOT_COPYING))
+    cause = next((f": {row.reason}, {one_line(row.message)}" for row in causes), "")
     return f"stopped after {tables.elapsed(seconds)}: {partitions}, lag {lag}{cause}"

@@ -1,4 +1,4 @@
-"""What to look at before something that cannot be undone: both clusters, the last known lag, the source's health."""
+"""What an operator is shown before an irreversible verb: both clusters, the largest lag, whether the source answers."""
 
 from __future__ import annotations
 

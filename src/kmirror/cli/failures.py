@@ -1,6 +1,6 @@
-"""From whatever ended a command to one sentence, one hint and one exit code. Pure.
+"""Turn the exception that ended a command into a message, a hint and an exit code. Pure.
 
-The exit code comes with the error: `KmirrorError` carries it, and what click complains about is usage.
+A `KmirrorError` carries its exit code; click's own errors are usage errors.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ import click
 
 from kmirror.errors import KmirrorError, OutcomeUnknown, UsageError
 
-#: Ctrl-C, as shells count it: 128 + SIGINT. `run` and `events --follow`, which end so as a rule, end with 0.
+#: Exit code after Ctrl-C, as in shells: 128 + SIGINT. `run` and `events --follow` exit with 0 instead.
 INTERRUPTED = 130
 
 
 def explain(error: Exception, command: str = "kmirror") -> KmirrorError:
-    """Return the error to show; what is not known is `unexpected`, exit code 1. Usage errors point at `command`."""
+    """Return the error to show: `unexpected`, exit code 1, for any unknown exception. Usage errors name `command`."""
     if isinstance(error, KmirrorError):
         return error
     if isinstance(error, click.UsageError):
         return _usage(error, f"see `{command} --help`")
     if isinstance(error, OutcomeUnknown):
         return KmirrorError(
-            f"{error}: it may have happened or not", "check with `kmirror describe` before trying again"
+            f"{error}: it may or may not have happened", "check with `kmirror describe` before trying again"
         )
-    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    name = type(error).__name__
     return KmirrorError(
-        f"unexpected: {told}", "-vv shows the traceback; this is a fault of kmirror's, please report it"
+        f"unexpected: {name}: {error}" if str(error) else f"unexpected: {name}",
+        "this is a bug in kmirror, please report it; -vv shows the traceback",
     )
 
 

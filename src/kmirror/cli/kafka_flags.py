@@ -1,8 +1,8 @@
-"""The flags of `kafka-mirrors`, and what a command line of it asks of kmirror. Pure.
+"""The flags of `kafka-mirrors`, and how a command line translates into kmirror's. Pure.
 
-Two tools of this style exist: that of Apache Kafka's cluster mirroring (KIP-1279; its verbs are --start and --stop, its
-mirrors --mirror), and Confluent Platform's kafka-mirrors (its mirrors are --link, its topics --mirror-topic). Both
-spellings are taken. Besides its own flags an action takes the options of the kmirror verb that it becomes.
+Two tools have this style: Apache Kafka's cluster mirroring (KIP-1279; its verbs are --start and --stop, its mirrors
+--mirror), and Confluent Platform's kafka-mirrors (its mirrors are --link, its topics --mirror-topic). Both spellings
+are accepted. Besides its own flags, an action accepts the options of the kmirror verb that it becomes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kmirror.cli.options import IRREVERSIBLE, Verb
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.patterns import is_plain_name
 
-#: Action, the kmirror verb it becomes, what it is for. --create becomes `add` when topics are named.
+#: By action, the kmirror verb it becomes and its help. --create becomes `add` if topics are named.
 ACTIONS = {
     "--create": ("create", "Create a mirror; with --mirror-topic, a mirror topic."),
     "--add": ("add", "Add source topics to a mirror."),
@@ -41,7 +41,7 @@ ACTIONS = {
 _ADDING = ("--create", "--add", "--start")
 _STARTING = ("--add", "--start")
 _SHOWING = ("--list", "--describe")
-#: kmirror's verbs that ask first.
+#: kmirror's verbs that ask for confirmation.
 _ASKING = frozenset({"recover", "failover", "failback", "remove", "delete"})
 
 MIRROR_FLAGS = ("--mirror", "--link", "--links")
@@ -55,11 +55,11 @@ _TOPIC_WORDS = (*TOPIC_FLAGS, _SOURCE_TOPIC)
 
 @dataclass(frozen=True, slots=True)
 class OwnFlag:
-    """One flag that only `kafka-mirrors` has: what its value is called (None without one), and its help."""
+    """One flag that only `kafka-mirrors` has; `metavar` is None if it takes no value."""
 
     metavar: str | None
     help: str
-    #: The actions it goes with; all of them when empty.
+    #: The actions that accept it; all of them when empty.
     actions: tuple[str, ...] = ()
 
 
@@ -75,22 +75,22 @@ OWN = {
     _CONFIG_FILE: OwnFlag("FILE", "Same as --mirror-config.", _WITH_CONFIG),
     _ALL_TOPICS: OwnFlag(None, "Same as --topics '.*'."),
     "--include-partition-data": OwnFlag(
-        None, "Accepted but not needed: each partition is shown.", ("--describe", "--truncate-and-restore")
+        None, "Accepted but not needed: every partition is shown.", ("--describe", "--truncate-and-restore")
     ),
     "--pending-stopped-only": OwnFlag(None, "Show only topics that are being promoted.", ("--describe",)),
     "--include-stopped": OwnFlag(None, "Accepted but not needed: stopped topics are always shown.", _SHOWING),
     "--force": OwnFlag(None, "Accepted but not needed: kafka-mirrors never asks."),
 }
 
-#: Actions that people look for here, and how it is done.
-_DONE_BY = {
+#: Actions that users may expect here, and what to type instead.
+_INSTEAD = {
     "--reverse-and-pause": "give --reverse-and-start; then, at the old source, --pause",
     "--failback": "against the old source: kafka-mirrors --truncate-and-restore --mirror M --mirror-config FILE,"
     " with a FILE that points at the new primary",
     "--switchover": "give --reverse-and-start --mirror M --mirror-config FILE",
 }
-#: What is never guessed from a mistyped word: nothing asks before it is done.
-_TYPED_IN_FULL = frozenset(
+#: Never suggested for a mistyped word, because nothing asks for confirmation here.
+_NEVER_SUGGESTED = frozenset(
     {flag for flag, (verb, _) in ACTIONS.items() if verb in IRREVERSIBLE}
     | {"--accept-loss", "--accept-reset", "--accept-divergence", "--trim", "--discard", "--recreate"}
     | {"--allow-producers", "--fence-with-record"}
@@ -99,7 +99,7 @@ _TYPED_IN_FULL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one command line asks for, in kmirror's words."""
+    """One command line in kmirror's terms."""
 
     action: str
     verb: str
@@ -110,12 +110,12 @@ class Request:
     mirror_topics: tuple[str, ...] = ()
     source_topics: tuple[str, ...] = ()
     replication_factor: str | None = None
-    #: What is passed on as it stands.
+    #: Passed on unchanged.
     rest: tuple[str, ...] = ()
 
     @property
     def needs_mirror(self) -> bool:
-        """Tell whether the verb cannot do without `--mirror`."""
+        """Return whether the verb requires `--mirror`."""
         named = any("--mirror" in param.opts and param.required for param in command_of(self.verb).params)
         return named or self.verb == "create"
 
@@ -132,11 +132,11 @@ class Request:
         return [*words, "--yes"] if self.verb in _ASKING else words
 
     def value(self, flag: str) -> str | None:
-        """Return the value with which a flag is passed on."""
+        """Return the value that a flag in `rest` has."""
         return self.rest[len(self.rest) - self.rest[::-1].index(flag)] if flag in self.rest else None
 
     def whole(self) -> Request:
-        """Return the same; a stop of every topic is one of the mirror, which ends discovery too."""
+        """Return this request, with a stop of all topics as a failover of the mirror, which also ends discovery."""
         if self.verb in {"failover", "remove"} and self.topics == (".*",):
             return Request(self.action, "failover", self.mirrors, rest=self.rest)
         return self
@@ -156,16 +156,16 @@ def options_of(verb: str) -> dict[str, bool]:
 
 
 def action_of(arguments: Sequence[str]) -> tuple[str, str]:
-    """Return the action that arguments name, and the kmirror verb it becomes. Raises UsageError."""
+    """Return the action in the arguments, and the kmirror verb it becomes. Raises UsageError."""
     words = [word.partition("=")[0] for word in arguments]
     for word in words:
-        if word in _DONE_BY:
-            raise UsageError(f"{word} is not supported", _DONE_BY[word])
+        if word in _INSTEAD:
+            raise UsageError(f"{word} is not supported", _INSTEAD[word])
     given = list(dict.fromkeys(word for word in words if word in ACTIONS))
     if not given:
         known = {*OWN, *_options_of_all()}
         unknown = [word for word in words if word.startswith("--") and word not in known]
-        hints = [hint for word in unknown if (hint := _guessed(word, {*ACTIONS, *_DONE_BY}))]
+        hints = [hint for word in unknown if (hint := _suggestion(word, {*ACTIONS, *_INSTEAD}))]
         raise UsageError("the action is missing", hints[0] if hints else f"give one of {', '.join(ACTIONS)}")
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other: both are actions", "give one of them")
@@ -178,10 +178,10 @@ def action_of(arguments: Sequence[str]) -> tuple[str, str]:
 
 
 def read(arguments: Sequence[str]) -> Request:
-    """Return what a command line asks for.
+    """Parse a command line.
 
     Raises:
-        UsageError: it is not understood, contradicts itself, or lacks something; speaks of kafka-mirrors' flags.
+        UsageError: it is invalid, contradictory or incomplete; the message names kafka-mirrors' flags.
     """
     action, verb = action_of(arguments)
     passed = options_of(verb)
@@ -224,7 +224,7 @@ def _checked(action: str, verb: str, own: Mapping[str, Sequence[str]], rest: Seq
     if _ALL_TOPICS in own:
         topics.append(".*")
     rest = [*rest, *(word for value in own.get(_CONFIG_FILE, ()) for word in (_MIRROR_CONFIG, value))]
-    # in Kafka's words a topic that is there already is started again, where its log is the beginning of the source's
+    # Kafka's --start also restarts a topic that exists already, if its log is a prefix of the source's
     if action in _STARTING and "--adopt" not in rest:
         rest.append("--adopt")
     mirror_topics = list(own.get("--mirror-topic", ()))
@@ -246,7 +246,7 @@ def _checked(action: str, verb: str, own: Mapping[str, Sequence[str]], rest: Seq
 
 
 def _require(request: Request) -> None:
-    """Raise UsageError for what is missing or too much."""
+    """Raise UsageError for anything missing or superfluous."""
     action, verb = request.action, request.verb
     named = [*request.topics, *request.mirror_topics, *request.source_topics]
     if "" in request.mirrors:
@@ -277,10 +277,10 @@ def _require(request: Request) -> None:
 
 
 def source_names(request: Request, prefix: str) -> tuple[str, ...]:
-    """Return what `add` is to be given: the source's topics, where mirror topics are named in a mirror of that prefix.
+    """Return the source topics for `add`, from the mirror topics of a mirror with this topic.prefix.
 
     Raises:
-        UsageError: --mirror-topic is no plain name, or there are as many of one kind as not of the other.
+        UsageError: --mirror-topic is not a plain name, or not paired with --source-topic.
         RefusedError: a mirror topic cannot have that name in this mirror.
     """
     if not request.mirror_topics:
@@ -312,11 +312,11 @@ def _plain(values: Sequence[str], flag: str) -> list[str]:
 
 
 def check_replication_factor(request: Request, setting: int) -> None:
-    """Refuse a number of replicas other than the mirror's setting: topics have none of their own.
+    """Refuse a replication factor that differs from the mirror's setting; it cannot be set per topic.
 
     Raises:
         UsageError: it is not a number.
-        RefusedError: it is another one.
+        RefusedError: it differs.
     """
     wanted = request.replication_factor
     if wanted is None:
@@ -341,16 +341,16 @@ def _unknown(flag: str, action: str, passed: Mapping[str, bool]) -> UsageError:
     see = f"see `kafka-mirrors {action} --help`"
     if flag in OWN or flag in _options_of_all():
         return UsageError(f"{flag} cannot be used with {action}", see)
-    return UsageError(f"no such option {flag}", _guessed(flag, here) or see)
+    return UsageError(f"no such option {flag}", _suggestion(flag, here) or see)
 
 
 def _options_of_all() -> set[str]:
     return {flag for verb, _ in ACTIONS.values() for flag in options_of(verb)} - {"--yes"}
 
 
-def _guessed(word: str, known: set[str]) -> str | None:
-    """Return a hint at what a mistyped word means, None where it is not to be guessed."""
+def _suggestion(word: str, known: set[str]) -> str | None:
+    """Return a hint for a mistyped word, None if there is none or it must not be suggested."""
     near = next(iter(get_close_matches(word, sorted(known), n=1)), None)
-    if near is None or near in _TYPED_IN_FULL:
+    if near is None or near in _NEVER_SUGGESTED:
         return None
-    return _DONE_BY.get(near, f"did you mean {near}?")
+    return _INSTEAD.get(near, f"did you mean {near}?")

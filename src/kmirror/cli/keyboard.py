@@ -1,4 +1,4 @@
-"""Keys as they are pressed, without Enter, and a terminal that is put back whatever ends the `with` block."""
+"""Read single keys without Enter, and restore the terminal whatever ends the `with` block."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ENTER, ESCAPE, BACKSPACE = "enter", "escape", "backspace"
 _NAMED = {"\r": ENTER, "\n": ENTER, "\x1b": ESCAPE, "\x7f": BACKSPACE, "\b": BACKSPACE}
 #: What arrow and function keys send.
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.)")
-#: After an escape byte the rest of a sequence follows at once, and nothing after the key.
+#: After an escape byte the rest of a sequence follows at once; after the Esc key nothing does.
 _SEQUENCE_S = 0.05
 _MOST_BYTES = 1024
 
 
 @contextmanager
 def keys_at_once(stream: TextIO) -> Iterator[int]:
-    """Have a terminal hand over each key when it is pressed; yield what `read_keys` reads."""
+    """Put a terminal in cbreak mode and yield the descriptor for `read_keys`."""
     file = stream.fileno()
     before = termios.tcgetattr(file)
     tty.setcbreak(file, termios.TCSANOW)
@@ -34,7 +34,7 @@ def keys_at_once(stream: TextIO) -> Iterator[int]:
 
 
 def read_keys(file: int) -> list[str] | None:
-    """Return the keys that were pressed, None when there will be no more."""
+    """Return the keys that were pressed, None at end of file."""
     typed = os.read(file, _MOST_BYTES)
     if typed.endswith(b"\x1b") and select.select([file], [], [], _SEQUENCE_S)[0]:
         typed += os.read(file, _MOST_BYTES)
@@ -42,6 +42,6 @@ def read_keys(file: int) -> list[str] | None:
 
 
 def keys_of(typed: bytes) -> list[str]:
-    """Return keys by their name, or the character that they write; arrows and the like are left out."""
+    """Return the name or character of each key; arrow and function keys are left out."""
     text = _SEQUENCE.sub("", typed.decode(errors="ignore"))
     return [_NAMED.get(character, character) for character in text if character in _NAMED or character.isprintable()]

@@ -1,7 +1,7 @@
-"""How a table fits a terminal: columns as narrow as they have to be, and words that are folded where they may be. Pure.
+"""Fit a table to the width of a terminal, by narrowing columns and folding cells. Pure.
 
-A cell that is too long goes on in the line below. It is broken after a space, `-`, `.`, `_`, `,` or `/`, headings
-before cells; inside a word only where nothing else is left.
+A cell that is too long continues in the line below. It is folded after a space, `-`, `.`, `_`, `,` or `/`, headings
+before cells, and inside a word only as a last resort.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Line = list[Span]
 
 
 def laid_out(table: Table[R], rows: Sequence[R], width: int) -> Iterator[list[Line]]:
-    """Yield a table on a terminal of so many characters: the lines of the heading, then those of each row."""
+    """Yield a table fitted to `width` characters: the lines of the heading, then those of each row."""
     columns = table.shown
     cells = [[column.shown(row) for column in columns] for row in rows]
     widths = fitting_widths(
@@ -34,7 +34,7 @@ def laid_out(table: Table[R], rows: Sequence[R], width: int) -> Iterator[list[Li
 
 
 def fitting_parts(table: Table[R], rows: Sequence[R], width: int, height: int) -> list[list[Line]]:
-    """Return the heading and as many rows as so many lines hold whole."""
+    """Return the heading and as many whole rows as fit in `height` lines."""
     parts, left = [], height
     for part in laid_out(table, rows[: max(0, height)], width):
         left -= len(part)
@@ -60,7 +60,7 @@ def _lines(columns: Sequence[Column[R]], row: Sequence[Cell], widths: Sequence[i
 
 
 def fitting_widths(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the columns' widths, together no more than a line has."""
+    """Return column widths that fit in a line of `width` characters."""
     contents = [set(column) for column in zip(*rows, strict=True)] or [set[str]() for _ in headers]
     longest = [max(map(len, texts), default=0) for texts in contents]
     heads = [_longest_piece(header) for header in headers]
@@ -81,19 +81,19 @@ def fitting_widths(headers: Sequence[str], rows: Sequence[Sequence[str]], width:
 
 
 class _Column:
-    """The texts of a column, and how wide it is now."""
+    """The texts of a column and its current width."""
 
     def __init__(self, header: str, contents: Iterable[str]) -> None:
         self._texts = {header, *contents}
         self.width = max(map(len, self._texts))
 
     def narrow(self) -> None:
-        """Take the next smaller width that the texts fill."""
+        """Reduce to the next smaller width that the folded texts need."""
         self.width = max(len(line) for text in self._texts for line in fold(text, self.width - 1))
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Return a text in lines of at most so many characters."""
+    """Fold a text into lines of at most `width` characters."""
     if len(text) <= width:
         return [text]
     lines, line = [], ""

@@ -1,7 +1,7 @@
-"""A picture of clusters on the whole terminal, until q or Ctrl-C: it leaves the terminal as it was.
+"""A live full-screen view of clusters until q or Ctrl-C, which then restores the terminal.
 
-It is drawn anew after each look, each second, for each key and each change of size. Who draws decides nothing here:
-lines are made from what was seen, the time and the size.
+It is redrawn after each poll, each second, on each key and on each resize. A view only turns an observation, the time
+and the size into lines.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from kmirror.cli.keyboard import keys_at_once, read_keys
 from kmirror.cli.layout import Line
-from kmirror.cli.looking import Looker
+from kmirror.cli.observation import Observation, P
+from kmirror.cli.poller import Poller
 from kmirror.cli.screen import Screen
-from kmirror.cli.sight import P, Sight
 from kmirror.engine.clock import now
 from kmirror.errors import UsageError
 
@@ -30,53 +30,53 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class View(Protocol[P]):
-    """Draw what was seen, and take keys."""
+    """Draw an observation and handle keys."""
 
-    def lines(self, sight: Sight[P], at: float, width: int, height: int) -> Sequence[Line]:
-        """Return what the terminal shows at a moment: no more lines than it has."""
+    def lines(self, observed: Observation[P], at: float, width: int, height: int) -> Sequence[Line]:
+        """Return the lines to show at the time `at`, at most `height` of them."""
 
     def press(self, key: str) -> bool:
-        """Take a key; tell whether to go on."""
+        """Handle a key; return False to quit."""
 
 
 def require_terminal(screen: Screen, command: str, instead: str) -> None:
-    """Refuse to show something alive where nobody looks. Raises UsageError."""
+    """Raise UsageError unless stdin and stdout are a terminal."""
     if not (screen.is_terminal and screen.stdin.isatty()):
         raise UsageError(f"{command} needs a terminal", instead)
 
 
 def show_live(screen: Screen, opened: AbstractContextManager[Callable[[], P]], view: View[P]) -> None:
-    """Show what is looked at until the user leaves.
+    """Show what `opened` reads until the user quits.
 
     Raises:
-        KmirrorError: what is looked at is not there any more.
+        KmirrorError: what is shown no longer exists.
     """
-    with _Signals() as signals, Looker(opened, signals.wake) as looker:
+    with _Signals() as signals, Poller(opened, signals.wake) as poller:
         while True:
             with keys_at_once(screen.stdin) as keys, _whole_terminal(screen) as live:
-                _draw_until(signals, looker, view, keys, live)
-            if not signals.is_to_stop:
+                _draw_until(signals, poller, view, keys, live)
+            if not signals.is_suspended:
                 break
-            # as with any other program, the shell goes on and `fg` comes back
-            signals.is_to_stop = False
+            # back to the shell, until `fg`
+            signals.is_suspended = False
             os.kill(os.getpid(), signal.SIGSTOP)
-    if looker.failure is not None:
-        raise looker.failure
+    if poller.failure is not None:
+        raise poller.failure
 
 
-def _draw_until(signals: _Signals, looker: Looker[P], view: View[P], keys: int, live: Live) -> None:
+def _draw_until(signals: _Signals, poller: Poller[P], view: View[P], keys: int, live: Live) -> None:
     from rich.text import Text
 
     while True:
         size = live.console.size
-        lines = view.lines(looker.sight, now(), size.width, size.height)
+        lines = view.lines(poller.observed, now(), size.width, size.height)
         drawn = (Text.assemble(*line, no_wrap=True, overflow="ellipsis") for line in lines)
         live.update(Text("\n", no_wrap=True, overflow="ellipsis").join(drawn), refresh=True)
         ready = signals.wait(keys, _FRAME_SECONDS)
         pressed = read_keys(keys) if ready else []
         if pressed is None or not all(view.press(key) for key in pressed):
             return
-        if signals.is_to_end or signals.is_to_stop or looker.failure is not None:
+        if signals.is_ended or signals.is_suspended or poller.failure is not None:
             return
 
 
@@ -90,17 +90,17 @@ def _whole_terminal(screen: Screen) -> Iterator[Live]:
         try:
             yield live
         finally:
-            # terminals that were resized meanwhile may keep what they were shown last
+            # a terminal that was resized meanwhile may keep the last frame
             live.console.clear()
 
 
 class _Signals:
-    """Have signals wake a wait instead of ending the process in the middle of a line."""
+    """Let signals wake a wait instead of ending the process in the middle of a line."""
 
     def __init__(self) -> None:
-        self.is_to_end = False
-        #: Ctrl-Z.
-        self.is_to_stop = False
+        self.is_ended = False
+        #: By Ctrl-Z.
+        self.is_suspended = False
         self._woken, self._waker = socket.socketpair()
 
     def __enter__(self) -> _Signals:
@@ -109,8 +109,8 @@ class _Signals:
         self._wakeup_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         self._before = {
             **{number: signal.signal(number, self._end) for number in _ENDING},
-            signal.SIGTSTP: signal.signal(signal.SIGTSTP, self._stop),
-            # without a handler it would wake nobody
+            signal.SIGTSTP: signal.signal(signal.SIGTSTP, self._suspend),
+            # without a handler it would not wake the wait
             signal.SIGWINCH: signal.signal(signal.SIGWINCH, lambda *_: None),
         }
         return self
@@ -130,7 +130,7 @@ class _Signals:
             return  # woken already, or over
 
     def wait(self, keys: int, seconds: float) -> bool:
-        """Wait for a key, a signal or `wake`; tell whether a key was pressed."""
+        """Wait for a key, a signal or `wake`; return whether a key was pressed."""
         woken = self._woken.fileno()
         ready, _, _ = select.select([keys, woken], [], [], seconds)
         if woken in ready:
@@ -138,7 +138,7 @@ class _Signals:
         return keys in ready
 
     def _end(self, *_: object) -> None:
-        self.is_to_end = True
+        self.is_ended = True
 
-    def _stop(self, *_: object) -> None:
-        self.is_to_stop = True
+    def _suspend(self, *_: object) -> None:
+        self.is_suspended = True

@@ -1,4 +1,4 @@
-"""The file of `--log-file`: it is appended to, and rotated before it grows too large."""
+"""The file of `--log-file`, appended to and rotated by size."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ LARGEST_BYTES, KEPT_FILES = 10_000_000, 5
 
 
 class LogFile(RotatingFileHandler):
-    """Append lines; when that fails, `tell` is given one warning until it works again, and the run goes on."""
+    """Append lines; if that fails, call `warn` once until it works again, and let the run continue."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         super().__init__(path, maxBytes=LARGEST_BYTES, backupCount=KEPT_FILES, encoding="utf-8")
         self._path = path
-        self._tell = tell
+        self._warn = warn
         self._failed = self._is_failing = False
 
     @classmethod
-    def at(cls, path: str, tell: Callable[[str], None]) -> LogFile:
-        """Open the file of that path.
+    def at(cls, path: str, warn: Callable[[str], None]) -> LogFile:
+        """Open the file at that path.
 
         Raises:
-            UsageError: it cannot be written, or not be rotated.
+            UsageError: it cannot be written or rotated.
         """
         file = Path(path).expanduser()
         hint = "give a file in a directory that kmirror may write to"
@@ -38,7 +38,7 @@ class LogFile(RotatingFileHandler):
         if (file.is_file() or not file.exists()) and file.parent.is_dir() and not os.access(file.parent, os.W_OK):
             raise UsageError(f"--log-file: cannot rotate {file}: its directory is not writable", hint)
         try:
-            return cls(file, tell)
+            return cls(file, warn)
         except OSError as error:
             raise UsageError(f"--log-file: cannot write {file}: {error.strerror}", hint) from None
 
@@ -49,12 +49,12 @@ class LogFile(RotatingFileHandler):
         self._is_failing = self._failed
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Take that a line could not be written."""
+        """Warn, once, that a line could not be written."""
         self._failed = True
         if not self._is_failing:
             self._is_failing = True
-            self._tell(f"kmirror: warning: the log file {self._path} cannot be written")
-        # what the stream still holds is lost; the next line opens the file again
+            self._warn(f"kmirror: warning: the log file {self._path} cannot be written")
+        # buffered lines are lost; the next line opens the file again
         stream, self.stream = self.stream, None
         if stream is not None:
             with suppress(OSError):

@@ -1,7 +1,7 @@
-"""The command `kmirror`: which verbs there are, and the one place where errors become exit codes.
+"""The command `kmirror`: its verbs, and the one place where errors become exit codes.
 
-A verb's module is imported when the verb is asked for, and nothing here needs Kafka or Spark: what a person waits for
-after pressing Tab is the time this module takes to import.
+A verb's module is imported only when the verb is used, and nothing here imports Kafka or Spark clients: the time that
+this module takes to import is what a user waits for after pressing Tab.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kmirror.cli.options import COMPLETE_VARIABLE, Session, VerbGroup
 from kmirror.cli.screen import Screen
 from kmirror.errors import UsageError
 
-#: What `kmirror --help` shows: under each heading the verbs, each with its module and its summary.
+#: The sections of `kmirror --help`: by verb, its module and its summary.
 SECTIONS = {
     "Set up": {
         "check": ("views", "Check connections, broker versions, rights and settings."),
@@ -39,24 +39,24 @@ SECTIONS = {
     },
     "Monitor and verify": {
         "list": ("views", "List the mirrors on a destination."),
-        "describe": ("describing", "Show offsets, lag and state of each mirrored partition."),
+        "describe": ("describe", "Show offsets, lag and state of each mirrored partition."),
         "top": ("top", "Show rate, lag and time left of each topic, live."),
         "wait": ("views", "Wait until topics are caught up, stopped, healthy or drained."),
         "verify": ("copying", "Compare source and destination record by record."),
         "events": ("views", "Show who did what to a mirror, when, and the result."),
-        "report": ("reporting", "Write what is known of a mirror as one HTML page."),
+        "report": ("report", "Write an HTML report about a mirror."),
     },
     "Stop, fail over and fail back": {
         "promote": ("stopping", "Stop mirroring topics once they are fully copied (planned migration)."),
         "failover": ("stopping", "Stop mirroring immediately and make the topics writable."),
         "remove": ("stopping", "Remove topics from a mirror and make them writable."),
-        "failback": ("returning", "Make the old source a mirror of the new primary."),
-        "truncate-logs": ("offline", "Truncate a stopped broker's logs as a failback plan says."),
-        "switchover": ("returning", "Swap source and destination (planned)."),
+        "failback": ("failback", "Make the old source a mirror of the new primary."),
+        "truncate-logs": ("truncate_logs", "Truncate a stopped broker's logs as a failback plan says."),
+        "switchover": ("failback", "Swap source and destination (planned)."),
     },
     "Operate": {
         "recover": ("mirrors", "Retry FAILED partitions now."),
-        "append": ("appending", "Append records from a file at their offsets."),
+        "append": ("append", "Append records from a file at their offsets."),
         "config": ("mirrors", "Show or change a mirror's settings."),
         "delete": ("mirrors", "Delete a mirror but keep its topics."),
         "help": ("pages", "Show a page of the documentation, or the help of a command."),
@@ -72,7 +72,7 @@ VERBS = {name: verb for verbs in SECTIONS.values() for name, verb in verbs.items
 
 
 class Verbs(VerbGroup):
-    """A group that knows its verbs by name and imports them one at a time."""
+    """A group that imports its verbs lazily."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the order of the help."""
@@ -87,7 +87,7 @@ class Verbs(VerbGroup):
         return found
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the verbs, without importing them, and the options."""
+        """Complete verbs, without importing them, and options."""
         verbs = [CompletionItem(name, help=VERBS[name][1]) for name in VERBS if name.startswith(incomplete)]
         return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
@@ -120,7 +120,7 @@ kmirror = Verbs(
 
 
 def main(arguments: Sequence[str], screen: Screen | None = None, *, kafka_columns: bool = False) -> int:
-    """Carry out one command line and return its exit code; by default it writes to this process's streams."""
+    """Run one command line and return its exit code; by default it writes to this process's streams."""
     session = Session(screen or Screen.of_this_process(), kafka_columns=kafka_columns)
 
     def work() -> int:
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str], screen: Screen | None = None, *, kafka_column
 
 
 def guarded(session: Session, arguments: Sequence[str], work: Callable[[], int]) -> int:
-    """Do the work of one command line, and return its exit code, whatever ends it."""
+    """Run `work` and return the exit code, whatever ends it."""
     failure: Exception | None = None
     code = 0
     try:
@@ -139,10 +139,10 @@ def guarded(session: Session, arguments: Sequence[str], work: Callable[[], int])
     except click.exceptions.Exit as done:
         code = done.exit_code
     except (KeyboardInterrupt, click.Abort):
-        session.screen.tell("kmirror: interrupted")
+        session.screen.note("kmirror: interrupted")
         code = INTERRUPTED
     except BrokenPipeError as error:
-        # Help whose reader is gone; a verb writes through `Screen`, which knows that case.
+        # the reader of a help text is gone; verbs write through `Screen`, which handles that
         failure = error if session.output else None
     except Exception as error:
         failure = error
@@ -155,7 +155,7 @@ def entry_point() -> None:
 
 
 def run_process(run: Callable[[Sequence[str]], int], command: Callable[[], click.Command]) -> NoReturn:
-    """Run this process's command line with `main`, or one like it, and exit; or complete that of `command`."""
+    """Run this process's command line with `run` and exit, or answer a shell that completes `command`."""
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         from kmirror.cli.completion import answer
 
@@ -164,7 +164,7 @@ def run_process(run: Callable[[Sequence[str]], int], command: Callable[[], click
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
-    # From here on nothing changes what happened: neither a second Ctrl-C nor a reader that is gone.
+    # neither a second Ctrl-C nor a reader that is gone may change the exit code now
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -175,28 +175,28 @@ def run_process(run: Callable[[Sequence[str]], int], command: Callable[[], click
 
 
 def _report(failure: Exception, session: Session, arguments: Sequence[str]) -> int:
-    """Show why the command failed, and return the exit code of that."""
+    """Show why the command failed, and return the exit code."""
     from kmirror.cli.output import output_for
     from kmirror.ops.results import ErrorInfo, VerbResult
 
     if isinstance(failure, click.exceptions.NoArgsIsHelpError):
-        session.screen.tell(failure.format_message())
+        session.screen.note(failure.format_message())
         return UsageError.exit_code
     error = explain(failure, session.command)
-    told = ErrorInfo.of(error)
-    document: dict[str, object] = {"error": told.to_json()}
+    info = ErrorInfo.of(error)
+    document: dict[str, object] = {"error": info.to_json()}
     if session.verb is not None and session.verb.changes:
         name = session.command.removeprefix("kmirror ")
         document = VerbResult.failed(name, session.mirror or "", error, dry_run=session.dry_run).to_json()
     output = session.output or output_for(_written_output(arguments), session.screen)
     if session.verbosity > 1:
         traceback.print_exception(failure, file=session.screen.err)
-    output.failure(told, document)
+    output.failure(info, document)
     return int(error.exit_code)
 
 
 def _written_output(arguments: Sequence[str]) -> str:
-    """Return the output that arguments ask for which could not be parsed."""
+    """Return the output format in arguments that could not be parsed."""
     as_json = "--json" in arguments or "--output=json" in arguments or ("--output", "json") in pairwise(arguments)
     return "json" if as_json else "table"
 

@@ -1,4 +1,4 @@
-"""`create`, `add`, `recover`, `config`, `delete`: the verbs that change what is remembered of a mirror."""
+"""`create`, `add`, `recover`, `config`, `delete`: the verbs that change a mirror's stored state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kmirror.cli.direction import direction
-from kmirror.cli.names import remember_names
+from kmirror.cli.name_cache import cache_names
 from kmirror.cli.options import (
     MASTER,
     SPARK_CONF,
@@ -34,23 +34,22 @@ def _start_from(_: click.Context, __: click.Parameter, value: str | None) -> Sta
     "create",
     "Create a mirror: store its source, filters and settings.\n\nFILE is a Java properties file with the client"
     " properties of the source and the settings of the mirror. Write secrets as references such as ${env:NAME};"
-    " plaintext secrets are refused.\n\nA file of MirrorMaker 2 or of a cluster link is taken as it is: a row for each"
-    " key says what became of it. Of a MirrorMaker 2 file each enabled flow to this destination becomes a mirror.",
+    " plaintext secrets are refused.\n\n--from-mm2 and --from-link convert the file of another tool and show what"
+    " became of each key. Each enabled flow of a MirrorMaker 2 file to this destination becomes a mirror.",
     mirror_option(required=False, new=True),
     file_option("--mirror-config", "Connection to the source and mirror settings."),
     file_option("--from-mm2", "Configuration of MirrorMaker 2 (connect-mirror-maker.properties)."),
     file_option("--from-link", "Configuration of a Confluent cluster link."),
-    click.Option(["--target"], metavar="ALIAS", help="With --from-mm2: the destination's alias. Default: ask each."),
+    click.Option(
+        ["--target"], metavar="ALIAS", help="With --from-mm2: alias of this destination. Default: compare cluster IDs."
+    ),
     assignments_option("--config", "Set or override one property of FILE. Repeatable."),
     click.Option(["--if-not-exists"], is_flag=True, help="Succeed if an identical mirror already exists."),
     examples=(
         "kmirror create --mirror dr --mirror-config source.properties --bootstrap-server b:9092",
         "kmirror create --mirror dr --mirror-config source.properties --config 'topics.include=orders,payments\\..*'"
         " --bootstrap-server b:9092",
-        "kmirror create --mirror dr --mirror-config source.properties --bootstrap-server b:9092"
-        " --command-config admin.properties --dry-run",
-        "kmirror create --from-mm2 mm2.properties --bootstrap-server b:9092 --dry-run",
-        "kmirror create --mirror dr --from-link link.properties --bootstrap-server b:9092",
+        "kmirror create --from-mm2 mm2.properties --dry-run --bootstrap-server b:9092",
     ),
     changes=True,
     dry_run=True,
@@ -72,7 +71,7 @@ def create_verb(
     files = [file for file in (mirror_config, from_mm2, from_link) if file is not None]
     if len(files) != 1:
         raise UsageError(
-            "one of --mirror-config, --from-mm2 and --from-link is needed" if not files else "several files are given",
+            "the mirror's file is missing" if not files else "several files are given",
             "give one of --mirror-config FILE, --from-mm2 FILE and --from-link FILE",
         )
     if mirror is None and from_mm2 is None:
@@ -88,7 +87,7 @@ def create_verb(
             done = create_from_link(destination, mirror or "", properties, config, **how)
         else:
             done = create(destination, mirror or "", properties, config, **how)
-        remember_names(destination)
+        cache_names(destination)
     call.output.result(done)
     return done.exit_code
 
@@ -97,14 +96,14 @@ def create_verb(
     "add",
     "Add source topics to a mirror.\n\nLIST is a comma-separated list of topic names and regular expressions, or @FILE"
     " with one per line. Regular expressions are kept as filters: topics that match later are added automatically."
-    "\n\nWHEN is earliest, latest or timestamp:T, with T as 2026-03-01T12:00:00Z or epoch milliseconds. It is resolved"
-    " to offsets once, now. Partitions added to the source later are copied from their start; an adopted topic"
-    " continues at its log end.",
+    "\n\nWHEN is earliest, latest or timestamp:T, where T is a time such as 2026-03-01T12:00:00Z or epoch milliseconds."
+    " It is resolved to offsets now, once. Partitions added to the source later are copied from their start; an adopted"
+    " topic continues at its log end.",
     mirror_option(),
     topics_option("Source topics to add. Repeatable.", required=True, of_source=True),
     topics_option("Source topics to exclude, now and later.", flags=("--exclude",), of_source=True),
     click.Option(
-        ["--adopt"], is_flag=True, help="Adopt existing destination topics that hold a true prefix of the source."
+        ["--adopt"], is_flag=True, help="Adopt existing destination topics whose records are a prefix of the source's."
     ),
     click.Option(
         ["--allow-missing"],
@@ -114,7 +113,7 @@ def create_verb(
     click.Option(
         ["--start-from"], metavar="WHEN", callback=_start_from, help="Where to start copying. Default: start.from."
     ),
-    assignments_option("--config", "Setting of the topics that are created, in place of the source's. Repeatable."),
+    assignments_option("--config", "Set a config on created topics, instead of the source's value. Repeatable."),
     MASTER,
     SPARK_CONF,
     examples=(
@@ -154,15 +153,15 @@ def add_verb(
             watch=watch,
             dry_run=call.dry_run,
         )
-        remember_names(destination)
+        cache_names(destination)
     call.output.result(done)
     return done.exit_code
 
 
 @verb(
     "recover",
-    "Retry FAILED partitions now.\n\nIf recovery would lose records, kmirror prints what would be lost and requires"
-    " one of the --accept options. The consent covers only the loss that is printed.",
+    "Retry FAILED partitions now.\n\nIf recovery would lose records, kmirror prints which and requires one of the"
+    " --accept options. You accept only the loss that is printed.",
     mirror_option(),
     topics_option("Destination topics. Default: all topics of the mirror."),
     click.Option(["--accept-loss"], is_flag=True, help="Skip records that the source deleted before they were copied."),
@@ -204,9 +203,9 @@ def recover_verb(
         if any((accept_loss, accept_reset, accept_divergence)) and not call.dry_run and not call.yes:
             preview = recover(destination, mirror, topics, consent, dry_run=True)
             for line in direction(destination, mirror):
-                call.output.screen.tell(line)
+                call.output.screen.note(line)
             for row in preview.results:
-                call.output.screen.tell(row.message or row.result.value)
+                call.output.screen.note(row.message or row.result.value)
             if not call.confirm("Proceed?"):
                 raise RefusedError("not confirmed: nothing was changed")
         with call.output.working() as watch:
@@ -217,8 +216,8 @@ def recover_verb(
 
 @verb(
     "config",
-    "Show or change a mirror's settings.\n\nWithout --set and --unset it shows all settings and the source's"
-    " connection properties.",
+    "Show or change a mirror's settings.\n\nWithout --set and --unset it shows all settings and the connection"
+    " properties of the source.",
     mirror_option(),
     assignments_option("--set", "Change a setting. Repeatable."),
     click.Option(["--unset"], metavar="K", multiple=True, help="Reset a setting to its default. Repeatable."),
@@ -244,8 +243,7 @@ def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, 
 
 @verb(
     "delete",
-    "Delete a mirror but keep its topics.\n\nEvery topic of the mirror must be STOPPED or already deleted. No"
-    " topic is deleted.",
+    "Delete a mirror but keep its topics.\n\nEvery topic of the mirror must be STOPPED or already deleted.",
     mirror_option(),
     examples=(
         "kmirror delete --mirror dr --bootstrap-server b:9092",
@@ -264,10 +262,10 @@ def delete_verb(call: Call, mirror: str) -> int:
         if not call.dry_run and any(row.result is Outcome.DONE for row in done.results):
             if not call.yes:
                 for line in direction(destination, mirror):
-                    call.output.screen.tell(line)
+                    call.output.screen.note(line)
             if not call.confirm(f"Delete mirror {mirror}?"):
                 raise RefusedError("not confirmed: nothing was changed")
             done = delete(destination, mirror)
-        remember_names(destination)
+        cache_names(destination)
     call.output.result(done)
     return done.exit_code

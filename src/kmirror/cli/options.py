@@ -1,7 +1,7 @@
-"""What the verbs' options have in common, and what a verb is called with.
+"""The options that verbs share, and the decorator `verb` that makes a click command of a function.
 
-`verb` makes a click command of a function `f(call, …) -> exit code`. The common options end up in `call`, the verb's
-own are its keyword arguments. A flag goes before an environment variable, and that before a default in `kmirror.toml`.
+Such a function is `f(call, …) -> exit code`: `call` holds the common options, the verb's own are keyword arguments. A
+flag overrides an environment variable, which overrides a default in `kmirror.toml`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from kmirror.cli.names import remembered_mirrors, remembered_topics
+from kmirror.cli.name_cache import cached_mirrors, cached_topics
 from kmirror.cli.output import Output, output_for
 from kmirror.cli.screen import Screen
 from kmirror.errors import RefusedError, UsageError
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from kmirror.ops.context import Destination
     from kmirror.settings.patterns import TopicSelector
 
-#: With it a shell asks what Tab may complete; `kmirror.cli.completion` answers.
+#: Set by a shell that asks for completions; `kmirror.cli.completion` answers.
 COMPLETE_VARIABLE = "_KMIRROR_COMPLETE"
 BOOTSTRAP_ENVIRONMENT = "KMIRROR_BOOTSTRAP_SERVER"
-#: Only with the address from there: a login is not for a cluster that a flag names.
+#: Used only with the address from the environment: the login is not meant for a cluster that a flag names.
 COMMAND_CONFIG_ENVIRONMENT = "KMIRROR_COMMAND_CONFIG"
 
-#: Verbs that end mirroring, or give records up.
+#: Verbs that end mirroring, or can lose records.
 IRREVERSIBLE = frozenset({"promote", "failover", "failback", "switchover", "remove", "delete", "recover"})
-#: How like such a verb a mistyped word must be (of 1) to be taken for it: one letter too many, too few or changed.
+#: Such a verb is suggested only for a word this similar (of 1): one letter too many, too few or changed.
 _ALMOST_THE_SAME = 0.85
 
 _LOG_LEVELS = {1: logging.INFO, 2: logging.DEBUG}
@@ -44,7 +44,7 @@ _LOG_LEVELS = {1: logging.INFO, 2: logging.DEBUG}
 
 @dataclass(slots=True)
 class Session:
-    """Hold what is known of one command so far, for the report of its failure."""
+    """What is known of one command so far, to report its failure."""
 
     screen: Screen
     verb: Verb | None = None
@@ -53,13 +53,13 @@ class Session:
     verbosity: int = 0
     dry_run: bool = False
     mirror: str | None = None
-    #: Whether tables have the columns of Kafka's own tools, and no others.
+    #: Whether tables have exactly the columns of Kafka's own tools.
     kafka_columns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Give a verb what the common options say."""
+    """The common options of one call of a verb."""
 
     output: Output
     dry_run: bool = False
@@ -75,21 +75,19 @@ class Call:
         return destination_properties(self.bootstrap_server, self.command_config, self.cluster, self.read_properties)
 
     def read_properties(self, path: str) -> dict[str, str]:
-        """Read a file of client properties, and warn where every user can read its secrets. Raises UsageError."""
+        """Read a file of client properties, and warn if every user can read its secrets. Raises UsageError."""
         from kmirror.cluster.security.exposure import exposed_files
         from kmirror.cluster.security.properties import read_properties
 
         properties = read_properties(path)
         for file in exposed_files(path, properties):
-            mend = f"chmod o-rwx {shlex.quote(str(file))}"
-            self.output.screen.tell_once(
-                f"kmirror: warning: every user of this machine can read secrets in {file}: {mend}"
-            )
+            command = f"chmod o-rwx {shlex.quote(str(file))}"
+            self.output.screen.note_once(f"kmirror: warning: any local user can read the secrets in {file}: {command}")
         return properties
 
     @contextmanager
     def destination(self) -> Iterator[Destination]:
-        """Open the destination for the time of a `with` block."""
+        """Open the destination for a `with` block."""
         with self.open_destination() as destination:
             yield destination
 
@@ -100,10 +98,10 @@ class Call:
         return Destination.open(self.properties(), self.expect_cluster_id)
 
     def confirm(self, question: str) -> bool:
-        """Ask before something that cannot be undone; `--yes` has answered already.
+        """Ask before something irreversible; `--yes` is a yes.
 
         Raises:
-            RefusedError: there is no terminal to ask at.
+            RefusedError: there is no terminal to ask on.
         """
         if self.yes:
             return True
@@ -113,7 +111,7 @@ class Call:
 
 
 class Verb(click.Command):
-    """A command whose help keeps the common options apart and ends with examples."""
+    """A command whose help lists the common options separately and ends with examples."""
 
     def __init__(
         self, name: str, *, examples: Sequence[str], common: Sequence[click.Option], changes: bool, **rest: Any
@@ -124,17 +122,17 @@ class Verb(click.Command):
         self.changes = changes
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, once it is noted whose arguments these are."""
+        """Parse, after noting the verb in the session for errors."""
         if session := ctx.find_object(Session):
             session.verb, session.command = self, ctx.command_path
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the options before a dash is typed, too."""
+        """Complete options also before a dash is typed."""
         return super().shell_complete(ctx, incomplete or "-")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verb's own options, then those that others have too."""
+        """Write the verb's own options, then the common ones."""
         own: list[tuple[str, str]] = []
         common: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
@@ -146,14 +144,14 @@ class Verb(click.Command):
                     formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each example, however long, as one line that can be copied."""
+        """Write each example on one line, however long, so that it can be copied."""
         with formatter.section("Examples"):
             for example in self.examples:
                 formatter.write(f"  {example}\n")
 
 
 class VerbGroup(click.Group):
-    """A group of verbs, listed as they were given, that says which one was probably meant."""
+    """A group of verbs in the given order, which suggests one for a mistyped word."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs' names."""
@@ -162,7 +160,7 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the verb the arguments begin with. Raises UsageError."""
+        """Return the verb at the start of the arguments. Raises UsageError."""
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = get_close_matches(args[0], known, n=1)
@@ -183,7 +181,10 @@ def verb(
     destination: bool = True,
     documents: bool = True,
 ) -> Callable[[Callable[..., int]], Verb]:
-    """Make a verb of a function; `changes` decides the document it fails with, and like the others its options."""
+    """Make a verb of a function; the flags select its common options.
+
+    A verb that `changes` something accepts `--yes`, and with `--json` prints a VerbResult also when it fails.
+    """
     common = [
         *(_DESTINATION if destination else ()),
         *((_DRY_RUN,) if dry_run else ()),
@@ -218,10 +219,11 @@ def verb(
     return decorate
 
 
-def mirror_option(*, required: bool = True, multiple: bool = False, new: bool = False) -> click.Option:
-    """Return `--mirror M`; the name of a new mirror is not completed."""
-    text = "Name of the mirror. Repeatable." if multiple else "Name of the mirror."
-    names = None if new else remembered_mirrors
+def mirror_option(
+    text: str = "Name of the mirror.", *, required: bool = True, multiple: bool = False, new: bool = False
+) -> click.Option:
+    """Return `--mirror M`; the name of a `new` mirror is not completed."""
+    names = None if new else cached_mirrors
     return click.Option(
         ["--mirror"], metavar="M", required=required, multiple=multiple, help=text, shell_complete=names
     )
@@ -230,8 +232,8 @@ def mirror_option(*, required: bool = True, multiple: bool = False, new: bool = 
 def topics_option(
     text: str, *, required: bool = False, flags: Sequence[str] = ("--topics", "--topic"), of_source: bool = False
 ) -> click.Option:
-    """Return an option whose value is a TopicSelector, None when it is not given; mirror topics are completed."""
-    names = None if of_source else remembered_topics
+    """Return an option whose value is a TopicSelector, or None; completes mirror topics unless it is `of_source`."""
+    names = None if of_source else cached_topics
     return click.Option(
         [*flags],
         metavar="LIST",
@@ -244,16 +246,19 @@ def topics_option(
 
 
 def file_option(flag: str, text: str, *, required: bool = False) -> click.Option:
-    """Return an option whose value is the name of a file."""
+    """Return an option whose value is a file name."""
     return click.Option([flag], metavar="FILE", required=required, help=text, shell_complete=_files)
 
 
 def folder_option(*declared: str, text: str, required: bool = False, multiple: bool = False) -> click.Option:
-    """Return an option whose value is the name of a folder."""
+    """Return an option whose value is a directory name."""
     return click.Option(
         [*declared], metavar="DIR", required=required, multiple=multiple, help=text, shell_complete=_folders
     )
 
+
+#: For `mirror_option` of verbs that do without.
+ALL_MIRRORS = "Name of the mirror. Default: all mirrors."
 
 #: `--master MASTER`, for the verbs that use Spark.
 MASTER = click.Option(
@@ -277,7 +282,7 @@ def duration_option(flag: str, text: str, *, name: str | None = None, required: 
 
 
 def assignments_option(flag: str, text: str) -> click.Option:
-    """Return an option `k=v` that may be repeated; its value is a dict."""
+    """Return a repeatable option `k=v` whose value is a dict."""
     return click.Option([flag], metavar="K=V", multiple=True, callback=_assignments, help=text)
 
 
@@ -287,9 +292,9 @@ def destination_properties(
     cluster: str | None,
     read: Callable[[str], dict[str, str]] | None = None,
 ) -> dict[str, str]:
-    """Return the client properties of the destination that flags, environment and `kmirror.toml` name.
+    """Return the client properties of the destination, from flags, environment and `kmirror.toml`.
 
-    `read` reads the file of properties, quietly by default.
+    `read` reads the properties file, by default without warnings.
 
     Raises:
         UsageError: no destination is named, or two are, or a file cannot be read.
@@ -320,7 +325,7 @@ def destination_properties(
 
 
 def chosen_output(flag: str | None) -> str:
-    """Return `table` or `json`: what the flag says, else `kmirror.toml`, else `table`. Raises UsageError."""
+    """Return `table` or `json`: from the flag, else from `kmirror.toml`, else `table`. Raises UsageError."""
     from kmirror.config_file import load_config_file
 
     return flag or load_config_file().default_output or "table"
@@ -333,7 +338,7 @@ def _output(given: dict[str, Any]) -> str:
 
 @contextmanager
 def _logging(session: Session) -> Iterator[None]:
-    """Send what kmirror's modules log to standard error, as much as `-v` asks for."""
+    """Log to standard error at the level that `-v` asks for."""
     if not session.verbosity:
         yield
         return
@@ -380,7 +385,7 @@ def _assignments(_: click.Context, param: click.Parameter, values: tuple[str, ..
     return found
 
 
-#: `--spark-conf KEY=VALUE`, for the same verbs.
+#: `--spark-conf K=V`, for the verbs that use Spark.
 SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatable.")
 
 
@@ -400,7 +405,7 @@ _DESTINATION = (
     ),
     file_option(
         "--command-config",
-        f"Client properties for the destination, as for Kafka's own tools. Default: {COMMAND_CONFIG_ENVIRONMENT}.",
+        f"Client properties for the destination, as for Kafka's tools. Default: {COMMAND_CONFIG_ENVIRONMENT}.",
     ),
     click.Option(["--cluster"], metavar="NAME", help="Name of the destination in kmirror.toml."),
     click.Option(["--expect-cluster-id"], metavar="ID", help="Fail unless the destination has this cluster ID."),

@@ -1,7 +1,7 @@
-"""The port through which commands speak: tables and sentences for people, JSON documents for scripts.
+"""All output of commands: tables and sentences for people, JSON documents for scripts.
 
-`--json` prints exactly one document to standard output, at the end. Whatever a person should know besides (hints,
-warnings, questions, errors) goes to standard error in both.
+`--json` prints exactly one document to standard output, at the end. Hints, warnings, questions and errors go to
+standard error in both formats.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kmirror.cli import tables
 from kmirror.cli.screen import Screen
 from kmirror.columns import Cell, R, Table
 from kmirror.words import counted, one_line
+from kmirror.work import unwatched
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from kmirror.work import Watch
 
 Watcher = Callable[["RunView"], None]
-OnLook = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
-#: How the cells share a line of `check`, which is shown before the next ones are known.
+#: Column widths of `check`, fixed because each line is shown before the next one is known.
 _CHECK_WIDTHS = (4, 11, 17, 0)
 
 
@@ -38,46 +39,46 @@ class Output(Protocol):
 
     @property
     def screen(self) -> Screen:
-        """Return where it is shown."""
+        """Return the screen it is shown on."""
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
-        """Show what a verb did, or would do; with a `headline`, people get only the rows that went wrong, and it.
+        """Show what a verb did, or would do; with a `headline`, a table has only the rows that went wrong.
 
-        Where there are totals, people are shown them first, and then only the rows that need a look; all with `-v`.
+        If there are totals, people see them first, and then only the rows that need attention; all rows with `-v`.
         """
 
     def rows(self, table: Table[R], rows: Sequence[R]) -> None:
         """Show the rows of a table."""
 
     def following(self, table: Table[R]) -> Callable[[Sequence[R]], None]:
-        """Return what shows rows of a table as they come."""
+        """Return a function that shows more rows of a table."""
 
     def check_line(self, line: CheckLine) -> None:
         """Show one finding of `check` as soon as it is known."""
 
     def check(self, report: CheckReport) -> None:
-        """End what `check_line` began."""
+        """Show the outcome of `check`, after its lines."""
 
     def verified(self, outcome: VerifyOutcome, headline: str) -> None:
-        """Show what `verify` found; `headline` sums it up in a sentence for people."""
+        """Show what `verify` found; `headline` is the summary for people."""
 
     def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
-        """Show how the sandbox is, after what was `done`."""
+        """Show the status of the sandbox, after what was `done`."""
 
     def running(self, log_format: str) -> AbstractContextManager[Watcher]:
-        """Show how `run` goes, view by view: as a table on a terminal, else as a log in that format."""
+        """Show the progress of `run`, view by view: as a table on a terminal, else as a log in that format."""
 
-    def ran(self, result: VerbResult, headline: str, log_format: str) -> None:
+    def run_ended(self, result: VerbResult, headline: str, log_format: str) -> None:
         """Show how `run` ended, after `running`."""
 
     def working(self) -> AbstractContextManager[Watch]:
-        """Show how work goes that takes long, view by view."""
+        """Show the progress of long work, view by view."""
 
     def promoting(self) -> AbstractContextManager[Callable[[PromoteView], None]]:
-        """Show how `promote` goes, view by view."""
+        """Show the progress of `promote`, view by view."""
 
-    def waiting(self, what: str) -> AbstractContextManager[OnLook]:
-        """Show that a command waits, and how what it waits for stands."""
+    def waiting(self, what: str) -> AbstractContextManager[OnProgress]:
+        """Show what a command waits for, and the current state of that."""
 
     def failure(self, error: ErrorInfo, document: Any) -> None:
         """Show why a command failed: the document to scripts, the sentence and the hint to people."""
@@ -85,7 +86,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableOutput:
-    """Speak to people: tables, sentences, live progress on a terminal."""
+    """Output for people: tables, sentences, live progress on a terminal."""
 
     screen: Screen
     verbosity: int = 0
@@ -110,8 +111,8 @@ class TableOutput:
         if headline:
             self.screen.line(headline)
         if result.dry_run:
-            self.screen.tell("dry run: nothing was changed")
-        _tell_trouble(self.screen, result)
+            self.screen.note("dry run: nothing was changed")
+        _show_warnings(self.screen, result)
 
     def _stopped(self, totals: StopTotals, rows: list[TopicResult]) -> list[TopicResult]:
         """Show the totals; return the rows to show."""
@@ -123,15 +124,15 @@ class TableOutput:
             return rows
         shown = [row for row in rows if needs_attention(row)]
         if hidden := len(rows) - len(shown):
-            self.screen.tell(f"{counted(hidden, 'row')} without trouble or loss not shown; -v shows all")
+            self.screen.note(f"{counted(hidden, 'row')} without errors or loss not shown; -v shows all")
         return shown
 
     def rows(self, table: Table[R], rows: Sequence[R]) -> None:
         self._table(table, rows)
         if not rows and table.none:
-            self.screen.tell(table.none)
+            self.screen.note(table.none)
         for note in table.notes(rows) if table.notes else ():
-            self.screen.tell(note)
+            self.screen.note(note)
 
     def following(self, table: Table[R]) -> Callable[[Sequence[R]], None]:
         writer = tables.RowWriter(table)
@@ -148,13 +149,13 @@ class TableOutput:
         cells = [column.shown(line) for column in CHECKS.shown]
         text = "  ".join(cell.text.ljust(width) for cell, width in zip(cells, _CHECK_WIDTHS, strict=True))
         self._styled(text, cells[0])
-        # commands to be copied: each on a line of its own, which only the terminal may fold
-        for said in (*line.message.splitlines()[1:], *(line.hint or "").splitlines()):
-            self.screen.line(f"      {said}")
+        # commands to copy: each on a line of its own, which only the terminal may fold
+        for text in (*line.message.splitlines()[1:], *(line.hint or "").splitlines()):
+            self.screen.line(f"      {text}")
 
     def check(self, report: CheckReport) -> None:
         bad = sum(not line.ok for line in report.lines)
-        self.screen.line(f"{bad} of {counted(len(report.lines), 'check')} failed" if bad else "all is well")
+        self.screen.line(f"{bad} of {counted(len(report.lines), 'check')} failed" if bad else "all checks passed")
 
     def verified(self, outcome: VerifyOutcome, headline: str) -> None:
         from kmirror.ops.verify.results import VERIFIED
@@ -162,7 +163,7 @@ class TableOutput:
         if outcome.rows:
             self._table(VERIFIED, outcome.rows)
         self.screen.line(headline)
-        _tell_trouble(self.screen, outcome)
+        _show_warnings(self.screen, outcome)
 
     def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
         from kmirror.sandbox.registry import BROKERS
@@ -172,7 +173,7 @@ class TableOutput:
         elif status.brokers:
             self._table(BROKERS, status.brokers)
         else:
-            self.screen.tell(f"there is no sandbox in {status.directory}; `kmirror sandbox up` makes one")
+            self.screen.note(f"no sandbox in {status.directory}; `kmirror sandbox up` creates one")
 
     def running(self, log_format: str) -> AbstractContextManager[Watcher]:
         from kmirror.cli import progress
@@ -182,7 +183,7 @@ class TableOutput:
             return progress.running(self.screen)
         return nullcontext(RunLog(self.screen.line, log_format).take)
 
-    def ran(self, result: VerbResult, headline: str, log_format: str) -> None:
+    def run_ended(self, result: VerbResult, headline: str, log_format: str) -> None:
         from kmirror.cli.run_log import JSON, RunLog
         from kmirror.engine.clock import now_ms
 
@@ -190,7 +191,7 @@ class TableOutput:
             self.result(result, headline)
             return
         RunLog(self.screen.line, log_format).end(now_ms(), result, headline)
-        _tell_trouble(self.screen, result)
+        _show_warnings(self.screen, result)
 
     def working(self) -> AbstractContextManager[Watch]:
         from kmirror.cli import progress
@@ -203,15 +204,15 @@ class TableOutput:
         return progress.promoting(self.screen)
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[OnLook]:
+    def waiting(self, what: str) -> Iterator[OnProgress]:
         if not self.screen.is_terminal:
-            yield _ignore
+            yield unwatched
             return
         with self.screen.console().status(what, refresh_per_second=4) as status:
             yield lambda found: status.update(f"{what}: {found}")
 
     def failure(self, error: ErrorInfo, document: Any) -> None:
-        tell_error(self.screen, error)
+        show_error(self.screen, error)
 
     def _table(self, table: Table[R], rows: Sequence[R]) -> None:
         if not self.screen.is_terminal:
@@ -227,7 +228,7 @@ class TableOutput:
         console.print(Text("\n").join(lines), soft_wrap=True)
 
     def _styled(self, line: str, first: Cell) -> None:
-        """Write a line that begins with a cell."""
+        """Write a line, its first cell in the style of that cell."""
         style = tables.style_of(first.code)
         if not self.screen.is_terminal or not style:
             self.screen.line(line)
@@ -241,13 +242,13 @@ class TableOutput:
 
 @dataclass(frozen=True, slots=True)
 class JsonOutput:
-    """Speak to scripts: one JSON document a command."""
+    """Output for scripts: one JSON document per command."""
 
     screen: Screen
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
         self._print(result.to_json())
-        _tell_trouble(self.screen, result)
+        _show_warnings(self.screen, result)
 
     def rows(self, table: Table[R], rows: Sequence[R]) -> None:
         self._print([table.document(row) for row in rows])
@@ -260,14 +261,14 @@ class JsonOutput:
         return show
 
     def check_line(self, line: CheckLine) -> None:
-        """Keep quiet: `check` prints the lines in its one document."""
+        """Do nothing: `check` prints all lines in its one document."""
 
     def check(self, report: CheckReport) -> None:
         self._print(report.to_json())
 
     def verified(self, outcome: VerifyOutcome, headline: str) -> None:
         self._print(outcome.to_json())
-        _tell_trouble(self.screen, outcome)
+        _show_warnings(self.screen, outcome)
 
     def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
         self._print({**(done.to_json() if done else {}), **status.to_json()})
@@ -275,9 +276,9 @@ class JsonOutput:
     def running(self, log_format: str) -> AbstractContextManager[Watcher]:
         from kmirror.cli.run_log import RunLog
 
-        return nullcontext(RunLog(self.screen.tell, log_format).take)
+        return nullcontext(RunLog(self.screen.note, log_format).take)
 
-    def ran(self, result: VerbResult, headline: str, log_format: str) -> None:
+    def run_ended(self, result: VerbResult, headline: str, log_format: str) -> None:
         self.result(result)
 
     def working(self) -> AbstractContextManager[Watch]:
@@ -290,35 +291,31 @@ class JsonOutput:
         with self.working() as watch:
             yield lambda view: watch(view.work) if view.work is not None else None
 
-    def waiting(self, what: str) -> AbstractContextManager[OnLook]:
-        return nullcontext(_ignore)
+    def waiting(self, what: str) -> AbstractContextManager[OnProgress]:
+        return nullcontext(unwatched)
 
     def failure(self, error: ErrorInfo, document: Any) -> None:
         self._print(document)
-        tell_error(self.screen, error)
+        show_error(self.screen, error)
 
     def _print(self, document: Any) -> None:
         self.screen.line(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def output_for(kind: str, screen: Screen, verbosity: int = 0) -> Output:
-    """Return the output of a kind, `table` or `json`; with a verbosity tables leave nothing out."""
+    """Return the output of a kind, `table` or `json`; with `-v` tables leave nothing out."""
     return JsonOutput(screen) if kind == "json" else TableOutput(screen, verbosity)
 
 
-def _tell_trouble(screen: Screen, outcome: VerbResult | VerifyOutcome) -> None:
+def _show_warnings(screen: Screen, outcome: VerbResult | VerifyOutcome) -> None:
     for warning in outcome.warnings:
-        screen.tell(f"kmirror: warning: {warning}")
+        screen.note(f"kmirror: warning: {warning}")
     if outcome.error:
-        tell_error(screen, outcome.error)
+        show_error(screen, outcome.error)
 
 
-def tell_error(screen: Screen, error: ErrorInfo) -> None:
-    """Write what is wrong in a line, and what to do, to standard error; each command of a hint keeps its line."""
-    screen.tell(f"kmirror: {one_line(error.message)}")
-    for said in (error.hint or "").splitlines():
-        screen.tell(f"  {one_line(said)}")
-
-
-def _ignore(_: object) -> None:
-    """Show nothing."""
+def show_error(screen: Screen, error: ErrorInfo) -> None:
+    """Write the message on one line and the hint below it, line by line, to standard error."""
+    screen.note(f"kmirror: {one_line(error.message)}")
+    for text in (error.hint or "").splitlines():
+        screen.note(f"  {one_line(text)}")

@@ -1,4 +1,4 @@
-"""`help`: the pages of docs/, which the wheel carries, and the help of commands; without a network."""
+"""`help`: the pages of docs/, which are part of the wheel, and the help of commands; needs no network."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from kmirror.cli.options import Call, verb
 from kmirror.errors import RefusedError, UsageError
 
 _SHARED = Path("share", "doc", "kmirror")
-#: A page that is always there.
+_ONLINE = "https://github.com/kmirror/kmirror/tree/main/docs"
+#: A page that always exists.
 _FIRST = "operating.md"
 
 
 def pages_folder() -> Path:
-    """Return the folder with the pages: of a checkout, or where pip puts them.
+    """Return the directory of the pages: of a checkout, or where pip installs them.
 
     Raises:
-        RefusedError: they were not installed.
+        RefusedError: they are not installed.
     """
     for folder in _folders():
         if (folder / _FIRST).is_file():
             return folder
-    raise RefusedError("the pages are not installed", f"read them at {_online()}, or install kmirror's wheel with pip")
+    raise RefusedError(
+        "the documentation is not installed", f"read it at {_ONLINE}, or install kmirror's wheel with pip"
+    )
 
 
 def titles(folder: Path) -> dict[str, str]:
@@ -50,10 +53,6 @@ def _folders() -> Iterator[Path]:
     yield Path(site.getuserbase()) / _SHARED
 
 
-def _online() -> str:
-    return "https://github.com/kmirror/kmirror/tree/main/docs"
-
-
 def _offered(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from kmirror.cli.main import VERBS
 
@@ -67,8 +66,8 @@ def _offered(_: click.Context, __: click.Parameter, incomplete: str) -> list[Com
 
 @verb(
     "help",
-    "Show a page of the documentation, or the help of a command.\n\nWithout TOPIC it lists the pages. They are"
-    " installed with kmirror; no network is needed.",
+    "Show a page of the documentation, or the help of a command.\n\nWithout TOPIC it lists the pages. No network is"
+    " needed.",
     click.Argument(["topic"], required=False, shell_complete=_offered),
     examples=("kmirror help", "kmirror help troubleshooting", "kmirror help promote"),
     destination=False,

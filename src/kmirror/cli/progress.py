@@ -1,6 +1,6 @@
-"""How verbs go that take long: alive on a terminal, elsewhere a line every few seconds on standard error.
+"""The progress of long verbs: live on a terminal, otherwise a line every few seconds on standard error.
 
-`run` and `promote` have tables; any other work has one line, whatever verb it is of.
+`run` and `promote` have tables; all other work has one status line.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from kmirror.engine.control.topic_views import TopicView
     from kmirror.ops.stop.promote import PromoteView
 
-#: Between two plain lines while nothing else happens.
+#: Between two plain lines.
 LINE_SECONDS = 5.0
 
 _QUIET_SECONDS = 2.0
 _SHOW_SECONDS = 0.25
-#: What the time takes at the beginning of a line, and what is always left of the name of the work.
+#: The width of the time at the start of a line, and the least width of the work's name.
 _AT_WIDTH = 8
 _LEAST_NAME = 12
-#: What a line leaves free, so that it is one, also with the ^C of a terminal behind it.
-_BESIDES = 3
+#: Columns left free, so that the status stays on one line also with a ^C echoed after it.
+_FREE_COLUMNS = 3
 
 _MOST_TOPICS = 20
-_LINES_BESIDES_TOPICS = 6
+_OTHER_LINES = 6
 
 
 @contextmanager
 def running(screen: Screen) -> Iterator[Callable[[RunView], None]]:
-    """Show the views of `run` for the time of a `with` block: a table on the terminal, with the notes above it."""
+    """Show the views of `run` during a `with` block: a table on the terminal, with the notes above it."""
     from rich.live import Live
 
     console = screen.console()
@@ -59,14 +59,14 @@ def running(screen: Screen) -> Iterator[Callable[[RunView], None]]:
 
 
 class Progress:
-    """Show the work that is under way: nothing for two seconds, then a line that changes, or one every few seconds.
+    """Show the current work: nothing for two seconds, then a status line, or a new line every few seconds.
 
-    `take` may be called from any thread; what is shown goes on while no view comes.
+    `take` may be called from any thread. The elapsed time advances also while no view arrives.
     """
 
     def __init__(self, screen: Screen, draw: Callable[[str], None] | None, clock: Callable[[], float]) -> None:
         self._screen = screen
-        #: Shows a line in place of the last one; None where lines are written instead.
+        #: Replaces the status line; None if lines are written instead.
         self._draw = draw
         self._clock = clock
         self._lock = threading.Lock()
@@ -89,25 +89,25 @@ class Progress:
             self._began = view.since if self._began is None else self._began
 
     def show(self) -> None:
-        """Show how the work stands now, if that is due."""
+        """Show the work as of now, if that is due."""
         with self._lock:
             at = self._clock()
             if not self._works or self._began is None or at - self._began < _QUIET_SECONDS:
                 return
-            # of several the first that is not done
+            # of several, the first that is not done
             view, speed = next(
                 (one for one in self._works.values() if one[0].total is None or one[0].done < one[0].total),
                 next(reversed(self._works.values())),
             )
             if self._draw is not None:
-                self._draw(work_line(view, speed, at, shutil.get_terminal_size().columns - _BESIDES))
+                self._draw(work_line(view, speed, at, shutil.get_terminal_size().columns - _FREE_COLUMNS))
             elif self._written_at is None or at - self._written_at >= LINE_SECONDS:
                 self._written_at = at
-                self._screen.tell(work_line(view, speed, at))
+                self._screen.note(work_line(view, speed, at))
 
     @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """Show it again and again for the time of a `with` block."""
+    def refreshing(self) -> Iterator[None]:
+        """Show it repeatedly during a `with` block."""
         ended = threading.Event()
 
         def run() -> None:
@@ -127,19 +127,16 @@ class Progress:
 
 @contextmanager
 def working(screen: Screen, *, on_terminal: bool) -> Iterator[Watch]:
-    """Show the work of a verb for the time of a `with` block: in a line that changes, or a line every few seconds."""
+    """Show the work of a verb during a `with` block: in a status line, or a new line every few seconds."""
     progress = Progress(screen, screen.status if on_terminal else None, time.monotonic)
-    with progress.going_on():
+    with progress.refreshing():
         yield progress.take
 
 
 def work_line(view: WorkView, speed: Speed, at: float, width: int | None = None) -> str:
-    """Return how work stands, in a line of at most so many characters."""
-    what, amount, rest = (
-        view.what,
-        _amount(view),
-        "".join(f"  {told}" for told in (*_pace_told(view, speed, at), view.note) if told),
-    )
+    """Return the progress of work in one line of at most `width` characters."""
+    what, amount = view.what, _amount(view)
+    rest = "".join(f"  {text}" for text in (*_pace(view, speed, at), view.note) if text)
     if view.unit and view.total:
         rest = f"  {100 * view.done // view.total} %{amount}{rest}"
         if width is not None and _AT_WIDTH + min(len(what), _LEAST_NAME) + len(rest) > width:
@@ -154,7 +151,7 @@ def work_line(view: WorkView, speed: Speed, at: float, width: int | None = None)
 
 
 def _amount(view: WorkView) -> str:
-    """Return how much is done of how much."""
+    """Return how much is done, and of how much."""
     if not view.unit:
         return ""
     known = [view.done] if view.total is None else [view.done, view.total]
@@ -163,8 +160,8 @@ def _amount(view: WorkView) -> str:
     return f"  {' of '.join(f'{number:,}' for number in known)} {view.unit}{'' if known[-1] == 1 else 's'}"
 
 
-def _pace_told(view: WorkView, speed: Speed, at: float) -> Iterator[str]:
-    """Yield how fast it goes, and for how long still, as far as that is known."""
+def _pace(view: WorkView, speed: Speed, at: float) -> Iterator[str]:
+    """Yield the rate and the time left, as far as they are known."""
     if not view.unit or (view.total is not None and view.done >= view.total):
         return
     rate, left, silence = speed.rate(at), speed.seconds_left(view, at), speed.silence(at)
@@ -178,24 +175,24 @@ def _pace_told(view: WorkView, speed: Speed, at: float) -> Iterator[str]:
 
 @contextmanager
 def promoting(screen: Screen) -> Iterator[Callable[[PromoteView], None]]:
-    """Show what topics still lack, the smallest lag first: a table on a terminal, else lines when it changes."""
+    """Show what topics wait for, the smallest lag first: a table on a terminal, else a line when it changes."""
     if not screen.is_terminal:
-        pace, said = _Pace(), ""
+        last_line, written_at = "", -LINE_SECONDS
         progress = Progress(screen, None, time.monotonic)
 
         def write(view: PromoteView) -> None:
-            nonlocal said
+            nonlocal last_line, written_at
             for line in view.lines:
-                screen.tell(f"{_at(view.elapsed_seconds)}  {line}")
+                screen.note(f"{_at(view.elapsed_seconds)}  {line}")
             lacking = [f"{one.topic}: {one.what}" for one in view.missing if one.what is not None]
             line = f"waiting for {counted(len(lacking), 'topic')}; {lacking[0]}" if lacking else ""
-            if line and line != said and pace.is_due("waiting", view.elapsed_seconds):
-                said = line
-                screen.tell(f"{_at(view.elapsed_seconds)}  {line}")
+            if line and line != last_line and view.elapsed_seconds - written_at >= LINE_SECONDS:
+                last_line, written_at = line, view.elapsed_seconds
+                screen.note(f"{_at(view.elapsed_seconds)}  {line}")
             if view.work is not None:
                 progress.take(view.work)
 
-        with progress.going_on():
+        with progress.refreshing():
             yield write
         return
     from rich.console import Group
@@ -220,12 +217,12 @@ def promoting(screen: Screen) -> Iterator[Callable[[PromoteView], None]]:
             live.update(Group(table, Text(line)) if line else table, refresh=True)
 
         progress = Progress(screen, draw_work, time.monotonic)
-        with progress.going_on():
+        with progress.refreshing():
             yield draw
 
 
 def promote_table(view: PromoteView, most: int) -> Table:
-    """Return what topics lack as a table: at most so many, the smallest lag first."""
+    """Return a table of what topics wait for: at most `most` of them, the smallest lag first."""
     from rich.table import Table
 
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_footer=True)
@@ -240,23 +237,8 @@ def promote_table(view: PromoteView, most: int) -> Table:
     return found
 
 
-class _Pace:
-    """Tell when the next line is due: when the phase changes, and every `LINE_SECONDS`."""
-
-    def __init__(self) -> None:
-        self._phase: str | None = None
-        self._written_at = 0.0
-
-    def is_due(self, phase: str, seconds: float) -> bool:
-        """Tell it, and take it that the line is written."""
-        due = phase != self._phase or seconds - self._written_at >= LINE_SECONDS
-        if due:
-            self._phase, self._written_at = phase, seconds
-        return due
-
-
 def run_table(view: RunView, most: int) -> Table:
-    """Return a run as a table: at most so many topics, those that need attention first, and a line for the whole."""
+    """Return a run as a table: at most `most` topics, those that need attention first, and a line of totals."""
     from rich.table import Table
     from rich.text import Text
 
@@ -295,12 +277,12 @@ def run_table(view: RunView, most: int) -> Table:
 
 
 def most_topics(height: int) -> int:
-    """Return how many topics fit a terminal of so many lines."""
-    return max(1, min(_MOST_TOPICS, height - _LINES_BESIDES_TOPICS))
+    """Return how many topics fit on a terminal of `height` lines."""
+    return max(1, min(_MOST_TOPICS, height - _OTHER_LINES))
 
 
 def _by_need(topic: TopicView) -> tuple[bool, float, str, str]:
-    """Sort FAILED topics first, then the largest lag; an unknown lag may be any."""
+    """Sort FAILED topics first, then the largest lag; an unknown lag counts as the largest."""
     lag = float("inf") if topic.lag is None else topic.lag
     return (topic.state != "FAILED", -lag, topic.mirror, topic.topic)
 

@@ -1,71 +1,61 @@
-"""The file of `--report`: evidence of what a verb did, as one JSON document.
-
-Evidence is never lost: a report that is in the file already goes along in the new one, under `earlier`.
-"""
+"""`report`: an HTML page about a mirror, to send or to keep."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from kmirror.cli.whole_file import WholeFile
-from kmirror.columns import OBJECT, Column, Only, document, list_of
+import click
+
+from kmirror.cli.atomic_file import AtomicFile
+from kmirror.cli.options import Call, mirror_option, verb
+from kmirror.cli.tables import size
 from kmirror.errors import UsageError
 
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Write a report; what the file held before is there until the new one is whole, and in the new one then."""
-
-    file: WholeFile
-    #: The reports that the file held, oldest first.
-    earlier: tuple[Mapping[str, Any], ...] = ()
-
-    @classmethod
-    def at(cls, path: str) -> Report:
-        """Return the report of that path.
-
-        Raises:
-            UsageError: it cannot be written, or the file holds something else; said before the work it is about.
-        """
-        file = WholeFile.at(path, "--report", "the report")
-        return cls(file, _reports_in(file.path))
-
-    def write(self, found: Mapping[str, Any]) -> None:
-        """Write what was found.
-
-        Raises:
-            KmirrorError: the file cannot be written any more.
-        """
-        whole = {**found, **document(FILE, self)}
-        self.file.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+_FLAG = "--html"
+#: A page names its generator within this many bytes.
+_HEAD_BYTES = 2_000
 
 
-#: What the file holds beside the report itself.
-FILE: tuple[Column[Report], ...] = (
-    Column(
-        "earlier",
-        list_of(OBJECT),
-        "the reports that the file held before, oldest first",
-        lambda report: list(report.earlier),
-        only=Only("files that held reports", lambda report: report.earlier),
+@verb(
+    "report",
+    "Write an HTML report about a mirror.\n\nIt has a summary, lag and rates of the last two days, topics, stops with"
+    " their losses, archives and events, all in one file. Works with the source down and without a running engine."
+    " Overwrites an earlier report, but no other file.",
+    mirror_option(),
+    click.Option(["--html"], metavar="FILE", required=True, help="File to write the page to; - is standard output."),
+    examples=(
+        "kmirror report --mirror dr --html dr.html --bootstrap-server b:9092",
+        "kmirror report --mirror dr --html - --bootstrap-server b:9092",
     ),
+    documents=False,
 )
+def report_verb(call: Call, mirror: str, html: str) -> int:
+    from kmirror.ops.report.facts import report_facts
+    from kmirror.ops.report.page import page
+
+    file = None if html == "-" else AtomicFile.at(html, _FLAG, "the report")
+    if file is not None:
+        require_own(file.path)
+    with call.destination() as destination:
+        text = page(report_facts(destination, mirror))
+    if file is None:
+        call.output.screen.line(text.rstrip("\n"))
+    else:
+        file.write(text)
+        call.output.screen.line(f"wrote {file.path} ({size(len(text.encode()))})")
+    return 0
 
 
-def _reports_in(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Return the reports that a file holds, oldest first; none where there is no file, or an empty one."""
+def require_own(path: Path) -> None:
+    """Raise UsageError if a file exists that is not empty and not a report of this command."""
+    from kmirror.ops.report.page import GENERATOR
+
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        last = json.loads(text) if text.strip() else None
-        if last is None:
-            return ()
-        earlier = last.pop("earlier", [])
-        if "verb" in last and all("verb" in one for one in earlier):
-            return (*earlier, last)
-    except (OSError, ValueError, AttributeError, TypeError):
-        pass
-    raise UsageError(f"--report: {path} holds something else than reports of kmirror", "name another file")
+        with path.open("rb") as found:
+            head = found.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{_FLAG}: cannot read {path}: {error.strerror}", "name another file") from None
+    if head and GENERATOR.encode() not in head:
+        raise UsageError(f"{_FLAG}: {path} is not a kmirror report", "name another file")

@@ -1,7 +1,7 @@
-"""The log of `run`: a line when something changes, and one a minute that sums up when nothing does.
+"""The log of `run`: a line when something changes, and a summary every minute.
 
-What makes a line is decided without a clock (`News`): views carry the time they were taken at. How much attention a
-line needs is decided by states and reasons, never by words.
+`ChangeTracker` decides what is logged, without a clock: views carry their time. States and reasons, never texts, decide
+the level of a line.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from kmirror.ops.results import VerbResult
 
 TEXT, JSON = "text", "json"
-#: Between two lines that sum up while nothing changes.
 SUMMARY_SECONDS = 60.0
-#: More topics that change alike, and more results that went wrong, are only counted.
+#: How many topics of one change, and how many failed results, are named; the others are counted.
 _MOST_NAMES, _MOST_RESULTS = 5, 20
-#: Of topics that change to and fro, so many lines are written in a minute; the rest is counted.
+#: How many changes a minute are written, for topics that flap; the others are counted.
 _MOST_CHANGES = 30
 
 _LEVELS = {"FAILED": Level.ERROR, "LINK_FAILED": Level.ERROR, "SOURCE_UNAVAILABLE": Level.WARNING}
@@ -42,7 +41,7 @@ _SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.INFO: 2}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line; `fields` go into JSON only."""
+    """One line; `fields` are in JSON only."""
 
     time_ms: int
     level: Level
@@ -59,12 +58,12 @@ class Entry:
         return json.dumps({**document(LINE, self), **self.fields}, ensure_ascii=False)
 
 
-#: What each line has as JSON, beside the fields of its kind.
+#: The keys that every JSON line has.
 LINE: tuple[Column[Entry], ...] = (
     Column("time", columns.TEXT, "when it was logged: ISO 8601, UTC", lambda entry: _time(entry.time_ms)),
     Column("level", one_of("log level", Level), "how much attention it needs", lambda entry: entry.level),
     Column("mirror", columns.TEXT, "the mirror; several are comma-separated, `*` is all", lambda entry: entry.mirror),
-    Column("message", columns.TEXT, "what is to tell, in one line", lambda entry: one_line(entry.message)),
+    Column("message", columns.TEXT, "the message, in one line", lambda entry: one_line(entry.message)),
 )
 
 
@@ -74,11 +73,11 @@ class RunLog:
     def __init__(self, write: Callable[[str], None], log_format: str) -> None:
         self._write = write
         self._line = Entry.json if log_format == JSON else Entry.text
-        self._news = News()
+        self._changes = ChangeTracker()
 
     def take(self, view: RunView) -> None:
         """Write what is new in a view."""
-        for entry in self._news.entries(view):
+        for entry in self._changes.entries(view):
             self._write(self._line(entry))
 
     def end(self, time_ms: int, done: VerbResult, headline: str) -> None:
@@ -95,66 +94,66 @@ class RunLog:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """How a topic was last seen, and when it was first seen so."""
+class _LastState:
+    """The last state of a topic, and when it was first seen."""
 
     state: str
     reason: Reason | None
     since_ms: int
 
 
-class News:
-    """Tell what is new in one view after the other."""
+class ChangeTracker:
+    """Compare each view of a run with the one before."""
 
     def __init__(self) -> None:
         self._phase: str | None = None
-        self._summed_up_at = 0.0
-        self._known: dict[tuple[str, str], _Known] = {}
-        #: The mirrors that no engine of this run copied when they were last seen, each with what tells why.
-        self._apart: dict[str, tuple[Level, str]] = {}
-        #: Since when changes are counted, and how many were shown and not.
+        self._summary_at = 0.0
+        self._last: dict[tuple[str, str], _LastState] = {}
+        #: The mirrors that no engine of this run copied at the last view, with level and reason.
+        self._not_copied: dict[str, tuple[Level, str]] = {}
+        #: Since when changes are counted, and how many were shown and hidden.
         self._counted_from = 0.0
         self._changes_shown = self._changes_hidden = 0
 
     def entries(self, view: RunView) -> list[Entry]:
-        """Return what is to be logged of a view."""
+        """Return the entries to log for a view."""
         found = [
             Entry(note.time_ms, note.level, note.mirror, note.text + (_see(view) if note.about_spark else ""))
             for note in view.notes
         ]
-        is_sum_due = view.phase != self._phase or view.elapsed_seconds - self._summed_up_at >= SUMMARY_SECONDS
-        found += self._parted(view, is_summed_up=is_sum_due)
-        found += self._shown(list(self._changes(view)))
+        is_summary_due = view.phase != self._phase or view.elapsed_seconds - self._summary_at >= SUMMARY_SECONDS
+        found += self._engine_changes(view, in_summary=is_summary_due)
+        found += self._limited(list(self._topic_changes(view)))
         if view.elapsed_seconds - self._counted_from >= SUMMARY_SECONDS:
             if self._changes_hidden:
                 hidden = f"{counted(self._changes_hidden, 'more change')} of topics not shown"
                 found.append(Entry(view.time_ms, Level.WARNING, ",".join(view.mirrors), hidden))
             self._counted_from, self._changes_shown, self._changes_hidden = view.elapsed_seconds, 0, 0
-        if is_sum_due:
-            self._phase, self._summed_up_at = view.phase, view.elapsed_seconds
+        if is_summary_due:
+            self._phase, self._summary_at = view.phase, view.elapsed_seconds
             found += self._summaries(view)
         return found
 
-    def _shown(self, changes: list[Entry]) -> list[Entry]:
-        """Return the changes that are still to be shown in this minute."""
+    def _limited(self, changes: list[Entry]) -> list[Entry]:
+        """Return the changes that this minute's limit still allows."""
         shown = changes[: _MOST_CHANGES - self._changes_shown]
         self._changes_shown += len(shown)
         self._changes_hidden += len(changes) - len(shown)
         return shown
 
-    def _parted(self, view: RunView, *, is_summed_up: bool) -> Iterator[Entry]:
-        """Yield the mirrors that have no engine here any more, or for another reason, and those that have one again."""
-        parted = {mirror: (one.level, one.reason or one.why) for mirror, one in view.apart.items()}
+    def _engine_changes(self, view: RunView, *, in_summary: bool) -> Iterator[Entry]:
+        """Yield the mirrors that lost their engine here, or for another reason, and those that have one again."""
+        not_copied = {mirror: (one.level, one.reason or one.why) for mirror, one in view.apart.items()}
         for mirror, apart in view.apart.items():
-            if self._apart.get(mirror) != parted[mirror] and not is_summed_up:
+            if self._not_copied.get(mirror) != not_copied[mirror] and not in_summary:
                 yield _not_copied(view, mirror, apart)
-        for mirror in sorted(self._apart.keys() - parted.keys()):
+        for mirror in sorted(self._not_copied.keys() - not_copied.keys()):
             if mirror in view.mirrors:
                 yield Entry(view.time_ms, Level.INFO, mirror, "this engine is in charge")
-        self._apart = parted
+        self._not_copied = not_copied
 
-    def _changes(self, view: RunView) -> Iterator[Entry]:
-        """Yield one entry for all topics of a mirror that have changed alike."""
+    def _topic_changes(self, view: RunView) -> Iterator[Entry]:
+        """Yield one entry for all topics of a mirror with the same change."""
         shown = {(topic.mirror, topic.topic): topic for topic in view.topics}
         states: dict[tuple[str, str], tuple[str, Reason | None]] = {
             place: (wanted, None) for place, wanted in view.idle.items()
@@ -162,10 +161,10 @@ class News:
         states |= {place: (topic.state, topic.reason) for place, topic in shown.items()}
         alike: defaultdict[tuple[str, str, Reason | None, str], list[str]] = defaultdict(list)
         for place, (state, reason) in sorted(states.items(), key=lambda one: one[0]):
-            before = self._known.get(place)
+            before = self._last.get(place)
             if before is not None and (before.state, before.reason) == (state, reason):
                 continue
-            self._known[place] = _Known(state, reason, view.time_ms)
+            self._last[place] = _LastState(state, reason, view.time_ms)
             was = _words(before.state, before.reason) if before is not None else ""
             alike[place[0], state, reason, was].append(place[1])
         for (mirror, state, reason, was), topics in alike.items():
@@ -224,10 +223,10 @@ class News:
         )
 
     def _cause(self, view: RunView, topic: TopicView) -> str:
-        """Return why a topic needs attention, and since when at the latest."""
+        """Return why a topic needs attention, and since when at least."""
         if topic.reason is None:
             return ""
-        since = at_time(self._known[topic.mirror, topic.topic].since_ms)
+        since = at_time(self._last[topic.mirror, topic.topic].since_ms)
         see = _see(view) if topic.reason in NOT_COPYING else ""
         what = _words(topic.state, topic.reason)
         return f"; {topic.topic} {what} since {since} or longer: {one_line(topic.message)}{see}"
@@ -235,7 +234,7 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class _Lag:
-    """How far some topics are behind: the sum where it is known, when that was, and of how many it is not."""
+    """The lag of some topics: the sum of the known ones, as of when, and for how many it is unknown."""
 
     known: int
     as_of_ms: int | None
@@ -244,7 +243,7 @@ class _Lag:
 
     @classmethod
     def of(cls, topics: Sequence[TopicView]) -> _Lag:
-        """Sum up; where the destination does not answer, nobody knows how far it is."""
+        """Sum up; if the destination does not answer, the lag is unknown."""
         known = [
             topic for topic in topics if topic.lag is not None and topic.reason is not Reason.DESTINATION_UNREACHABLE
         ]
@@ -254,23 +253,23 @@ class _Lag:
         )
 
     def text(self) -> str:
-        """Return it in words."""
+        """Return it as text."""
         if self.unknown == self.topics:
             return "lag unknown"
         as_of = f" as of {at_time(self.as_of_ms)}" if self.as_of_ms is not None else ""
         if not self.unknown:
             return f"lag {self.known:,}{as_of}"
-        return f"lag at least {self.known:,}{as_of}, unknown of {counted(self.unknown, 'topic')}"
+        return f"lag at least {self.known:,}{as_of}, unknown for {counted(self.unknown, 'topic')}"
 
 
 def ended(time_ms: int, done: VerbResult, headline: str) -> Iterator[Entry]:
-    """Yield how a run ended: what went wrong, then the sentence for the whole."""
+    """Yield how a run ended: failures and warnings, then the headline."""
     bad = [row for row in done.results if row.result in (Outcome.FAILED, Outcome.TIMED_OUT)]
     for row in bad[:_MOST_RESULTS]:
         place = "" if row.topic is None else row.topic if row.partition is None else f"{row.topic}-{row.partition}"
         fields = {"topic": row.topic, "partition": row.partition, "result": row.result, "reason": row.reason}
-        told = f"{place}: {row.result} {row.message or ''}".removeprefix(": ")
-        yield Entry(time_ms, Level.ERROR, done.mirror, told, {**fields, "lag": row.lag})
+        text = f"{place}: {row.result} {row.message or ''}".removeprefix(": ")
+        yield Entry(time_ms, Level.ERROR, done.mirror, text, {**fields, "lag": row.lag})
     if len(bad) > _MOST_RESULTS:
         yield Entry(time_ms, Level.ERROR, done.mirror, f"{counted(len(bad) - _MOST_RESULTS, 'more partition')} failed")
     for warning in done.warnings:

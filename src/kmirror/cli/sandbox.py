@@ -58,7 +58,7 @@ def up_verb(
     if call.dry_run:
         steps = plan_up(folder, brokers=brokers, kafka_version=kafka_version, base_port=base_port, secured=secured)
         return _show(call, "sandbox up", steps, status(folder))
-    tell = call.output.screen.tell
+    note = call.output.screen.note
     with call.output.working() as watch:
         done = up(
             folder,
@@ -66,23 +66,23 @@ def up_verb(
             kafka_version=kafka_version,
             base_port=base_port,
             secured=secured,
-            report=tell,
+            report=note,
             watch=watch,
         )
     _show(call, "sandbox up", done.steps, done.status)
     source, destination = done.status.bootstrap_servers("a"), done.status.bootstrap_servers("b")
     if done.status.client_files:
         for file in done.status.client_files:
-            tell(f"client properties: {file}")
+            note(f"client properties: {file}")
         mirror_file = shlex.quote(str(folder / "a" / MIRROR_FILE))
         login = shlex.quote(str(folder / "b" / "kmirror.properties"))
         flags = f"--mirror-config {mirror_file} --bootstrap-server {destination} --command-config {login}"
-        tell(f"to mirror a to b: kmirror create --mirror m {flags}")
-        tell("the user kmirror has no rights yet, admin is a super user; for the commands that grant what it needs:")
-        tell(f"                  kmirror check {flags}")
+        note(f"to mirror a to b: kmirror create --mirror m {flags}")
+        note("user kmirror has no ACLs yet, admin is a super user; to see the commands that grant what kmirror needs:")
+        note(f"                  kmirror check {flags}")
         return 0
-    tell(f"to mirror a to b: echo bootstrap.servers={source} >a.properties")
-    tell(f"                  kmirror create --mirror m --mirror-config a.properties --bootstrap-server {destination}")
+    note(f"to mirror a to b: echo bootstrap.servers={source} >a.properties")
+    note(f"                  kmirror create --mirror m --mirror-config a.properties --bootstrap-server {destination}")
     return 0
 
 
@@ -101,7 +101,7 @@ def down_verb(call: Call, directory: str | None) -> int:
     folder = _folder(directory)
     if call.dry_run:
         return _show(call, "sandbox down", plan_down(folder), status(folder))
-    done = down(folder, report=call.output.screen.tell)
+    done = down(folder, report=call.output.screen.note)
     return _show(call, "sandbox down", done.steps, done.status)
 
 
@@ -134,12 +134,12 @@ def _folder(directory: str | None) -> Path:
 
 
 def _show(call: Call, name: str, steps: Sequence[Step], status: SandboxStatus) -> int:
-    """Show what was done, or with `--dry-run` would be."""
+    """Show what was done, or with `--dry-run` would be done."""
     from kmirror.ops.results import Outcome, TopicResult, VerbResult
 
     would = "would " if call.dry_run else ""
     rows = [TopicResult(None, None, Outcome.DONE, f"{would}{step.text}") for step in steps]
     if not rows:
-        rows = [TopicResult(None, None, Outcome.NOOP, "there is nothing to do")]
+        rows = [TopicResult(None, None, Outcome.NOOP, "nothing to do")]
     call.output.sandbox(status, VerbResult.of(name, "", rows, dry_run=call.dry_run))
     return 0

@@ -1,7 +1,7 @@
-"""Standard output and error of one command: what may be written there, and how.
+"""Standard output and error of one command.
 
-A reader that goes away (`kmirror describe | head -1`) ends the writing, not the command: what is asked is done, and
-the exit code says how it went.
+If the reader goes away (`kmirror describe | head -1`), only the writing ends: the command is still carried out and
+exits with its own code.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ _ERASE_LINE = "\r\x1b[2K"
 
 @dataclass(slots=True)
 class Screen:
-    """Write lines: to `out` what was asked for, to `err` what a person should know besides."""
+    """Write lines: the result to `out`, notes, warnings and questions to `err`."""
 
     out: TextIO
     err: TextIO
     stdin: TextIO
     _gone: set[int] = field(default_factory=set)
-    _told: set[str] = field(default_factory=set)
+    _noted: set[str] = field(default_factory=set)
     _has_status: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def of_this_process(cls) -> Screen:
-        """Return the screen made of the process's streams as they are now."""
+        """Return a screen on the process's current streams."""
         return cls(sys.stdout, sys.stderr, sys.stdin)
 
     @property
     def is_terminal(self) -> bool:
-        """Tell whether somebody looks at standard output as it comes."""
+        """Return whether standard output is a terminal that can move its cursor."""
         return self.out.isatty() and os.environ.get("TERM") != "dumb"
 
     @property
     def is_unread(self) -> bool:
-        """Tell whether the reader of standard output was found to be gone."""
+        """Return whether the reader of standard output is known to be gone."""
         return id(self.out) in self._gone
 
     @property
     def can_ask(self) -> bool:
-        """Tell whether a question would reach somebody."""
+        """Return whether there is a terminal to ask a question on."""
         return self.stdin.isatty() and self.err.isatty()
 
     def line(self, text: str = "") -> None:
         """Write one line to standard output."""
         self._write(self.out, f"{text}\n")
 
-    def tell(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Write one line to standard error."""
         self._write(self.err, f"{text}\n")
 
-    def tell_once(self, text: str) -> None:
-        """Write one line to standard error, unless it was written before."""
-        if text not in self._told:
-            self._told.add(text)
-            self.tell(text)
+    def note_once(self, text: str) -> None:
+        """Write one line to standard error, but the same line only once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.note(text)
 
     def status(self, text: str) -> None:
-        """Show a line in place of the last one of these; for a terminal. Other lines are written above it.
+        """Show a status line on a terminal, replacing the last one; an empty text removes it.
 
-        An empty text takes it away.
+        Other lines are written above it.
         """
         with self._lock:
             self._erase_status()
@@ -76,7 +76,7 @@ class Screen:
                 self._has_status = True
 
     def ask(self, question: str) -> bool:
-        """Ask for a yes; anything else, and the end of input, is a no."""
+        """Return whether the answer is yes; anything else, and the end of input, is a no."""
         self._write(self.err, f"{question} [y/N] ")
         answer = self.stdin.readline()
         if not answer.endswith("\n"):
@@ -84,7 +84,7 @@ class Screen:
         return answer.strip().lower() in {"y", "yes"}
 
     def console(self) -> Console:
-        """Return rich's console on standard output; it minds NO_COLOR."""
+        """Return a rich console on standard output; it respects NO_COLOR."""
         from rich.console import Console
 
         return Console(file=self.out, highlight=False, markup=False, emoji=False)

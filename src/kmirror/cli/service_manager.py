@@ -1,4 +1,4 @@
-"""Tell systemd how an engine is, by the protocol of sd_notify(3): a datagram to the socket that NOTIFY_SOCKET names."""
+"""Notify systemd as sd_notify(3) does: with datagrams to the socket that NOTIFY_SOCKET names."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Self
 
 
 class ServiceManager:
-    """Send what is told to the service manager that started this process; where there is none, nothing happens."""
+    """Notify the service manager that started this process; without one, do nothing."""
 
     def __init__(self, address: str | None) -> None:
         self._address = address
-        self._told_ready = False
+        self._is_ready_sent = False
 
     @classmethod
     def of_this_process(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Return the one that the environment names."""
+        """Return the one named by the environment."""
         address = environ.get("NOTIFY_SOCKET")
         return cls("\0" + address[1:] if address and address.startswith("@") else address)
 
-    def turns(self, status: str) -> None:
-        """Tell that the process is alive and what it does; the first time, that it has started.
+    def report_alive(self, status: str) -> None:
+        """Report that the process is alive and what it does; the first time also that it is ready.
 
-        An engine that waits for its clusters, or stands by, has started: it will copy without anybody's help.
+        An engine that waits for its clusters, or is on standby, counts as ready: it needs no help to start copying.
         """
-        first = "" if self._told_ready else "READY=1\n"
-        self._told_ready = True
+        first = "" if self._is_ready_sent else "READY=1\n"
+        self._is_ready_sent = True
         self._send(f"{first}WATCHDOG=1\nSTATUS={status}")
 
-    def stops(self) -> None:
-        """Tell that the process is about to end."""
+    def report_stopping(self) -> None:
+        """Report that the process is about to end."""
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""`pause`, `resume`, `promote`, `failover`, `remove`: the verbs that end copying, for a while or for good."""
+"""`pause`, `resume`, `promote`, `failover`, `remove`: the verbs that stop copying, temporarily or for good."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import click
 
 from kmirror.cli import tables
 from kmirror.cli.direction import direction
+from kmirror.cli.evidence import Report
 from kmirror.cli.options import MASTER, Call, duration_option, mirror_option, report_option, topics_option, verb
-from kmirror.cli.report import Report
 from kmirror.errors import RefusedError, UsageError
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from kmirror.settings.patterns import TopicSelector
 
 _MOST_SHOWN = 20
-#: Of promote and switchover.
+#: For promote and switchover.
 BLOCK_PRODUCERS = click.Option(
     ["--block-producers"],
     is_flag=True,
-    help="Once nearly all is copied, deny everyone WRITE on the source topics. Needs ALTER on the source cluster.",
+    help="When almost caught up, deny everyone WRITE on the source topics. Needs ALTER on the source cluster.",
 )
 _TOPICS = "Destination topics. Default: all topics of the mirror."
 
@@ -83,20 +83,19 @@ def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
     duration_option("--idle", "How long the source must receive no records. Default: 10s.", name="idle_ms"),
     click.Option(["--allow-producers"], is_flag=True, help="Do not wait for producers to stop."),
     BLOCK_PRODUCERS,
-    click.Option(["--verify"], is_flag=True, help="Compare contents before stopping a topic."),
+    click.Option(["--verify"], is_flag=True, help="Compare records before stopping a topic."),
     click.Option(["--together"], is_flag=True, help="Stop all topics at the same time, or none."),
     click.Option(
-        ["--batch"], type=click.IntRange(1), metavar="N", help="Promote N topics at a time, each batch whole."
+        ["--batch"], type=click.IntRange(1), metavar="N", help="Promote in batches of N topics that stop together."
     ),
     duration_option("--pause", "With --batch: how long to wait between batches. Default: 0s.", name="pause_ms"),
     MASTER,
     report_option(),
     examples=(
-        "kmirror promote --mirror dr --timeout 30m --bootstrap-server b:9092",
-        "kmirror promote --mirror dr --topics 'orders,payments' --together --verify --bootstrap-server b:9092",
-        "kmirror promote --mirror dr --batch 20 --pause 5m --report batches.json --bootstrap-server b:9092",
-        "kmirror promote --mirror dr --block-producers --timeout 10m --bootstrap-server b:9092",
         "kmirror promote --mirror dr --dry-run --bootstrap-server b:9092",
+        "kmirror promote --mirror dr --timeout 30m --bootstrap-server b:9092",
+        "kmirror promote --mirror dr --topics orders,payments --together --verify --bootstrap-server b:9092",
+        "kmirror promote --mirror dr --batch 20 --pause 5m --report batches.json --bootstrap-server b:9092",
     ),
     changes=True,
     dry_run=True,
@@ -135,7 +134,7 @@ def promote_verb(
             done = promote(destination, request, show, stop, dry_run=call.dry_run)
         else:
             done = promote_in_batches(destination, request, batch, pause_ms or 0, show, stop, dry_run=call.dry_run)
-    return tell_stopped(call, done, evidence)
+    return show_stopped(call, done, evidence)
 
 
 @verb(
@@ -148,7 +147,7 @@ def promote_verb(
     click.Option(
         ["--fence-with-record"],
         is_flag=True,
-        help="If kmirror lacks the right to write markers: fence with one visible record per partition.",
+        help="If kmirror may not write markers: fence with one visible record per partition.",
     ),
     report_option(),
     examples=(
@@ -170,13 +169,13 @@ def failover_verb(
             preview = failover(destination, mirror, topics, dry_run=True)
             _ask(call, destination, mirror, preview, "Stop mirroring these topics now?")
         done = failover(destination, mirror, topics, fence_with_record=fence_with_record, dry_run=call.dry_run)
-    return tell_stopped(call, done, evidence)
+    return show_stopped(call, done, evidence)
 
 
 @verb(
     "remove",
-    "Remove topics from a mirror and make them writable.\n\nThe topics stay on the destination, stop at once whatever"
-    " their lag, and are not discovered again.",
+    "Remove topics from a mirror and make them writable.\n\nThe topics stay on the destination, stop immediately"
+    " whatever their lag, and are not discovered again.",
     mirror_option(),
     topics_option("Destination topics to remove. Repeatable.", required=True),
     report_option(),
@@ -196,40 +195,40 @@ def remove_verb(call: Call, mirror: str, topics: TopicSelector, report: str | No
             preview = remove(destination, mirror, topics, dry_run=True)
             _ask(call, destination, mirror, preview, "Stop mirroring these topics?")
         done = remove(destination, mirror, topics, dry_run=call.dry_run)
-    return tell_stopped(call, done, evidence)
+    return show_stopped(call, done, evidence)
 
 
 def _ask(call: Call, destination: Destination, mirror: str, preview: Stopped, question: str) -> None:
-    """Show what would be done, and ask.
+    """Show what would be done, and ask for confirmation.
 
     Raises:
         RefusedError: the answer is no, or there is no terminal.
     """
     screen = call.output.screen
     for line in direction(destination, mirror):
-        screen.tell(line)
+        screen.note(line)
     from kmirror.ops.stop.report import needs_attention, totals_sentences
 
     totals, rows = preview.result.totals, preview.result.results
     for line in totals_sentences(totals) if totals is not None and totals.partitions else ():
-        screen.tell(line)
+        screen.note(line)
     shown = [row for row in rows if needs_attention(row)]
     for row in shown[:_MOST_SHOWN]:
-        screen.tell(row.message or row.result.value)
+        screen.note(row.message or row.result.value)
     if len(shown) > _MOST_SHOWN:
-        screen.tell(f"and {len(shown) - _MOST_SHOWN} more; --dry-run shows all of them")
+        screen.note(f"and {len(shown) - _MOST_SHOWN} more; --dry-run shows all of them")
     for warning in preview.result.warnings:
-        screen.tell(warning)
+        screen.note(warning)
     if not call.confirm(question):
         raise RefusedError("not confirmed: nothing was changed")
 
 
-def tell_stopped(call: Call, done: Stopped, evidence: Report | None) -> int:
+def show_stopped(call: Call, done: Stopped, evidence: Report | None) -> int:
     """Show what a verb that stops topics did, write its report, and return the exit code."""
     if evidence:
         evidence.write(done.evidence)
     call.output.result(done.result)
     if not call.dry_run and done.result.exit_code == 0:
         seconds = (done.evidence["endedMs"] - done.evidence["beganMs"]) / 1000
-        call.output.screen.tell(f"done in {tables.elapsed(seconds)}")
+        call.output.screen.note(f"done in {tables.elapsed(seconds)}")
     return done.result.exit_code

@@ -1,4 +1,4 @@
-"""How tables look in a pipe and on a terminal, and how amounts are written for people. Pure."""
+"""The layout and style of tables, and sizes and durations as people read them. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kmirror.columns import R, Table
 from kmirror.settings.durations import format_duration
 from kmirror.words import byte_rate
 
-#: What stands between two columns.
+#: Between two columns.
 GAP = "  "
 
-#: How the codes of cells are styled on a terminal: states, outcomes, reasons; what is not named here is not.
+#: The terminal style of the codes in cells: states, outcomes, reasons. Others have none.
 _STYLES = {
     "MIRRORING": "green",
     "ACTIVE": "green",
@@ -43,32 +43,32 @@ _STYLES = {
 
 
 def style_of(code: str | None) -> str:
-    """Return how a cell with this code is styled on a terminal; one without a code is not."""
+    """Return the terminal style of a cell with this code, empty for none."""
     return _STYLES.get(code, "") if code else ""
 
 
 def lines(table: Table[R], rows: Sequence[R]) -> Iterator[str]:
-    """Yield the heading and the rows, aligned by spaces; numbers stand to the right."""
+    """Yield the heading and the rows, aligned with spaces, numbers to the right."""
     return RowWriter(table).lines(rows)
 
 
 class RowWriter(Generic[R]):
-    """Write the rows of a table as they come: the heading once, and columns that grow where they have to."""
+    """Format the rows of a table as they arrive: the heading once, columns that only widen."""
 
     def __init__(self, table: Table[R]) -> None:
         self._columns = table.shown
         self._widths = [0] * len(self._columns)
-        self._is_begun = False
+        self._has_heading = False
 
     def lines(self, rows: Sequence[R]) -> Iterator[str]:
-        """Yield more rows, the first time below the heading."""
-        written = [[column.shown(row).text for column in self._columns] for row in rows]
-        if not self._is_begun:
-            written.insert(0, [column.header for column in self._columns])
-            self._is_begun = True
-        for line in written:
+        """Yield the lines of more rows, the first time below the heading."""
+        cells_of_rows = [[column.shown(row).text for column in self._columns] for row in rows]
+        if not self._has_heading:
+            cells_of_rows.insert(0, [column.header for column in self._columns])
+            self._has_heading = True
+        for line in cells_of_rows:
             self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, line, strict=True)]
-        for line in written:
+        for line in cells_of_rows:
             cells = zip(line, self._widths, self._columns, strict=True)
             yield GAP.join(
                 cell.rjust(width) if column.is_number else cell.ljust(width) for cell, width, column in cells
@@ -76,10 +76,10 @@ class RowWriter(Generic[R]):
 
 
 def size(size_in_bytes: int) -> str:
-    """Return a number of bytes for people: `512 B`, `1.2 GB`."""
+    """Format a number of bytes: `512 B`, `1.2 GB`."""
     return byte_rate(size_in_bytes).removesuffix("/s")
 
 
 def elapsed(seconds: float) -> str:
-    """Return seconds for people: `0.4s`, `12.3s`, `1m5s`."""
+    """Format seconds: `0.4s`, `12.3s`, `1m5s`."""
     return format_duration(round(seconds * 1000))

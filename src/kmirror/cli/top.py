@@ -1,4 +1,4 @@
-"""`top`: how fast each topic is copied, how far behind it is and when it is done, alive on a terminal."""
+"""`top`: rate, lag and time left of each topic, live on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kmirror.cli.options import Call, mirror_option, verb
+from kmirror.cli.options import ALL_MIRRORS, Call, mirror_option, verb
 
 if TYPE_CHECKING:
     from kmirror.ops.context import Destination
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @verb(
     "top",
-    "Show rate, lag and time left of each topic, live.\n\nKeys: q quits, s sorts by lag, rate or name, / shows only"
-    " topics with a text in their name, Esc shows all again. Works with the source down and without a running engine."
-    " Unknown numbers are shown as -.",
-    mirror_option(required=False),
+    "Show rate, lag and time left of each topic, live.\n\nKeys: q quits, s sorts by lag, rate or name, / filters by"
+    " topic name, Esc clears the filter. Works with the source down and without a running engine. Unknown numbers are"
+    " shown as -.",
+    mirror_option(ALL_MIRRORS, required=False),
     examples=(
         "kmirror top --bootstrap-server b:9092",
         "kmirror top --mirror dr --bootstrap-server b:9092",
@@ -30,15 +30,15 @@ def top_verb(call: Call, mirror: str | None) -> int:
     from kmirror.cli.top_view import TopView
 
     require_terminal(
-        call.output.screen, "top", "to print the same once, `kmirror describe --wide`, or --json for scripts"
+        call.output.screen, "top", "use `kmirror describe --wide` to print the same once, with --json for scripts"
     )
     destination = call.open_destination()
-    show_live(call.output.screen, _looking(destination, mirror), TopView(destination.bootstrap_server))
+    show_live(call.output.screen, _opened(destination, mirror), TopView(destination.bootstrap_server))
     return 0
 
 
 @contextmanager
-def _looking(destination: Destination, mirror: str | None) -> Iterator[Callable[[], Overview]]:
+def _opened(destination: Destination, mirror: str | None) -> Iterator[Callable[[], Overview]]:
     from kmirror.ops.show.cluster_view import Prober
     from kmirror.ops.show.top import read_overview
 

@@ -1,4 +1,4 @@
-"""What `top` shows, and the keys that it takes. Pure: lines are made from what was seen, the time and the size."""
+"""The live view of `top`, and its keys. Pure: an observation, the time and the size in, lines out."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kmirror.cli.keyboard import BACKSPACE, ENTER, ESCAPE
 from kmirror.cli.layout import Line, fitting_parts
-from kmirror.cli.sight import Sight, ago, faded, on_whole_terminal, title_lines, unread_lines
+from kmirror.cli.observation import Observation, ago, faded, on_whole_terminal, title_lines, unread_lines
 from kmirror.cli.tables import style_of
 from kmirror.errors import NOT_COPYING
 from kmirror.ops.show.tables import MirrorRow, TopicState, shown_duration, shown_rate
 from kmirror.ops.show.topics import TOPICS, TOPICS_OF_MIRRORS, Overview, TopicRow, shown_state
 from kmirror.words import UNKNOWN, counted
 
-#: Mirrors leave the most of the terminal to topics.
+#: Mirrors take at most one line of four.
 _MIRRORS_SHARE = 4
 
 
 def _by_lag(topic: TopicRow) -> tuple[bool, bool, int, str, str]:
-    """Sort what FAILED first, then what nobody knows, then the largest lag."""
+    """Sort FAILED topics first, then unknown lags, then the largest lag."""
     totals = topic.totals
     return (topic.state is not TopicState.FAILED, not totals.unknown_lags, -(totals.lag or 0), *_by_name(topic))
 
@@ -40,7 +40,7 @@ _ORDERS: Sequence[tuple[str, Callable[[TopicRow], tuple[object, ...]]]] = (
 
 
 class TopView:
-    """What the user chose to see, and the lines of it."""
+    """The user's sort order and filter, and the lines they produce."""
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
@@ -49,7 +49,7 @@ class TopView:
         self._is_typing = False
 
     def press(self, key: str) -> bool:
-        """Take a key; tell whether to go on."""
+        """Handle a key; return False to quit."""
         if key == ESCAPE:
             self._filter, self._is_typing = "", False
         elif self._is_typing:
@@ -70,38 +70,38 @@ class TopView:
         else:
             self._filter += key
 
-    def lines(self, sight: Sight[Overview], at: float, width: int, height: int) -> list[Line]:
-        """Return what a terminal of this size shows."""
-        title = title_lines(f"kmirror top  {self._cluster}", sight, at, width)
-        picture = sight.picture
-        if picture is None:
-            return on_whole_terminal([*title, [("looking …", "")]], [("q quit", "dim")], height)
-        title += unread_lines(picture.unreadable, width)
+    def lines(self, observed: Observation[Overview], at: float, width: int, height: int) -> list[Line]:
+        """Return the lines for a terminal of this size."""
+        title = title_lines(f"kmirror top  {self._cluster}", observed, at, width)
+        overview = observed.snapshot
+        if overview is None:
+            return on_whole_terminal([*title, [("loading …", "")]], [("q quit", "dim")], height)
+        title += unread_lines(overview.unreadable, width)
         sums = [
-            *_sums(picture),
-            *_mirrors(picture.mirrors, at - (sight.seen_at or at), max(1, height // _MIRRORS_SHARE)),
+            *_sums(overview),
+            *_mirrors(overview.mirrors, at - (observed.observed_at or at), max(1, height // _MIRRORS_SHARE)),
             [],
         ]
-        topics = [row for row in picture.topics if self._filter.casefold() in row.topic.casefold()]
+        topics = [row for row in overview.topics if self._filter.casefold() in row.topic.casefold()]
         topics.sort(key=_ORDERS[self._order][1])
-        table = TOPICS_OF_MIRRORS if len(picture.mirrors) > 1 else TOPICS
+        table = TOPICS_OF_MIRRORS if len(overview.mirrors) > 1 else TOPICS
         parts = fitting_parts(table, topics, width, height - len(title) - len(sums) - 1)
-        body = faded([*sums, *(line for part in parts for line in part)], sight, at)
-        foot = self._foot(max(0, len(parts) - 1), len(topics), len(picture.topics))
+        body = faded([*sums, *(line for part in parts for line in part)], observed, at)
+        foot = self._foot(max(0, len(parts) - 1), len(topics), len(overview.topics))
         return on_whole_terminal([*title, *body], foot, height)
 
     def _foot(self, shown: int, found: int, topics: int) -> Line:
         if self._is_typing:
             return [("/", "bold"), (self._filter, ""), ("_", "bold"), (f"   {_of(shown, found, topics)}", "dim")]
-        chosen = f"  /{self._filter} (Esc: all)" if self._filter else "  / filter"
-        return [(f"q quit  s sort: {_ORDERS[self._order][0]}{chosen}   {_of(shown, found, topics)}", "dim")]
+        filtered = f"  /{self._filter} (Esc: all)" if self._filter else "  / filter"
+        return [(f"q quit  s sort: {_ORDERS[self._order][0]}{filtered}   {_of(shown, found, topics)}", "dim")]
 
 
-def _sums(picture: Overview) -> Iterator[Line]:
-    sums = picture.totals
-    states = Counter(str(topic.code) for topic in picture.topics)
-    partitions = counted(sum(topic.partitions for topic in picture.topics), "partition")
-    line: Line = [(f"{counted(len(picture.topics), 'topic')}, {partitions}", "")]
+def _sums(overview: Overview) -> Iterator[Line]:
+    sums = overview.totals
+    states = Counter(str(topic.code) for topic in overview.topics)
+    partitions = counted(sum(topic.partitions for topic in overview.topics), "partition")
+    line: Line = [(f"{counted(len(overview.topics), 'topic')}, {partitions}", "")]
     for state in sorted(states, key=lambda one: (one != TopicState.FAILED, one)):
         line += [("  ", ""), (f"{states[state]:,} {state}", style_of(state))]
     yield line
@@ -115,7 +115,7 @@ def _sums(picture: Overview) -> Iterator[Line]:
 
 
 def _mirrors(mirrors: Sequence[MirrorRow], age: float, most: int) -> Iterator[Line]:
-    """Yield a line a mirror, those that nobody copies first; they were seen so many seconds ago."""
+    """Yield one line per mirror, at most `most`, those that are not copied first; `age` is of the rows, in seconds."""
     shown = sorted(mirrors, key=lambda one: (one.reason not in NOT_COPYING, one.reason is None, one.mirror))
     if len(shown) > most:
         shown = shown[: most - 1]

@@ -1,4 +1,4 @@
-"""`list`, `wait`, `check`, `events`: the verbs that look and change nothing, beside `describe` and `top`."""
+"""`list`, `wait`, `check`, `events`: read-only verbs, besides `describe` and `top`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kmirror.cli.names import remember_names
+from kmirror.cli.name_cache import cache_names
 from kmirror.cli.options import (
+    ALL_MIRRORS,
     Call,
     assignments_option,
     duration_option,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from kmirror.settings.patterns import TopicSelector
 
-#: How many records that cannot be read are named.
+#: How many unreadable records are named.
 _MOST_UNREADABLE = 3
 
 
@@ -45,27 +46,27 @@ def list_verb(call: Call) -> int:
     with call.destination() as destination:
         rows = list_mirrors(destination)
         unreadable = unreadable_notes(destination)
-        remember_names(destination)
+        cache_names(destination)
     call.output.rows(KAFKA_MIRRORS if call.kafka_columns else MIRRORS, rows)
     return exit_code(call, unreadable)
 
 
 def exit_code(call: Call, unreadable: Sequence[str]) -> int:
-    """Return how a verb ends that showed what it could read; tell what it could not."""
+    """Warn of stored records that could not be read, and return the exit code of a verb that showed the rest."""
     if not unreadable:
         return ExitCode.OK
-    for told in unreadable[:_MOST_UNREADABLE]:
-        call.output.screen.tell(f"kmirror: warning: {told}")
+    for message in unreadable[:_MOST_UNREADABLE]:
+        call.output.screen.note(f"kmirror: warning: {message}")
     if (more := len(unreadable) - _MOST_UNREADABLE) > 0:
-        call.output.screen.tell(f"kmirror: warning: {counted(more, 'more record')} cannot be read")
-    call.output.screen.tell("  what is shown is not complete: use the kmirror version that wrote them, or a newer one")
+        call.output.screen.note(f"kmirror: warning: {counted(more, 'more record')} cannot be read")
+    call.output.screen.note("  the output is incomplete: use the kmirror version that wrote them, or a newer one")
     return ExitCode.PARTLY_DONE
 
 
 @verb(
     "wait",
     "Wait until topics are caught up, stopped, healthy or drained.\n\nExits with 5 on --timeout, and immediately if"
-    " waiting cannot help. Drained: consumer groups have read everything that the source holds.",
+    " waiting cannot help. Drained means that consumer groups have read everything on the source.",
     mirror_option(),
     topics_option("Destination topics. Default: all topics of the mirror."),
     click.Option(
@@ -74,8 +75,8 @@ def exit_code(call: Call, unreadable: Sequence[str]) -> int:
         required=True,
         help="Condition to wait for.",
     ),
-    topics_option("With drained: groups to wait for. Default: all synced.", flags=("--groups",), of_source=True),
-    duration_option("--timeout", "Longest time to wait, such as 30s or 5m.", name="timeout_ms", required=True),
+    topics_option("With drained: groups to wait for. Default: all synced groups.", flags=("--groups",), of_source=True),
+    duration_option("--timeout", "How long to wait, such as 30s or 5m.", name="timeout_ms", required=True),
     examples=(
         "kmirror wait --mirror dr --for caught-up --timeout 5m --bootstrap-server b:9092",
         "kmirror wait --mirror dr --topics orders --for stopped --timeout 30m --bootstrap-server b:9092",
@@ -102,10 +103,10 @@ def wait_verb(
 
 @verb(
     "check",
-    "Check connections, broker versions, rights and settings.\n\nChecks a stored mirror (--mirror) or a file before you"
-    " create a mirror with it (--mirror-config). Prints ready kafka-acls commands for missing rights.",
+    "Check connections, broker versions, rights and settings.\n\nChecks a stored mirror (--mirror), or a file before"
+    " you create a mirror from it (--mirror-config). Prints the kafka-acls commands that grant missing rights.",
     mirror_option(required=False),
-    file_option("--mirror-config", "File to create a mirror from."),
+    file_option("--mirror-config", "File to check, as for `kmirror create`."),
     assignments_option("--config", "Set or override one property of FILE. Repeatable."),
     examples=(
         "kmirror check --mirror-config source.properties --bootstrap-server b:9092",
@@ -134,9 +135,9 @@ def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config
     "events",
     "Show who did what to a mirror, when, and the result.\n\nT is a time such as 2026-03-01T12:00:00Z, or a duration"
     " such as 2h. With --follow --json each event is one line.",
-    mirror_option(required=False),
+    mirror_option(ALL_MIRRORS, required=False),
     click.Option(["--since"], metavar="T", help="Show only events since this time, or this long ago."),
-    click.Option(["--follow"], is_flag=True, help="Keep showing events as they come; Ctrl-C ends it with exit code 0."),
+    click.Option(["--follow"], is_flag=True, help="Show new events as they arrive. Ctrl-C exits with 0."),
     examples=(
         "kmirror events --mirror dr --since 24h --bootstrap-server b:9092",
         "kmirror events --since 2026-03-01T12:00:00Z --json --bootstrap-server b:9092",
@@ -149,7 +150,7 @@ def events_verb(call: Call, mirror: str | None, since: str | None, follow: bool)
     if follow:
         screen, show = call.output.screen, call.output.following(EVENTS)
         with suppress(KeyboardInterrupt), call.destination() as destination:
-            for found in follow_events(destination, mirror, since, lambda said: screen.tell(f"kmirror: {said}")):
+            for found in follow_events(destination, mirror, since, lambda text: screen.note(f"kmirror: {text}")):
                 show(found)
                 if screen.is_unread:
                     break

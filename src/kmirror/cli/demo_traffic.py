@@ -1,6 +1,6 @@
-"""The traffic of `demo`: producers, one of which writes all the time, and a look at how far a topic has come.
+"""The traffic of `demo`: a producer that writes steadily, single batches, and a counter of a topic's records.
 
-They are ordinary producers, librdkafka with `acks=all`; what they count is what brokers have acknowledged.
+These are ordinary librdkafka producers with `acks=all`; they count what brokers have acknowledged.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Self
 
 from kmirror.errors import KmirrorError, TimedOutError
 
-#: Where librdkafka says that brokers go away, as they do at the end of each demo.
+#: Receives librdkafka's complaints that brokers go away, as they do in each demo.
 _logger = logging.getLogger("kmirror.demo")
 _logger.addHandler(logging.NullHandler())
 
 _RECORD_BYTES = 500
 _PAUSE_S = 0.02
 _FLUSH_S = 60.0
-_LOOK_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 def make_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
@@ -33,7 +33,7 @@ def make_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
 
 
 def write_records(bootstrap_servers: str, topic: str, count: int) -> None:
-    """Write so many records, and return when all are acknowledged.
+    """Write `count` records, and return when all are acknowledged.
 
     Raises:
         KmirrorError: a record was not acknowledged.
@@ -44,7 +44,7 @@ def write_records(bootstrap_servers: str, topic: str, count: int) -> None:
 
 
 class LiveProducer:
-    """Write records to a topic at a steady rate until it is closed, and as many more at once as it is asked for."""
+    """Write records to a topic at a steady rate until closed, and bursts on request."""
 
     def __init__(self, bootstrap_servers: str, topic: str, records_per_second: int) -> None:
         from confluent_kafka import Producer
@@ -80,20 +80,15 @@ class LiveProducer:
         self._thread.join()
         self._producer.purge()
 
-    @property
-    def acknowledged(self) -> int:
-        """Return how many records the source has acknowledged so far."""
-        return self._acknowledged
-
     def burst(self, count: int) -> None:
-        """Write so many records as fast as the source takes them."""
+        """Write `count` records as fast as the source accepts them."""
         for _ in range(count):
             if self._stop.is_set():
                 return
             self._write()
 
     def close(self) -> int:
-        """Stop writing, wait until all is acknowledged, and return how many records there are.
+        """Stop writing, wait until all records are acknowledged, and return their number.
 
         Raises:
             KmirrorError: a record was not acknowledged.
@@ -138,7 +133,7 @@ class LiveProducer:
 
 
 class Watcher:
-    """Look how many records a topic holds, one offset each."""
+    """Count the records of a topic, one offset each."""
 
     def __init__(self, bootstrap_servers: str, topic: str, partitions: int) -> None:
         from confluent_kafka import Consumer, TopicPartition
@@ -146,27 +141,22 @@ class Watcher:
         self._consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "kmirror-demo"}, logger=_logger)
         self._partitions = [TopicPartition(topic, partition) for partition in range(partitions)]
 
-    def ends(self) -> list[int]:
-        """Return the end of each partition."""
-        return [self._consumer.get_watermark_offsets(partition, timeout=_LOOK_S)[1] for partition in self._partitions]
-
     def total(self) -> int:
         """Return how many records there are."""
-        return sum(self.ends())
+        return sum(self._consumer.get_watermark_offsets(one, timeout=_TIMEOUT_S)[1] for one in self._partitions)
 
-    def wait_for(self, total: int, seconds: float) -> int:
-        """Wait until there are so many records, and return how many there are then.
+    def wait_for(self, total: int, seconds: float) -> None:
+        """Wait until there are `total` records.
 
         Raises:
-            TimedOutError: they do not come in time.
+            TimedOutError: there are fewer after `seconds`.
         """
         deadline = time.monotonic() + seconds
         while (found := self.total()) < total:
             if time.monotonic() > deadline:
-                raise TimedOutError(f"only {found:,} of {total:,} records have come within {seconds:g} s")
+                raise TimedOutError(f"only {found:,} of {total:,} records arrived within {seconds:g} s")
             time.sleep(_PAUSE_S)
-        return found
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connections."""
         self._consumer.close()

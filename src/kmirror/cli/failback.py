@@ -1,4 +1,4 @@
-"""`failback`, `switchover`: the verbs that turn a mirror round."""
+"""`failback`, `switchover`: the verbs that reverse the direction of a mirror."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kmirror.cli.evidence import Report
 from kmirror.cli.options import (
     MASTER,
     SPARK_CONF,
@@ -17,8 +18,7 @@ from kmirror.cli.options import (
     topics_option,
     verb,
 )
-from kmirror.cli.report import Report
-from kmirror.cli.stopping import BLOCK_PRODUCERS, tell_stopped
+from kmirror.cli.stopping import BLOCK_PRODUCERS, show_stopped
 from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ def failback_verb(
     def agree(preview: FailbackPreview) -> bool:
         if not call.yes:
             screen = call.output.screen
-            screen.tell(f"source:       {preview.new_primary}; it answers")
-            screen.tell(f"destination:  {preview.old_source}")
+            screen.note(f"source:       {preview.new_primary}; it answers")
+            screen.note(f"destination:  {preview.old_source}")
             for row in preview.result.results:
-                screen.tell(row.message or row.result.value)
+                screen.note(row.message or row.result.value)
             for warning in preview.result.warnings:
-                screen.tell(warning)
+                screen.note(warning)
         return call.confirm("Make the destination a mirror of the source as shown?")
 
     evidence = Report.at(report) if report else None
@@ -94,7 +94,7 @@ def failback_verb(
     request = FailbackRequest(mirror, call.read_properties(mirror_config), topics, strategy, plan, discard, spark=spark)
     with call.destination() as destination, call.output.working() as watch:
         done = failback(destination, request, agree, watch, dry_run=call.dry_run)
-    return tell_stopped(call, done, evidence)
+    return show_stopped(call, done, evidence)
 
 
 @verb(
@@ -135,4 +135,4 @@ def switchover_verb(
     )
     with call.destination() as destination, stopping() as stop, call.output.promoting() as show:
         done = switchover(destination, request, show, stop, dry_run=call.dry_run)
-    return tell_stopped(call, done, evidence)
+    return show_stopped(call, done, evidence)

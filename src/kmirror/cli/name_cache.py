@@ -1,8 +1,8 @@
-"""The names that completion offers: mirrors and mirror topics of the destinations this user looked at last.
+"""The names that completion offers: mirrors and mirror topics of the destinations this user used last.
 
-Pressing Tab asks no cluster: the names come from files that verbs leave behind. One per destination, named after its
-cluster id, in `kmirror/names` below XDG_CACHE_HOME or ~/.cache; a line is `MIRROR TOPIC`, or `MIRROR` and a space.
-Nothing but names stands there, and only the user can read it.
+Pressing Tab asks no cluster: the names come from files that verbs write, one per destination, named after its cluster
+id, in `kmirror/names` below XDG_CACHE_HOME or ~/.cache. A line is `MIRROR TOPIC`, or `MIRROR` and a space. The files
+hold nothing but names, and only the user can read them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,16 @@ from kmirror.errors import KmirrorError
 if TYPE_CHECKING:
     from kmirror.ops.context import Destination
 
-#: More than anyone looks through; read in a few milliseconds.
+#: More than a user will read; parsed in a few milliseconds.
 MOST_LINES = 5_000
-#: The destinations looked at last; the others are forgotten.
+#: How many destinations are kept, the latest.
 MOST_DESTINATIONS = 5
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-def remember_names(destination: Destination) -> None:
-    """Write down which mirrors and mirror topics the destination has now.
-
-    It is a convenience: whatever stands in its way is passed over.
-    """
+def cache_names(destination: Destination) -> None:
+    """Cache the names of the destination's mirrors and mirror topics. Ignores errors: this is only a convenience."""
     with suppress(KmirrorError, OSError):
         state = destination.state()
         topics = [(mirror.name, topic.topic) for mirror in state.mirrors for topic in state.topics(mirror.name)]
@@ -42,20 +39,20 @@ def remember_names(destination: Destination) -> None:
 
 
 def names_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the files."""
+    """Return the directory of the files."""
     base = environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "kmirror" / "names"
 
 
 def lines_of(mirrors: Iterable[str], topics: Iterable[tuple[str, str]]) -> str:
-    """Return what a file holds: the mirrors first, then as many topics as fit; what is no name is left out."""
+    """Return the text of a file: the mirrors first, then as many topics as fit; invalid names are left out."""
     lines = [f"{name} " for name in mirrors if _NAME.fullmatch(name)]
     lines += [f"{mirror} {topic}" for mirror, topic in topics if _NAME.fullmatch(mirror) and _NAME.fullmatch(topic)]
     return "".join(f"{line}\n" for line in lines[:MOST_LINES])
 
 
 def write_names(folder: Path, cluster_id: str, text: str) -> None:
-    """Put a destination's file in place, whole, unless it says that already. Raises OSError."""
+    """Replace a destination's file atomically, unless it has this text already. Raises OSError."""
     import tempfile
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -76,27 +73,27 @@ def write_names(folder: Path, cluster_id: str, text: str) -> None:
         old.unlink()
 
 
-def remembered_mirrors(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Return the mirrors whose names begin like this; names before a comma stay."""
-    return _going_on(incomplete, (mirror for mirror, _ in _remembered()))
+def cached_mirrors(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the last mirror name of a comma-separated list."""
+    return _completions(incomplete, (mirror for mirror, _ in _cached_names()))
 
 
-def remembered_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return topics to go on with after a comma: of the mirrors on the line, of all where none is named there."""
+def cached_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the last topic of a comma-separated list: of the mirrors on the command line, or of all if none is."""
     given = [ctx.params.get(name) or () for name in ("mirror", "link", "links")]
     mirrors = {
         name for value in given for one in ([value] if isinstance(value, str) else value) for name in one.split(",")
     }
-    return _going_on(incomplete, (topic for mirror, topic in _remembered() if not mirrors or mirror in mirrors))
+    return _completions(incomplete, (topic for mirror, topic in _cached_names() if not mirrors or mirror in mirrors))
 
 
-def _going_on(incomplete: str, names: Iterable[str]) -> list[str]:
+def _completions(incomplete: str, names: Iterable[str]) -> list[str]:
     before, comma, begun = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in dict.fromkeys(names) if name and name.startswith(begun)]
 
 
-def _remembered() -> Iterator[tuple[str, str]]:
-    """Yield mirrors and their topics; an empty topic stands for the mirror itself."""
+def _cached_names() -> Iterator[tuple[str, str]]:
+    """Yield mirrors with each of their topics, and once with an empty topic."""
     for path in sorted(names_folder(os.environ).glob("[!.]*")):
         with suppress(OSError):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

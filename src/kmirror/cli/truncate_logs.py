@@ -1,4 +1,4 @@
-"""`truncate-logs`: the one verb that works on a broker's files, and talks to no cluster."""
+"""`truncate-logs`: the one verb that works on a broker's files and connects to no cluster."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 @verb(
     "truncate-logs",
     "Truncate a stopped broker's logs as a failback plan says.\n\nRun it on each broker with replicas of the plan's"
-    " partitions, while all these brokers are stopped. Pass every directory of log.dirs. What is cut off is kept"
+    " partitions, while all these brokers are stopped. Pass every directory of log.dirs. The truncated records are kept"
     " next to the logs.",
     file_option("--plan", "Plan written by `kmirror failback --offline`.", required=True),
     folder_option("--log-dir", text="One directory of log.dirs. Repeatable.", required=True, multiple=True),
-    click.Option(["--undo"], is_flag=True, help="Restore what was cut off. Only until the broker is started."),
+    click.Option(["--undo"], is_flag=True, help="Restore the truncated records; possible until the broker is started."),
     examples=(
         "kmirror truncate-logs --plan plan.json --log-dir /var/lib/kafka/data --dry-run",
         "kmirror truncate-logs --plan plan.json --log-dir /data1/kafka --log-dir /data2/kafka",
@@ -39,13 +39,13 @@ def truncate_logs_verb(call: Call, plan: str, log_dir: tuple[str, ...], undo: bo
 
     def agree(preview: Preview) -> bool:
         if not call.yes:
-            tell = call.output.screen.tell
-            tell(f"cluster:      {preview.cluster_id}, broker {preview.node_id}")
-            tell(f"log dirs:     {', '.join(str(folder) for folder in preview.log_dirs)}")
+            note = call.output.screen.note
+            note(f"cluster:      {preview.cluster_id}, broker {preview.node_id}")
+            note(f"log dirs:     {', '.join(str(folder) for folder in preview.log_dirs)}")
             for row in preview.result.results:
-                tell(f"{row.topic}-{row.partition}: {row.message or row.result.value}")
+                note(f"{row.topic}-{row.partition}: {row.message or row.result.value}")
             for warning in preview.result.warnings:
-                tell(f"warning: {warning}")
+                note(f"warning: {warning}")
         return call.confirm("Truncate these logs?")
 
     with call.output.working() as watch:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kmirror.cli.names import remember_names
-from kmirror.cli.options import Call, mirror_option, topics_option, verb
+from kmirror.cli.name_cache import cache_names
+from kmirror.cli.options import ALL_MIRRORS, Call, mirror_option, topics_option, verb
 from kmirror.cli.output import TableOutput
 from kmirror.cli.views import exit_code
 from kmirror.errors import UsageError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kmirror.ops.show.cluster_view import Prober
     from kmirror.settings.patterns import TopicSelector
 
-#: Scripts written for Confluent's kafka-mirrors compare its standard output with this line to see a promotion end.
+#: Scripts written for Confluent's kafka-mirrors compare stdout with this line to see that a promotion is complete.
 _NONE_PENDING = "No mirror topics found."
 
 
@@ -28,8 +28,8 @@ _NONE_PENDING = "No mirror topics found."
     "describe",
     "Show offsets, lag and state of each mirrored partition.\n\nWorks with the source down and without a running"
     " engine. Unknown numbers are shown as -.",
-    mirror_option(required=False),
-    topics_option("Destination topics. Default: all topics of the mirror."),
+    mirror_option(ALL_MIRRORS, required=False),
+    topics_option("Destination topics. Default: all mirror topics."),
     click.Option(["--failed"], is_flag=True, help="Show only FAILED partitions and the reason."),
     click.Option(["--stopped"], is_flag=True, help="Show only STOPPED partitions: last mirrored offset, time, reason."),
     click.Option(
@@ -38,10 +38,10 @@ _NONE_PENDING = "No mirror topics found."
         hidden=True,
         help="Show only topics that are being promoted (kafka-mirrors).",
     ),
-    click.Option(["--wide"], is_flag=True, help="Also show how far behind in time, rate, time left and reason."),
+    click.Option(["--wide"], is_flag=True, help="Also show time lag, rate, time left and reason."),
     click.Option(["--groups"], is_flag=True, help="Show the synced group offsets instead."),
     click.Option(["--settings"], is_flag=True, help="Show topic settings that differ from the source, and why."),
-    click.Option(["--watch"], is_flag=True, help="Look again every two seconds, on a terminal, until q or Ctrl-C."),
+    click.Option(["--watch"], is_flag=True, help="Refresh every two seconds on a terminal, until q or Ctrl-C."),
     examples=(
         "kmirror describe --mirror dr --bootstrap-server b:9092",
         "kmirror describe --mirror dr --wide --watch --bootstrap-server b:9092",
@@ -76,8 +76,8 @@ def describe_verb(
         WIDE_PARTITIONS,
     )
 
-    def look(destination: Destination, prober: Prober) -> tuple[Sequence[Any], Sequence[str]]:
-        """Return the rows, and what could not be read."""
+    def read(destination: Destination, prober: Prober) -> tuple[Sequence[Any], Sequence[str]]:
+        """Return the rows, and a sentence for each stored record that could not be read."""
         if groups:
             return describe_groups(destination, mirror, topics), ()
         if settings:
@@ -99,10 +99,10 @@ def describe_verb(
     )
     table: Table[Any] = next((one for is_asked, one in tables if is_asked), PARTITIONS)
     if watch:
-        return _watch(call, f"kmirror describe  {mirror or 'all mirrors'}", table, look)
+        return _watch(call, f"kmirror describe  {mirror or 'all mirrors'}", table, read)
     with call.destination() as destination, Prober(destination) as prober:
-        rows, unreadable = look(destination, prober)
-        remember_names(destination)
+        rows, unreadable = read(destination, prober)
+        cache_names(destination)
     if pending_stopped_only and not rows and isinstance(call.output, TableOutput):
         call.output.screen.line(_NONE_PENDING)
     else:
@@ -114,22 +114,22 @@ def _watch(
     call: Call,
     title: str,
     table: Table[Any],
-    look: Callable[[Destination, Prober], tuple[Sequence[Any], Sequence[str]]],
+    read: Callable[[Destination, Prober], tuple[Sequence[Any], Sequence[str]]],
 ) -> int:
-    """Show a table again and again, until the user leaves."""
+    """Refresh a table until the user quits."""
     from kmirror.cli.live import require_terminal, show_live
     from kmirror.cli.table_view import TableView
     from kmirror.ops.show.cluster_view import Prober
 
     if not isinstance(call.output, TableOutput):
-        raise UsageError("--watch and --json exclude each other", "run describe --json as often as you need it")
+        raise UsageError("--watch and --json exclude each other", "run describe --json repeatedly instead")
     require_terminal(call.output.screen, "--watch", "without --watch describe prints once; scripts use `kmirror wait`")
     destination = call.open_destination()
 
     @contextmanager
-    def looking() -> Iterator[Callable[[], tuple[Sequence[Any], Sequence[str]]]]:
+    def opened() -> Iterator[Callable[[], tuple[Sequence[Any], Sequence[str]]]]:
         with destination, Prober(destination) as prober:
-            yield lambda: look(destination, prober)
+            yield lambda: read(destination, prober)
 
-    show_live(call.output.screen, looking(), TableView(f"{title}  {destination.bootstrap_server}", table))
+    show_live(call.output.screen, opened(), TableView(f"{title}  {destination.bootstrap_server}", table))
     return 0

@@ -1,4 +1,4 @@
-"""A file that a verb writes whole or not at all: what was there before stays until the new content is complete."""
+"""A file that is replaced atomically: the old content stays until the new one is complete."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from kmirror.errors import KmirrorError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class WholeFile:
-    """Write one file; `what` is it for people."""
+class AtomicFile:
+    """Write one file; `what` names it in messages."""
 
     path: Path
     what: str
 
     @classmethod
-    def at(cls, path: str, flag: str, what: str) -> WholeFile:
-        """Return the file of that path, given for `flag`.
+    def at(cls, path: str, flag: str, what: str) -> AtomicFile:
+        """Return the file at a path that was given with `flag`, after checking that it can be written.
 
         Raises:
-            UsageError: it cannot be written; said before the work it is about.
+            UsageError: it cannot.
         """
         file = cls(Path(path).expanduser(), what)
         try:
@@ -32,15 +32,11 @@ class WholeFile:
                 f"{flag}: cannot write {file.path}: {error.strerror}", "give a file in a writable directory"
             ) from None
         if file.path.is_dir():
-            raise UsageError(f"{flag}: {file.path} is a folder", "name a file in it")
+            raise UsageError(f"{flag}: {file.path} is a directory", "name a file in it")
         return file
 
     def write(self, text: str) -> None:
-        """Write it.
-
-        Raises:
-            KmirrorError: it cannot be written any more.
-        """
+        """Replace the file's content. Raises KmirrorError if it can no longer be written."""
         try:
             self._unfinished.write_text(text, encoding="utf-8")
             os.replace(self._unfinished, self.path)

@@ -7,25 +7,25 @@ import subprocess
 from pathlib import Path
 
 from kmirror import __version__
+from kmirror.cli.demo_output import CommandRunner, DemoOutput, RunningCommand
 from kmirror.cli.screen import Screen
-from kmirror.cli.story import Kmirror, Running, Story
 from kmirror.sandbox.process import identify
 from tests.support.waiting import wait_until
 
 
-def a_story() -> tuple[Story, io.StringIO]:
+def an_output() -> tuple[DemoOutput, io.StringIO]:
     out = io.StringIO()
-    return Story(Screen(out, io.StringIO(), io.StringIO())), out
+    return DemoOutput(Screen(out, io.StringIO(), io.StringIO())), out
 
 
-def test_a_story(tmp_path: Path) -> None:
-    story, out = a_story()
-    story.begin("First")
-    story.say("One thing.", "Another.")
-    assert Kmirror(story, tmp_path, {"KMIRROR_CONFIG": "/dev/null"}).run("--version") == 0
-    story.begin("Then")
-    story.command(["cat", "a file"])
-    story.aside("The end.")
+def test_chapters_and_commands(tmp_path: Path) -> None:
+    output, out = an_output()
+    output.heading("First")
+    output.say("One thing.", "Another.")
+    assert CommandRunner(output, tmp_path, {"KMIRROR_CONFIG": "/dev/null"}).run("--version") == 0
+    output.heading("Then")
+    output.command(["cat", "a file"])
+    output.aside("The end.")
     assert out.getvalue() == (
         "\n"
         "1  First\n"
@@ -42,17 +42,17 @@ def test_a_story(tmp_path: Path) -> None:
 
 
 def test_what_fails_says_so(tmp_path: Path) -> None:
-    story, out = a_story()
-    assert Kmirror(story, tmp_path, {}).run("nonsense") == 2
+    output, out = an_output()
+    assert CommandRunner(output, tmp_path, {}).run("nonsense") == 2
     assert "     kmirror: no such command nonsense\n" in out.getvalue()
 
 
 def test_a_killed_command_takes_its_children_with_it() -> None:
-    story, out = a_story()
+    output, out = an_output()
     process = subprocess.Popen(
         ["sh", "-c", "sleep 60 & sh -c 'sleep 60 & echo up; wait'; wait"], stdout=subprocess.PIPE, text=True
     )
-    running = Running(process, story)
+    running = RunningCommand(process, output)
     while "up" not in out.getvalue():
         assert running.exit_code is None
     killed = running.kill()
@@ -62,13 +62,13 @@ def test_a_killed_command_takes_its_children_with_it() -> None:
     assert running.kill() == []
 
 
-def test_a_muted_command_is_not_told() -> None:
-    story, out = a_story()
+def test_a_muted_command_is_not_shown() -> None:
+    output, out = an_output()
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    running = Running(process, story)
+    running = RunningCommand(process, output)
     running.mute()
     assert process.stdin is not None
     process.stdin.write("secret\n")
     process.stdin.close()
-    assert running.ended() == 0
+    assert running.wait() == 0
     assert out.getvalue() == ""

@@ -1,4 +1,4 @@
-"""`append`: records from a file at the offsets that it gives them."""
+"""`append`: write records from a file at the offsets given there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from kmirror.errors import ExitCode, RefusedError
 
 @verb(
     "append",
-    "Append records from a file at their offsets.\n\nFor repair by hand. FILE holds one JSON object a line: topic,"
-    " partition, offset, timestamp, key, value, and where needed headers and encoding (text or base64). Nothing is"
+    "Append records from a file at their offsets.\n\nFor manual repair. FILE has one JSON object per line: topic,"
+    " partition, offset, timestamp, key, value, and optionally headers and encoding (text or base64). Nothing is"
     " written unless each partition's log ends exactly where its first record belongs. Mirror topics must be paused or"
     " stopped.",
-    file_option("--file", "JSON lines, one for each record.", required=True),
+    file_option("--file", "JSON lines file, one record per line.", required=True),
     examples=(
         "kmirror append --file records.jsonl --dry-run --bootstrap-server b:9092",
         "kmirror append --file records.jsonl --yes --json --bootstrap-server b:9092",
@@ -27,9 +27,9 @@ def append_verb(call: Call, file: str) -> int:
         done = append(destination, file, dry_run=call.dry_run or not call.yes)
         if not call.dry_run and not call.yes and done.exit_code == ExitCode.OK:
             for row in done.results:
-                call.output.screen.tell(f"{row.topic}-{row.partition}: {row.message}")
+                call.output.screen.note(f"{row.topic}-{row.partition}: {row.message}")
             for warning in done.warnings:
-                call.output.screen.tell(f"warning: {warning}")
+                call.output.screen.note(f"warning: {warning}")
             if not call.confirm(f"Append these records on cluster {destination.cluster_id}?"):
                 raise RefusedError("not confirmed: nothing was changed")
             done = append(destination, file)

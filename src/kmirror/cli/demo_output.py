@@ -1,6 +1,6 @@
-"""How `demo` tells what it does: numbered headings, sentences, the commands a user would type, and what they printed.
+"""What `demo` prints: numbered headings, sentences, the commands a user would type, and their output.
 
-What a command prints is shown as it comes, also while others talk; one line is never torn by another.
+The output of a command is shown as it arrives, line by line, also while other commands run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kmirror.cli.screen import Screen
 _INDENT = "   "
 
 
-class Story:
-    """Tell a story to a screen; headings and commands stand out on a terminal."""
+class DemoOutput:
+    """Write the demo's text; headings and commands are styled on a terminal."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -29,27 +29,27 @@ class Story:
         self._lock = threading.Lock()
         self._chapter = 0
 
-    def begin(self, title: str) -> None:
+    def heading(self, title: str) -> None:
         """Write the heading of the next chapter."""
         self._chapter += 1
         self._write("")
         self._write(f"{self._chapter}  {title}", "bold cyan")
 
     def say(self, *sentences: str) -> None:
-        """Write sentences, a line each."""
+        """Write sentences, one per line."""
         for sentence in sentences:
             self._write(f"{_INDENT}{sentence}")
 
     def command(self, arguments: Sequence[str]) -> None:
-        """Write a command as somebody would type it."""
+        """Write a command as a user would type it."""
         self._write(f"{_INDENT}$ {shlex.join(arguments)}", "bold")
 
     def printed(self, line: str) -> None:
-        """Write a line that a command printed."""
+        """Write a line of a command's output."""
         self._write(f"{_INDENT}  {line}", "dim")
 
     def aside(self, sentence: str, style: str = "") -> None:
-        """Write a sentence that belongs to no chapter."""
+        """Write a sentence outside of the chapters."""
         self._write("")
         self._write(sentence, style)
 
@@ -63,11 +63,11 @@ class Story:
             self._console.print(Text(line, style=style), soft_wrap=True)
 
 
-class Kmirror:
-    """Run `kmirror` commands as a user would, in a folder of their own, and tell what they print."""
+class CommandRunner:
+    """Run `kmirror` commands as a user would, in a directory of their own, and show their output."""
 
-    def __init__(self, story: Story, folder: Path, environ: Mapping[str, str]) -> None:
-        self._story = story
+    def __init__(self, output: DemoOutput, folder: Path, environ: Mapping[str, str]) -> None:
+        self._output = output
         self._folder = folder
         self._environ = {**os.environ, **environ, "PYTHONUNBUFFERED": "1"}
 
@@ -75,14 +75,14 @@ class Kmirror:
         """Run a command to its end and return its exit code."""
         running = self.start(*arguments)
         try:
-            return running.ended()
+            return running.wait()
         finally:
             running.kill()
 
-    def start(self, *arguments: str) -> Running:
+    def start(self, *arguments: str) -> RunningCommand:
         """Start a command and leave it running."""
-        self._story.command(["kmirror", *arguments])
-        # A session of its own keeps Ctrl-C from it: whoever started it ends it.
+        self._output.command(["kmirror", *arguments])
+        # in a session of its own Ctrl-C does not reach it: only its starter ends it
         process = subprocess.Popen(
             [sys.executable, "-m", "kmirror", *arguments],
             cwd=self._folder,
@@ -95,15 +95,15 @@ class Kmirror:
             errors="replace",
             start_new_session=True,
         )
-        return Running(process, self._story)
+        return RunningCommand(process, self._output)
 
 
-class Running:
-    """A command that runs; its lines are told until it is `muted`."""
+class RunningCommand:
+    """A running command; its output is shown until it is muted."""
 
-    def __init__(self, process: subprocess.Popen[str], story: Story) -> None:
+    def __init__(self, process: subprocess.Popen[str], output: DemoOutput) -> None:
         self._process = process
-        self._story = story
+        self._output = output
         self._muted = False
         self._reader = threading.Thread(target=self._read, name="kmirror-demo-output", daemon=True)
         self._reader.start()
@@ -114,17 +114,17 @@ class Running:
         return self._process.poll()
 
     def mute(self) -> None:
-        """Tell no more of what it prints."""
+        """Stop showing its output."""
         self._muted = True
 
-    def ended(self) -> int:
-        """Wait until it has ended and all it printed is told, and return its exit code."""
+    def wait(self) -> int:
+        """Wait until it has ended and its output is shown, and return its exit code."""
         code = self._process.wait()
         self._reader.join()
         return code
 
     def kill(self) -> list[int]:
-        """End it and every process it started with SIGKILL, all at once; return how they were numbered."""
+        """Kill it and all its descendants with SIGKILL; return their process ids."""
         tree = [self._process.pid, *_descendants(self._process.pid)] if self.exit_code is None else []
         for pid in tree:
             with suppress(ProcessLookupError):
@@ -138,11 +138,11 @@ class Running:
         with self._process.stdout as lines:
             for line in lines:
                 if not self._muted:
-                    self._story.printed(line.rstrip())
+                    self._output.printed(line.rstrip())
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return the processes that descend from one, parents first."""
+    """Return the descendants of a process, parents first."""
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     children: dict[int, list[int]] = {}
     for line in table.splitlines():

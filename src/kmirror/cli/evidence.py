@@ -1,0 +1,66 @@
+"""The file of `--report`: evidence of what a verb did, as one JSON document.
+
+Evidence is never lost: the new document keeps a report that the file held before, under `earlier`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kmirror.cli.atomic_file import AtomicFile
+from kmirror.columns import OBJECT, Column, Only, document, list_of
+from kmirror.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Write a report; `earlier` are the reports that the file held before, oldest first."""
+
+    file: AtomicFile
+    earlier: tuple[Mapping[str, Any], ...] = ()
+
+    @classmethod
+    def at(cls, path: str) -> Report:
+        """Return the report at that path, after checking that it can be written.
+
+        Raises:
+            UsageError: it cannot, or the file holds something else.
+        """
+        file = AtomicFile.at(path, "--report", "the report")
+        return cls(file, _reports_in(file.path))
+
+    def write(self, found: Mapping[str, Any]) -> None:
+        """Write the report. Raises KmirrorError if the file can no longer be written."""
+        whole = {**found, **document(FILE, self)}
+        self.file.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+
+
+#: What the file holds besides the report itself.
+FILE: tuple[Column[Report], ...] = (
+    Column(
+        "earlier",
+        list_of(OBJECT),
+        "the reports that the file held before, oldest first",
+        lambda report: list(report.earlier),
+        only=Only("files that held reports", lambda report: report.earlier),
+    ),
+)
+
+
+def _reports_in(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Return the reports in a file, oldest first; none if the file is missing or empty."""
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        last = json.loads(text) if text.strip() else None
+        if last is None:
+            return ()
+        earlier = last.pop("earlier", [])
+        if "verb" in last and all("verb" in one for one in earlier):
+            return (*earlier, last)
+    except (OSError, ValueError, AttributeError, TypeError):
+        pass
+    raise UsageError(f"--report: {path} is not a kmirror report", "name another file")
