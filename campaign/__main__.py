@@ -52,8 +52,16 @@ def shrink(world: World, folder: Path, most_faults: int) -> World:
     return world
 
 
+def again(worlds: Iterable[World], results: list[dict[str, Any]]) -> Iterator[World]:
+    """Yield worlds, and each one whose result has a violation a second time."""
+    for world in worlds:
+        yield world
+        if results[-1]["violations"]:
+            yield world
+
+
 def main() -> int:
-    """Run worlds until told to stop; return 1 if there was a violation."""
+    """Run worlds until told to stop; return 1 if there was a violation, with --again only if one was found twice."""
     given = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the brokers end too
     first = given.replay if given.replay is not None else given.seed or random.SystemRandom().randrange(1, 1 << 30)
@@ -65,20 +73,23 @@ def main() -> int:
     worlds = (with_acts(world, given.only) if given.only else world for world in made)
     results: list[dict[str, Any]] = []
     stored = Results(given.output)
-    for result in run_worlds(worlds, folder, given.faults):
+    for result in run_worlds(again(worlds, results) if given.again else worlds, folder, given.faults):
         results.append(result)
         stored.add_world(result)
         acts = ", ".join(str(one["act"]) if was_done(one) else f"({one['act']})" for one in result["faults"])
         verdict = f"VIOLATION: {result['violations'][0]['what']}, see {folder}" if result["violations"] else "ok"
         print(f"{result['seed']} {result['seconds']:.0f} s {result['ending']} [{acts}]: {verdict}", flush=True)
-    bad = [one for one in results if one["violations"]]
+    violations = Counter(one["seed"] for one in results if one["violations"])
+    bad = [seed for seed, count in violations.items() if count > given.again]
     faults = Counter(str(fault["act"]) for one in results for fault in one["faults"] if was_done(fault))
-    print(f"{len(results)} worlds, {faults.total()} faults, {len(bad)} with violations")
+    print(f"{len(results)} worlds, {faults.total()} faults, {len(violations)} with violations")
+    if given.again and violations:
+        print(f"found again: {', '.join(map(str, bad)) or 'none'}; everything is kept in {folder}")
     if bad and given.shrink:
         world = world_of(first, given.seconds, given.faults)
         left = shrink(with_acts(world, given.only) if given.only else world, folder, given.faults)
         print("it takes: " + (", ".join(f"{one.act} at {one.at} s" for one in left.faults) or "no fault at all"))
-    if not bad and given.folder is None:
+    if not violations and given.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if bad else 0
 
@@ -93,6 +104,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--hours", type=float, help="start no world after this many hours")
     parser.add_argument("--seed", type=int, help="of the first world; the others count up from it (default: random)")
     parser.add_argument("--replay", type=int, metavar="SEED", help="run only this world")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="run a world with a violation a second time; exit with 1 if it is found again",
+    )
     parser.add_argument("--shrink", action="store_true", help="with --replay: find the faults that the violation takes")
     parser.add_argument(
         "--seconds", type=float, default=15.0, help="how long faults are injected into a world (%(default)g)"
@@ -103,8 +119,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="keep worlds with violations here")
     parser.add_argument("--output", type=Path, help="append the results to this file")
     given = parser.parse_args()
-    if given.shrink and given.replay is None:
-        parser.error("--shrink is for --replay")
+    if given.shrink and (given.replay is None or given.again):
+        parser.error("--shrink is for --replay, without --again")
     return given
 
 

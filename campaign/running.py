@@ -46,7 +46,8 @@ Violations = list[dict[str, Any]]
 
 def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int) -> dict[str, Any]:
     """Run a world; return what was done and found. Its folder is kept if something was found."""
-    folder = base / f"world-{world.seed}"
+    earlier = len(list(base.glob(f"world-{world.seed}*")))
+    folder = base / (f"world-{world.seed}-{earlier + 1}" if earlier else f"world-{world.seed}")
     folder.mkdir()
     stored = {"seed": world.seed, "seconds": world.seconds, "most_faults": most_faults}
     (folder / "world.json").write_text(json.dumps({**asdict(world), **stored}, indent=1), encoding="utf-8")

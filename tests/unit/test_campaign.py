@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from campaign.__main__ import again
 from campaign.batches import Made, encode_batch
 from campaign.contents import content_of
 from campaign.histories import History, LogKind
@@ -204,6 +206,15 @@ def test_a_world_can_be_had_with_some_acts_alone() -> None:
     worlds = [with_acts(world_of(seed), acts) for seed in range(0, 200, 8)]
     assert {fault.act for world in worlds for fault in world.faults} == set(acts)
     assert all(world.ground.allows(fault.act) for world in worlds for fault in world.faults)
+
+
+def test_a_world_with_a_violation_runs_a_second_time() -> None:
+    results: list[dict[str, Any]] = []
+    seeds = []
+    for world in again([world_of(1, 15, 3), world_of(2, 15, 3), world_of(3, 15, 3)], results):
+        seeds.append(world.seed)
+        results.append({"seed": world.seed, "violations": [{}] if seeds == [1] or world.seed == 3 else []})
+    assert seeds == [1, 1, 2, 3, 3]
 
 
 def test_each_topic_is_copied_by_one_mirror() -> None:
