@@ -184,7 +184,7 @@ def test_a_log_that_shows_nothing_has_an_empty_archive(cluster: SandboxCluster) 
 
 @pytest.mark.usefixtures("small_batches")
 def test_old_records_that_make_brokers_forget(cluster: SandboxCluster) -> None:
-    """The leader remembers us behind each batch all the same, so that nobody else can write."""
+    """The leader still knows our producer after each batch, so that no one else can write."""
     now = now_ms()
     topic = make_topic(cluster)
     ages = [30 * DAY_MS, 3650 * DAY_MS, -3650 * DAY_MS, now, 40 * DAY_MS]
@@ -212,7 +212,7 @@ def test_old_records_that_make_brokers_forget(cluster: SandboxCluster) -> None:
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_stopped_and_started_again_it_goes_on_exactly(cluster: SandboxCluster) -> None:
+def test_stopped_and_started_again_it_resumes_exactly(cluster: SandboxCluster) -> None:
     topic = make_topic(cluster, 100, old=30)
     archive = make_archive(cluster, topic)
     ranges = [(0, 41), (50, 51), (55, 100)]
@@ -232,7 +232,7 @@ def test_stopped_and_started_again_it_goes_on_exactly(cluster: SandboxCluster) -
     assert_saved(cluster, topic, archive, ranges)
 
 
-def test_killed_at_random_it_goes_on_exactly(cluster: SandboxCluster) -> None:
+def test_killed_at_random_it_resumes_exactly(cluster: SandboxCluster) -> None:
     count = 4000
     topic = make_topic(cluster, count, old=300)
     archive = make_archive(cluster, topic)
@@ -316,7 +316,7 @@ def test_lost_requests(forgetful: ForgetfulCluster, monkeypatch: pytest.MonkeyPa
     cluster, wire = forgetful.behind_late_wire, forgetful.late_wire
     topic = make_topic(cluster, 30, old=15)
     archive = make_archive(cluster, topic)
-    wire.plan(fate, fate)  # for markers: whoever begins writes one
+    wire.plan(fate, fate)  # for markers: each copy begins with one
     wire.plan(fate, Fate.ANSWERED, fate, api_key=PRODUCE)
     save(cluster, topic, archive, [(0, 30)])
     assert wire.all_met

@@ -157,7 +157,7 @@ def test_a_log_that_loses_records_after_they_were_saved(cluster: SandboxCluster)
     found = check(cluster, topic, archive, [(0, 3), (4, 9)])
     assert found.equal
     assert (found.records, found.only_archived, found.first_offset, found.last_offset) == (3, 5, 0, 8)
-    # and goes on
+    # and continues
     save(cluster, topic, archive, [(0, 3), (4, 20)])
     found = check(cluster, topic, archive, [(0, 3), (4, 20)])
     assert (found.equal, found.records, found.only_archived) == (True, 14, 5)

@@ -57,7 +57,7 @@ def test_who_comes_later_shuts_out_the_earlier_one(cluster: SandboxCluster, old:
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_who_was_forgotten_is_shut_out_all_the_same(cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forgotten_writer_is_fenced_nevertheless(cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive's last batch says which epoch was used, when the leader does not know it any more."""
     topic = make_topic(cluster, 60, old=60)
     archive = make_archive(cluster, topic)
@@ -102,7 +102,7 @@ def test_without_markers_the_sequence_is_guard_enough(cluster: SandboxCluster, m
 
 @pytest.mark.usefixtures("small_batches")
 def test_two_that_begin_at_once_never_share_an_epoch(cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One comes in while the other one looks, and is forgotten before that one goes on.
+    """One comes in while the other one reads, and is forgotten before that one continues.
 
     They had the same epoch; the first batch of each was welcome.
     """
@@ -165,7 +165,7 @@ def test_several_at_the_same_time_many_times(cluster: SandboxCluster, monkeypatc
     assert_three_at_once_save(cluster, old=500)
 
 
-def test_a_producer_of_somebody_else_is_noticed(cluster: SandboxCluster) -> None:
+def test_a_foreign_producer_is_noticed(cluster: SandboxCluster) -> None:
     topic = make_topic(cluster, 10)
     archive = make_archive(cluster, topic)
 

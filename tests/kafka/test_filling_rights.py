@@ -132,7 +132,7 @@ def test_without_the_right_to_write_markers_holes_are_filled_by_transactions(res
     restricted.wait_copied(lane, 120)
     assert restricted.stop(lane).clean
     assert_alike(restricted, topic, 2)
-    # whoever comes next ends first what this one may have left open
+    # the next one first ends what this one may have left open
     write_holes(restricted.source, topic, stretches=FEW)
     lane = restricted.start(unsettled_lanes=(0,))
     restricted.wait_copied(lane, 120)
@@ -156,7 +156,7 @@ def test_a_lane_that_dies_within_a_transaction_leaves_nothing_that_shifts_the_lo
     assert_alike(restricted, topic)
 
 
-def test_with_neither_right_the_partition_fails_and_says_what_is_missing(restricted: Mirror) -> None:
+def test_with_neither_right_the_partition_fails_and_names_what_is_missing(restricted: Mirror) -> None:
     topic_of(restricted, 1)
     lane = restricted.start()
     wait_until(lambda: lane.partitions[0].retry.failure, 30)

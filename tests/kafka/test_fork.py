@@ -93,7 +93,7 @@ def append(
 
 
 def mark(cluster: SandboxCluster, place: TopicPartition, number: int) -> None:
-    """Append so many markers of ours."""
+    """Append this many markers of ours."""
     if not number:
         return
     with Leader(cluster, *place) as leader:
@@ -116,7 +116,7 @@ def trim(cluster: SandboxCluster, place: TopicPartition, offset: int) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_very_offset_is_found_however_the_logs_are_packed(twins: Twins, codec: str) -> None:
-    """At the destination the fork lies in the middle of a batch."""
+    """At the destination the fork is in the middle of a batch."""
     topic = twins.topic()
     place = TopicPartition(topic, 0)
     append(twins.source, place, [record(offset) for offset in range(5_000)], 100)
@@ -127,7 +127,7 @@ def test_the_very_offset_is_found_however_the_logs_are_packed(twins: Twins, code
     assert found.reads <= 8
 
 
-def test_a_hint_is_looked_at_first(twins: Twins) -> None:
+def test_a_hint_is_probed_first(twins: Twins) -> None:
     topic = twins.topic()
     place = TopicPartition(topic, 0)
     append(twins.source, place, [record(offset, size=1000) for offset in range(3_000)], 10)
@@ -201,7 +201,7 @@ def test_logs_of_all_kinds(
             place = TopicPartition(topic, 0)
             create_again(destination_cluster, topic)
             first, fork = shown[0].offset, random.Random(number).choice(shown).offset
-            # nobody compares what is below the source's first record
+            # what is below the source's first record is not compared
             append(twins.destination, place, [record(offset, "filler") for offset in range(first)], 50_000, "zstd")
             trim(destination_cluster, place, first)
             end = first
@@ -244,7 +244,7 @@ def test_many_partitions_share_their_requests(twins: Twins) -> None:
     assert len(fork_work_units(questions, 2, *ends)) == 2
 
 
-def test_what_is_in_the_way_is_told_for_each_partition(twins: Twins) -> None:
+def test_obstacles_are_reported_for_each_partition(twins: Twins) -> None:
     topic = twins.topic(2)
     for partition in range(2):
         for client in (twins.source, twins.destination):

@@ -179,7 +179,7 @@ def test_a_source_that_was_emptied_is_no_alarm_and_one_that_moved_on_is(pair: Pa
     assert failure(pair.inspect(topic)[1]) == (Reason.SOURCE_TRUNCATED, 70)
 
 
-def test_a_look_up_of_the_log_start_that_fails_decides_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_lookup_of_the_log_start_decides_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The source has deleted what was not copied; as long as it does not say so, it may as well have been reset."""
     topic = pair.topic()
     produce(pair.source, topic, 100)
@@ -265,7 +265,7 @@ def transactional(pair: Pair, topic: str) -> None:
 
 @pytest.mark.parametrize("source_grows", [False, True])
 @pytest.mark.parametrize("write", [plain, idempotent, transactional])
-def test_somebody_elses_records_are_noticed(pair: Pair, write: Callable[[Pair, str], None], source_grows: bool) -> None:
+def test_foreign_records_are_noticed(pair: Pair, write: Callable[[Pair, str], None], source_grows: bool) -> None:
     topic = pair.topic()
     produce(pair.source, topic, 50)
     pair.copy(topic, 50)
@@ -280,7 +280,7 @@ def test_somebody_elses_records_are_noticed(pair: Pair, write: Callable[[Pair, s
     assert (facts.tail_producer_id == -1) == (write is plain)
 
 
-def test_somebody_elses_open_transaction_is_noticed(pair: Pair) -> None:
+def test_a_foreign_open_transaction_is_noticed(pair: Pair) -> None:
     topic = pair.topic()
     produce(pair.source, topic, 50)
     pair.copy(topic, 50)

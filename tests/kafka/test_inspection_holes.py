@@ -54,7 +54,7 @@ def test_a_log_start_is_built_step_by_step_and_may_move_on_meanwhile(pair: Pair)
     assert failure(pair.inspect(topic)[1]) == (Reason.SOURCE_TRUNCATED, 700)
 
 
-def test_filler_that_is_back_is_trimmed_again_whatever_stands_behind_it(pair: Pair) -> None:
+def test_filler_that_is_back_is_trimmed_again_whatever_follows_it(pair: Pair) -> None:
     records, silent = pair.topic(), pair.topic()
     for topic in (records, silent):
         produce(pair.source, topic, 500)
@@ -142,7 +142,7 @@ def test_both_cleaners_may_have_been_at_work(cleaned: Pair) -> None:
 
 
 def test_foreign_records_do_not_hide_in_holes(cleaned: Pair) -> None:
-    """Where somebody wrote to the copy, the source had records that its cleaner has removed since."""
+    """Where another client wrote to the copy, the source had records that compaction has removed since."""
     topic = cleaned.topic(settings=COMPACTED)
     clock = count(time.time_ns() // 1_000_000 - 10_000_000, 1000)
     with cleaned.at(topic) as source, cleaned.at_copy(topic) as copy:

@@ -97,7 +97,7 @@ def test_a_lane_goes_on_where_another_ended(mirror: Mirror) -> None:
     fill(mirror, topic, 500)
     fill(mirror, topic, 5, partition=1)
     mirror.claim()
-    # where the broker remembers us nothing is waited for; where it does not, as long as a predecessor may write
+    # if the broker knows our producer nothing is waited for; otherwise, as long as a predecessor may write
     second = mirror.start(attempt=0, predecessor_may_write=True, ttl_ms=2000)
     mirror.wait_copied(second)
     assert mirror.stop(second).clean
@@ -278,7 +278,7 @@ def test_whatever_the_network_does_the_copy_is_equal(looped: Mirror, wire: Wire)
 
 
 def test_past_its_deadline_a_lane_writes_nothing(looped: Mirror, wire: Wire) -> None:
-    """Whoever takes over counts on it: a lane that cannot see the claims has only so long."""
+    """A successor relies on it: a lane that cannot read the claims may write only for so long."""
     topic = looped.topic()
     fill(looped, topic, 10)
     lane = looped.start(ttl_ms=1500)
@@ -286,7 +286,7 @@ def test_past_its_deadline_a_lane_writes_nothing(looped: Mirror, wire: Wire) -> 
     connection = lane.control._tail._connection
     assert connection is not None
     with Leader(looped.source, topic) as leader:
-        wire.freeze(connection.socket.getsockname())  # new connections too; those there are go on
+        wire.freeze(connection.socket.getsockname())  # new connections too; existing ones continue
         try:
             looped.wait(lane, lambda: now() > lane.control.deadline)
             assert leader.append_as_is(batch_of(5)).base_offset == 10

@@ -47,7 +47,7 @@ def inspections(copy: PartitionCopy) -> int:
 # -- a lane -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lane_takes_one_partition_and_gives_up_another(mirror: Mirror) -> None:
+def test_a_lane_is_assigned_one_partition_and_releases_another(mirror: Mirror) -> None:
     kept, left = mirror.topic(), mirror.topic()
     fill(mirror, kept, 5)
     fill(mirror, left, 5)
@@ -61,7 +61,7 @@ def test_a_lane_takes_one_partition_and_gives_up_another(mirror: Mirror) -> None
     fill(mirror, kept, 5)
     fill(mirror, left, 5)
     mirror.wait(lane, lambda: mirror.destination_ends() == {f"{kept}-0": 10, f"{left}-0": 5, f"{new}-0": 7})
-    # what was given up is spoken of until the engine has been told, and then no more
+    # what was released is reported until the engine knows, and then no more
     mirror.wait(lane, lambda: {row.topic for row in mirror.progress()[-1].rows} == {kept, new})
     # and back again, with what came meanwhile
     mirror.change(2, [new], mirror.assignments_of(left))
@@ -88,7 +88,7 @@ def test_nothing_is_sent_between_reading_a_change_and_going_by_it(mirror: Mirror
     mirror.wait(lane, lambda: mirror.destination_ends() == {f"{kept}-0": 5, f"{left}-0": 0})
 
 
-def test_what_somebody_may_still_write_to_is_left_alone_for_a_while(mirror: Mirror) -> None:
+def test_what_another_lane_may_still_write_to_is_left_alone_for_a_while(mirror: Mirror) -> None:
     topic = mirror.topic()
     lane = mirror.start(ttl_ms=2000)
     mirror.wait_copied(lane)
@@ -226,7 +226,7 @@ def test_topics_come_and_go_and_the_others_are_not_disturbed(
         for topic in (*kept, paused, late):
             wait_until_same(cluster_pair, topic)
         assert ends_of(destination, left) == stopped[0]
-        # one lane from beginning to end, in which the others were looked at once
+        # one lane from beginning to end, in which the others were inspected once
         record = destination.state().engine(mirror)
         assert record is not None
         assert record.lanes == {0: Incarnation(1, 0)}
@@ -236,9 +236,7 @@ def test_topics_come_and_go_and_the_others_are_not_disturbed(
         assert not [note for note in engine.notes if "replaced" in note or "died" in note]
 
 
-def test_a_partition_that_is_recovered_is_begun_anew_by_itself(
-    cluster_pair: ClusterPair, destination: Destination
-) -> None:
+def test_a_recovered_partition_restarts_by_itself(cluster_pair: ClusterPair, destination: Destination) -> None:
     kept, broken = unique_topic(), unique_topic()
     for topic in (kept, broken):
         make_topic(cluster_pair.source, topic, 2, retention_ms="-1")

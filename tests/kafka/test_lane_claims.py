@@ -25,7 +25,7 @@ def mirror(cluster_pair: ClusterPair) -> Iterator[Mirror]:
         yield made
 
 
-def test_a_lane_need_not_wait_for_runs_whose_time_is_over_as_its_engine_says(mirror: Mirror) -> None:
+def test_a_lane_need_not_wait_for_runs_that_cannot_write_any_more(mirror: Mirror) -> None:
     mirror.claim(settle_ms=0)
     # without that word it would wait for ten minutes
     lane = mirror.start(claim=False, predecessor_may_write=True, ttl_ms=600_000)
@@ -38,13 +38,13 @@ def test_a_lane_waits_while_another_run_of_it_may_write(mirror: Mirror, attempt:
     mirror.claim(lanes={0: Incarnation(1, 0)}, settle_ms=settle_ms)
     lane = mirror.start(attempt, claim=False, predecessor_may_write=True, ttl_ms=600_000)
     (partition,) = lane.partitions
-    # its own claim is written, and the partition was looked at
+    # its own claim is written, and the partition was inspected
     wait_until(lambda: 0 < partition.retry.wake_at - now() < 601)
     assert partition.status is Status.WAITING
     mirror.stop(lane)
 
 
-def test_a_lane_whose_clock_is_hours_ahead_is_heard(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_of_a_lane_whose_clock_is_hours_ahead_are_read(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     hours_ms = 3 * 3_600_000
     # as it is with every broker since 4.0
     alter_topic(mirror.destination, control.STATE_PARTITION.topic, **{"message.timestamp.after.max.ms": "3600000"})

@@ -70,7 +70,7 @@ def test_large_holes_do_not_keep_a_small_one_waiting(mirror: Mirror, wire: LateW
         (Fate.LOST, OLD_MS),
         pytest.param(Fate.UNANSWERED, None, marks=pytest.mark.long),
         pytest.param(Fate.UNANSWERED, OLD_MS, marks=pytest.mark.long),
-        (Fate.LATE, None),  # of old records see the next test: the broker does not remember them for ever
+        (Fate.LATE, None),  # for old records see the next test: the broker does not keep their producer state for ever
     ],
 )
 def test_a_request_for_markers_of_unknown_outcome_never_shifts_the_log(

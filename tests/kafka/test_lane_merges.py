@@ -1,4 +1,4 @@
-"""Small batches put into one on their way: fewer batches at the destination, the same records for everybody who reads.
+"""Small batches are merged: fewer batches at the destination, the same records for every consumer.
 
 Judged by librdkafka's consumer and Kafka's own log dump.
 """
@@ -42,7 +42,7 @@ def write(mirror: Mirror, topic: str, batches: list[bytes], partition: int = 0) 
 
 
 def offsets_at(servers: str, topic: str, partition: int, times: list[int]) -> list[int]:
-    """Return what a consumer is told for each of these times."""
+    """Return the offsets that a consumer gets for each of these times."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "times"})
     try:
         found = []
@@ -81,7 +81,7 @@ def test_readers_find_the_same_records_in_fewer_batches(mirror: Mirror, codec: s
     assert offsets_at(destination, topic, 0, times) == offsets_at(source, topic, 0, times)
 
 
-def test_what_a_topic_does_not_take_in_one_goes_one_by_one(mirror: Mirror) -> None:
+def test_batches_too_large_when_merged_are_sent_one_by_one(mirror: Mirror) -> None:
     topic = create_topic(mirror.source)
     create_topic(mirror.destination, name=topic, settings={"max.message.bytes": "2000"})
     mirror.add(topic, topic)
@@ -94,7 +94,7 @@ def test_what_a_topic_does_not_take_in_one_goes_one_by_one(mirror: Mirror) -> No
     assert_same(mirror, topic)
 
 
-def test_a_lane_that_merges_goes_on_behind_one_that_did_not(mirror: Mirror) -> None:
+def test_a_lane_that_merges_continues_after_one_that_did_not(mirror: Mirror) -> None:
     topic = mirror.topic()
     batches = small_batches("lz4", 300)
     write(mirror, topic, batches[:100])

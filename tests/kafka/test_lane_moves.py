@@ -1,4 +1,4 @@
-"""Lanes that change executors, and lanes that come and go, while they copy: the copy is the same, and goes on.
+"""Lanes that change executors, and lanes that come and go, while they copy: the copy is the same, and continues.
 
 Threads stand for the executors of a Spark cluster.
 """
@@ -50,7 +50,7 @@ def written_to(source: SandboxCluster, topic: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_copy_goes_on_while_lanes_move_come_and_go(cluster_pair: ClusterPair, destination: Destination) -> None:
+def test_a_copy_continues_while_lanes_move_come_and_go(cluster_pair: ClusterPair, destination: Destination) -> None:
     topic = unique_topic("moved")
     make_topic(cluster_pair.source, topic, PARTITIONS)
     mirror = new_mirror(destination, cluster_pair.source, copy_lanes="4")

@@ -174,7 +174,7 @@ def test_a_foreign_record_in_the_copy_stops_it_at_once(mirror: Mirror) -> None:
     assert "(1 record, from offset 4 on, " in (report.message or "")
 
 
-def test_a_foreign_record_is_noticed_while_the_source_stands_still(mirror: Mirror) -> None:
+def test_a_foreign_record_is_noticed_while_the_source_is_idle(mirror: Mirror) -> None:
     topic = mirror.topic(partitions=2)
     for partition in range(2):
         fill(mirror, topic, 4, partition=partition)

@@ -93,7 +93,7 @@ def make(cluster: SandboxCluster, copy: Copy) -> None:
 
 @dataclass
 class Made:
-    """A mirror of all these copies, remembered on the destination."""
+    """A mirror of all these copies, stored on the destination."""
 
     mirror: StoredMirror
     copies: list[Copy]
@@ -174,10 +174,10 @@ def test_every_damage_is_found_and_named(made: Made, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_sample_finds_what_lies_in_it(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_finds_what_is_in_it(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kmirror.engine.compare.verification._SAMPLE_OFFSETS", SAMPLED)
     ends = made.mirror.verify(master="local[2]", sample=0)
-    # so many ranges that together they leave nothing out
+    # enough ranges to leave nothing out
     everything = made.mirror.verify(master="local[2]", sample=5000)
     assert ends.exit_code == everything.exit_code == ExitCode.HISTORIES_DIFFER
     found: list[bool] = []

@@ -164,7 +164,7 @@ def test_a_destination_behind_its_source_is_a_prefix(twins: Twins) -> None:
     assert found_difference.what == "the destination ends at offset 60"
 
 
-def test_a_destination_that_goes_on_beyond_its_source(twins: Twins) -> None:
+def test_a_destination_that_continues_after_its_source(twins: Twins) -> None:
     twins.source.append(RECORDS[:60])
     twins.destination.append(RECORDS)
     found = twins.difference()
@@ -348,7 +348,7 @@ def test_a_cleaner_at_work(forgetful: ForgetfulCluster, make_twins: Callable[...
     assert twins.compare().equal
     whole = sum(path.stat().st_size for path in twins.destination.log_files())
     twins.destination.set("min.compaction.lag.ms", "0", "min.cleanable.dirty.ratio", "0.01", "segment.ms", "100")
-    # by its timestamp, the next record closes the segment that all of it lies in
+    # by its timestamp, the next record closes the segment that contains all of it
     twins.both(lambda side: side.append([replace(log[0], timestamp=BASE_TIME + 3_600_000)]))
     deadline = time.monotonic() + 60
     while sum(path.stat().st_size for path in twins.destination.log_files()) > whole / 2:
@@ -402,7 +402,7 @@ def test_sizes_are_asked_of_the_leaders(twins: Twins) -> None:
     empty = unique_topic()
     twins.destination.admin.create_topics([NewTopic(empty, 1, 1)])[empty].result(30)
     places = [twins.destination.partition, TopicPartition(empty, 0)]
-    # a leader tells of a new partition once it has made its log
+    # a leader reports a new partition once it has created its log
     wait_until(lambda: len(partition_sizes(twins.destination.client, places)) == 2)
     stored = sum(path.stat().st_size for path in twins.destination.log_files())
     assert partition_sizes(twins.destination.client, places) == dict(zip(places, (stored, 0), strict=True))

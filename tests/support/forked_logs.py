@@ -61,7 +61,7 @@ def search(
 
 
 class PackedLog:
-    """A log that says this from offset `start` on, in batches of up to so many offsets; found and read at once."""
+    """A log with this content from offset `start` on, in batches of up to this many offsets, read in memory."""
 
     def __init__(self, says: Sequence[str], start: int, rng: random.Random, longest: int) -> None:
         self.start, self.end = start, start + len(says)
@@ -183,7 +183,7 @@ def _clean(rng: random.Random, says: list[str]) -> None:
 
 
 class DenseLog:
-    """A log of `end` records in batches of a hundred, made when they are read; written anew from `fork` on.
+    """A log of `end` records in batches of a hundred, made when they are read; rewritten from `fork` on.
 
     `start` and `end` may be changed: they may lie in batches.
     """

@@ -150,7 +150,7 @@ class Leader:
         return found.offset
 
     def producer(self, producer_id: int = OWN_ID) -> ProducerState | None:
-        """Return what the leader remembers of a producer."""
+        """Return the leader's state of a producer."""
         producers = self.client.describe_producers([self.partition])[self.partition].producers
         return next((p for p in producers if p.producer_id == producer_id), None)
 

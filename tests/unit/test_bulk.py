@@ -123,7 +123,7 @@ def test_no_more_run_at_once_than_are_wanted() -> None:
 # -- telling -----------------------------------------------------------------------------------------------------------
 
 
-def test_counts_are_heard_while_a_task_runs_and_only_those_of_ours() -> None:
+def test_only_our_counts_are_received_while_a_task_runs() -> None:
     received: list[tuple[int, int]] = []
     with receiving_progress("127.0.0.1", "127.0.0.1", lambda task, done: received.append((task, done))) as address:
         assert address is not None
@@ -134,7 +134,7 @@ def test_counts_are_heard_while_a_task_runs_and_only_those_of_ours() -> None:
             stranger.add(99)
             own.add(5)
             wait_until(lambda: received == [(7, 5)])
-            own.add(6)  # too soon to be told
+            own.add(6)  # too soon to be sent
             assert own.done == 11
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as noise:
             noise.sendto(b"x" * 5000, (address.host, address.port))
@@ -143,7 +143,7 @@ def test_counts_are_heard_while_a_task_runs_and_only_those_of_ours() -> None:
         wait_until(lambda: received[1:] == [(8, 1)])
 
 
-def test_without_a_way_to_the_driver_tasks_go_on() -> None:
+def test_without_a_way_to_the_driver_tasks_continue() -> None:
     with receiving_progress("h", "203.0.113.1", lambda *_: None) as address:
         assert address is None
     for nowhere in (None, ProgressAddress("no such host", 9, bytes(16)), ProgressAddress("127.0.0.1", 9, bytes(16))):

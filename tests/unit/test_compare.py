@@ -62,7 +62,7 @@ def test_a_single_difference_is_found_at_its_offset(
     assert same_content == ("timestamp" in changes)
 
 
-def test_the_first_of_several_differences_is_told() -> None:
+def test_the_first_of_several_differences_is_reported() -> None:
     changed = [record(offset, value=b"x") if offset in (17, 18, 93) else record(offset) for offset in range(100)]
     found = difference(records(0, 100), changed)
     assert found.offset == 17
@@ -114,7 +114,7 @@ def test_a_destination_whose_end_is_hidden_from_consumers_cannot_be_compared() -
     ("log_end", "what"),
     [(60, "the source ends at offset 60"), (80, "the source is not committed after offset 60")],
 )
-def test_a_destination_that_goes_on_beyond_the_source(log_end: int, what: str) -> None:
+def test_a_destination_that_continues_after_the_source(log_end: int, what: str) -> None:
     short = MadeLog(batches_of(records(0, 60)), ended_at=60, log_end_offset=log_end)
     found = difference(short, records(0, 100))
     assert (found.offset, found.kind, found.source) == (60, DifferenceKind.EXTRA_TAIL, None)
@@ -205,7 +205,7 @@ def test_a_batch_that_rotted_in_storage(side: str, byte: int) -> None:
     assert f"the {side} stores at offset 30 is corrupt" in found.what
 
 
-def test_a_rotten_batch_concerns_only_ranges_that_it_lies_in() -> None:
+def test_a_corrupt_batch_concerns_only_ranges_that_contain_it() -> None:
     rotten = MadeLog(batches_of(records(0, 100)))
     rotten.stored[3][-1] ^= 1
     assert compare(records(0, 100), rotten, end=30).equal
@@ -283,7 +283,7 @@ def test_what_retention_took_meanwhile_is_noted() -> None:
     assert found.records == 67
 
 
-def test_progress_is_told_in_offsets_up_to_the_end_whatever_they_show() -> None:
+def test_progress_counts_offsets_up_to_the_end_whatever_they_show() -> None:
     log = MadeLog(batches_of(records(0, 100)))
     told: list[int] = []
     compare_logs(log, log, 0, 130, told.append)

@@ -60,13 +60,13 @@ class TestCompaction:
         assert found.source
         assert found.source.timestamp == 1_700_000_000_097
 
-    def test_the_first_unexplained_record_of_a_key_is_told(self) -> None:
+    def test_the_first_unexplained_record_of_a_key_is_reported(self) -> None:
         log = records(0, 100)
         lacking = [one for one in log if one.key != b"k3" or one.offset < 50]
         found = difference(self.compacted(lacking), self.compacted(log))
         assert (found.offset, found.kind) == (52, DifferenceKind.EXTRA)
 
-    def test_the_later_record_may_lie_beyond_the_range(self) -> None:
+    def test_the_later_record_may_be_after_the_range(self) -> None:
         log = records(0, 100)
         cleaned = self.compacted(self.cleaned(log, 100))
         found = compare(self.compacted(log), cleaned, 0, 50)
@@ -83,7 +83,7 @@ class TestCompaction:
         found = difference(self.compacted(log), self.compacted(log[:15] + log[16:]), end=20)
         assert (found.offset, found.kind) == (15, DifferenceKind.MISSING)
 
-    def test_of_several_unexplained_records_the_first_is_told(self) -> None:
+    def test_of_several_unexplained_records_the_first_is_reported(self) -> None:
         log = records(0, 100)
         for keys in ((b"k3", b"k5"), (b"k5", b"k3")):
             lacking = [one for one in log if one.key not in keys]
@@ -101,7 +101,7 @@ class TestCompaction:
         assert missing.unexplained(10, 10) is not None
         assert len(missing) == 0
 
-    def test_a_differing_record_is_told_unless_an_earlier_one_is_missing(self) -> None:
+    def test_a_differing_record_is_reported_unless_an_earlier_one_is_missing(self) -> None:
         log = records(0, 100)
         differing = [record(one.offset, value=b"x") if one.offset == 70 else one for one in self.cleaned(log, 50)]
         found = difference(self.compacted(log), self.compacted(differing))
@@ -124,7 +124,7 @@ class TestCompaction:
         changed = [replace(one, timestamp=5) if one.offset == 8 else one for one in log if one.offset != 3]
         assert difference(self.compacted(log), self.compacted(changed), end=20).offset == 8
 
-    def test_one_record_at_another_offset_is_told_where_it_should_be(self) -> None:
+    def test_one_record_at_another_offset_is_reported_where_it_should_be(self) -> None:
         """A key's last record has moved into a hole: missing here, standing alone there."""
         log = [record(i, key=b"k%d" % i) for i in range(20) if i != 12]
         for start, to in ((11, 12), (13, 12)):
@@ -138,7 +138,7 @@ class TestCompaction:
                 wanted = (11, DifferenceKind.EXTRA) if start == 11 else (12, DifferenceKind.MISSING)
                 assert (found.offset, found.kind) == wanted, end
 
-    def test_another_record_of_the_key_supersedes_though_it_stands_alone(self) -> None:
+    def test_another_record_of_the_key_supersedes_even_if_only_one_log_has_it(self) -> None:
         log = [record(i, key=b"k%d" % i) for i in range(20) if i != 12]
         other = sorted([*(one for one in log if one.offset != 11), record(12, key=b"k11", value=b"x")], key=_offset)
         found = difference(self.compacted(log), self.compacted(other), end=20)
@@ -174,7 +174,7 @@ class TestCompaction:
         assert (found.offset, found.kind) == (50, DifferenceKind.EXTRA)
 
     @pytest.mark.parametrize("most", [0, 1, 3])
-    def test_few_keys_are_remembered_at_a_time(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_few_keys_are_kept_at_a_time(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kmirror.engine.compare.logs._MOST_WAITING", most)
         log = [*records(0, 50), record(50, key=b"k3", value=None), *records(51, 58)]
         del log[52]

@@ -84,7 +84,7 @@ def test_a_wrong_copy_differs_where_it_is_wrong(damage: str) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_copy_that_goes_on_differs_though_it_shows_no_more(seed: int) -> None:
+def test_a_copy_that_continues_differs_even_if_it_shows_nothing_more(seed: int) -> None:
     one = original(seed)
     copied = longer(one)
     found = compare(one, copied, random.Random(seed)).first_difference

@@ -1,4 +1,4 @@
-"""Logs are compared whatever format their batches have: what Kafka wrote before 0.11, and what nobody knows yet."""
+"""Logs are compared whatever format their batches have: what Kafka wrote before 0.11, and unknown ones."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TestOldMessageFormats:
             assert difference(self.old(magic, codec), changed, start, end).offset == one.offset
 
     def test_one_that_rotted(self, magic: int, codec: str) -> None:
-        """All that may be in it is not compared; of a wrapper nobody knows where it begins."""
+        """All that may be in it is not compared; where a wrapper begins is unknown."""
         rotten = self.old(magic, codec)
         rotten.stored[1][-1] ^= 1
         found = difference(rotten, self.converted(magic))
@@ -110,7 +110,7 @@ def test_append_time_of_a_wrapper_is_that_of_all_its_messages() -> None:
 
 
 class TestUnknownFormats:
-    """What cannot be read is no difference; what lies before it is compared."""
+    """What cannot be read is no difference; what precedes it is compared."""
 
     def unknown(self, what: str) -> MadeLog:
         """Return a log whose batch from 50 to 59 is of this kind."""
@@ -144,7 +144,7 @@ class TestUnknownFormats:
             compare(records(0, 100), self.unknown(what))
 
     @pytest.mark.parametrize("what", ["format", "codec", "old codec"])
-    def test_what_differs_before_them_is_told(self, what: str) -> None:
+    def test_what_differs_before_them_is_reported(self, what: str) -> None:
         assert compare(self.unknown(what), records(0, 100), end=50).equal
         log = self.unknown(what)
         changed = [record(one.offset, value=b"x") if one.offset == 49 else one for one in records(0, 100)]
@@ -154,7 +154,7 @@ class TestUnknownFormats:
         lacking = [one for one in records(0, 100) if not 45 <= one.offset < 48]
         if what == "codec":
             assert difference(log, lacking).offset == 48
-        else:  # or does it? nobody knows where such a batch begins
+        else:  # or does it? where such a batch begins is unknown
             with pytest.raises(UnknownFormatError, match="from offset 45 on"):
                 compare(log, lacking)
 

@@ -70,7 +70,7 @@ class TestPieces:
 
     @pytest.mark.parametrize("count", [0, 1, 20, 5000])
     @pytest.mark.parametrize(("start", "end"), [(0, 1), (5, 900), (0, 1000), (10_000, 1_000_000)])
-    def test_a_sample_has_head_and_tail_and_lies_in_the_partition(self, count: int, start: int, end: int) -> None:
+    def test_a_sample_has_head_and_tail_and_is_in_the_partition(self, count: int, start: int, end: int) -> None:
         found = ranges(sample(extent(start, end), count, random.Random(1)))
         assert found[0][0] == start
         assert found[-1][1] == end
@@ -86,7 +86,7 @@ class TestPieces:
 
     @pytest.mark.parametrize("end", [20, 1020])
     def test_the_first_piece_knows_where_the_destination_starts(self, end: int) -> None:
-        """There is a look at what lies there, even where there are no offsets to compare."""
+        """Filler is searched even where there are no offsets to compare."""
         late = extent(20, end, 40 * MB, destination_start=3)
         for pieces in (cut(late, 10 * MB), sample(late, 5, random.Random(1))):
             assert [piece.destination_start for piece in pieces] == [3] + [None] * (len(pieces) - 1)
@@ -171,7 +171,7 @@ def equal(piece: Piece) -> PieceFinding:
     return PieceFinding(piece, PartitionComparison(piece.start, piece.end, piece.end - piece.start, 1000))
 
 
-def test_what_lies_behind_a_difference_is_left_out() -> None:
+def test_what_follows_a_difference_is_skipped() -> None:
     def answer(piece: Piece) -> PieceFinding:
         if piece.partition == 1 and piece.start in (30, 50):
             return PieceFinding(
@@ -192,7 +192,7 @@ def test_what_lies_behind_a_difference_is_left_out() -> None:
     assert len(found) == 10
 
 
-def test_a_piece_without_offsets_is_looked_at() -> None:
+def test_a_piece_without_offsets_is_checked() -> None:
     runtime = Inline(equal)
     work = [CompareWorkUnit({}, {}, (Piece("t", 0, "s", 20, 20, 3),))]
     assert len(runtime.compare(work)) == len(runtime.compared) == 1
@@ -239,7 +239,7 @@ class TestRows:
         assert (row.result, row.verdict, row.message) == (Outcome.DONE, "equal", "equal up to offset 100, lag 7")
         assert (row.offsets, row.records, row.size_in_bytes, row.notes) == (100, 100, 1000, ("first", "n"))
 
-    def test_a_sample_says_how_much_it_has_seen(self) -> None:
+    def test_a_sample_reports_how_much_it_has_read(self) -> None:
         assert self.row(self.finding(0, 10), self.finding(90, 100)).message == "equal in 20 of 100 offsets up to 100"
 
     @pytest.mark.parametrize("order", [1, -1])
@@ -279,7 +279,7 @@ class TestRows:
         row = self.row(self.finding(0, 100), recreated="created again")
         assert (row.result, row.reason, row.notes) == (Outcome.DONE, None, ("created again",))
 
-    def test_both_sides_are_told(self) -> None:
+    def test_both_sides_are_reported(self) -> None:
         row = self.row(self.finding(30, 60, first_difference=difference(42), notes=("n",)), notes=("first",))
         assert row.notes == (
             "source: offset 42, timestamp 1, checksum a",
@@ -307,7 +307,7 @@ class TestRows:
             (DifferenceKind.EXTRA_TAIL, None),
         ],
     )
-    def test_some_differences_tell_their_reason(self, kind: DifferenceKind, reason: Reason | None) -> None:
+    def test_some_differences_have_a_reason(self, kind: DifferenceKind, reason: Reason | None) -> None:
         assert self.row(self.finding(0, 100, first_difference=difference(3, kind))).reason is reason
 
 

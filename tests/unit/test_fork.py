@@ -63,7 +63,7 @@ def test_ends_may_lie_in_batches() -> None:
         assert search(source, destination)[0] == Fork(end, False, end - 1)
 
 
-def test_what_lies_below_a_start_is_not_compared_though_it_is_in_the_same_batch() -> None:
+def test_offsets_below_a_start_are_not_compared_even_in_the_same_batch() -> None:
     stored = batch(0, 10)
     changed = replace(
         stored, records=(*stored.records[:2], stored.records[2]._replace(value=b"x"), *stored.records[3:])
@@ -88,7 +88,7 @@ def test_a_hole_is_stepped_over() -> None:
     assert len(reads) < 40
 
 
-def test_what_cannot_be_compared_lies_between_agreement_and_fork() -> None:
+def test_what_cannot_be_compared_is_between_agreement_and_fork() -> None:
     """All that is known is that the histories parted somewhere between."""
     source = log(["s"] * 40 + [HOLE] * 20 + ["s"] * 40, 5)
     assert found(source, log(["s"] * 50 + ["d"] * 50, 5)) == Fork(60, True, 39)
@@ -171,7 +171,7 @@ def test_records_that_are_the_same_behind_the_fork_are_no_agreement() -> None:
 
 
 def test_after_a_long_coincidence_it_is_a_contradiction_all_the_same() -> None:
-    """Above the first one: nothing that was read tells. Where it is known where to look, it is found."""
+    """Above the first one: nothing that was read shows it. With a hint, it is found."""
     source = log(["s"] * 400)
     destination = log(["s"] * 100 + ["d"] * 100 + ["s"] * 100 + ["d"] * 100)
     for hint in (None, 150, 400):
@@ -227,7 +227,7 @@ def test_the_same_logs_take_one_read() -> None:
     )
 
 
-def test_what_shows_nothing_for_too_long_is_not_looked_at_wholly() -> None:
+def test_a_long_range_that_shows_nothing_is_not_read_completely() -> None:
     """One record is hidden among six thousand markers, where the source shows none."""
     quiet = [QUIET] * 3_000
     source = log(["s"] * 50 + quiet + [QUIET] + quiet + ["s"] * 50, 100)

@@ -50,7 +50,7 @@ NOT_OURS = REWRITTEN | {"tail_producer_id": FOREIGN_ID}
 ANONYMOUS = REWRITTEN | {"tail_producer_id": -1}
 FORKED = REWRITTEN | {"fork": Fork(90, True, 89), "foreign_writers": ForeignWriters(OWN_ID)}
 UNPROVEN_FORK = REWRITTEN | {"fork": Fork(90, True, None), "foreign_writers": ForeignWriters(OWN_ID)}
-#: Ours came to stand behind somebody's records.
+#: Our records follow those of another writer.
 WRITTEN = FORKED | {"foreign_writers": ForeignWriters(FOREIGN_ID, 5, FOREIGN_ID)}
 OVERWRITTEN = FORKED | {"foreign_writers": ForeignWriters(FOREIGN_ID, 1, FOREIGN_ID, is_complete=False)}
 SHORTER = {"source_log_end": 98, "last_stable_offset": 98, "high_watermark": 98, "tail": TailMatch.NOTHING}
@@ -137,14 +137,14 @@ def test_of_two_misfits_the_earlier_rule_decides(
 @pytest.mark.parametrize(
     "changes", [{}, RECREATED, REPLACED, FENCED, REWRITTEN, NOT_OURS, SHORTER, HIDDEN, UNPROVEN, TRIMMED, FILLING]
 )
-def test_a_failed_look_up_goes_before_everything(changes: dict[str, object]) -> None:
+def test_a_failed_lookup_comes_before_everything(changes: dict[str, object]) -> None:
     assert verdict(seen(trouble=AWAY, **changes), 120) == Wait(AWAY)
 
 
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_history_goes_on_where_the_destination_ends() -> None:
+def test_one_history_continues_where_the_destination_ends() -> None:
     assert verdict(FINE) == Copy(100)
     assert verdict(FINE, 100) == Copy(100)
 
@@ -227,14 +227,14 @@ def test_a_source_that_does_not_show_the_tail_yet_is_waited_for(changes: dict[st
         (3, 0x7FFFFFFE, 4),
     ],
 )
-def test_the_next_sequence_follows_the_one_that_is_remembered(end: int, last_sequence: int, filled: int) -> None:
+def test_the_next_sequence_follows_the_one_the_leader_knows(end: int, last_sequence: int, filled: int) -> None:
     facts = seen(destination_log_end=end, source_log_end=1 << 40, last_stable_offset=1 << 40)
     found = verdict(replace(facts, producer=producer(last_sequence)))
     assert found == Copy(end, filled_offsets=filled)
     assert (end - filled) & SEQUENCE_MASK == (last_sequence + 1) & SEQUENCE_MASK
 
 
-def test_a_producer_that_is_not_remembered_begins_with_the_offset() -> None:
+def test_a_producer_the_leader_does_not_know_begins_with_the_offset() -> None:
     assert verdict(seen(producer=None)) == Copy(100)
 
 
@@ -243,7 +243,7 @@ def test_a_new_producer_epoch_begins_with_sequence_0() -> None:
     assert found == Copy(100, filled_offsets=100)
 
 
-def test_markers_go_above_the_coordinator_epoch_that_is_remembered() -> None:
+def test_markers_use_epochs_above_the_coordinator_epoch_the_leader_knows() -> None:
     assert seen(producer=producer(59, coordinator_epoch=6)).unused_coordinator_epoch == 7
     assert seen(producer=None).unused_coordinator_epoch == 0
 
@@ -285,7 +285,7 @@ def test_an_empty_log_that_had_records_has_lost_those_that_came_since() -> None:
     assert "its 40 records 100 to 139 were deleted" in found.message
 
 
-def test_filler_beyond_the_sources_start_is_not_built_upon() -> None:
+def test_filler_above_the_sources_start_is_not_built_upon() -> None:
     """A source start goes back when a new leader has not caught up with the deletions of the old one."""
     found = verdict(seen(**FILLING | {"source_log_start": 90}))
     assert isinstance(found, Wait)
@@ -321,14 +321,14 @@ def test_a_loss_that_was_accepted_is_gone_past() -> None:
     assert after_recovery(lost, Recovery(1, 100, 130, trims=True)) == Copy(100, skip_to=130, trim_to=130)
     # what the source has lost since belongs to the same loss: nothing behind it was copied
     assert after_recovery(lost, Recovery(1, 100, 120)) == Copy(100, skip_to=130)
-    # interrupted on its way
+    # interrupted while it skips the loss
     assert after_recovery(lost, Recovery(1, 90, 130)) == Copy(100, skip_to=130)
 
 
 def test_a_loss_at_the_destination_is_gone_past_where_it_was_accepted() -> None:
     lost = seen(**LOST | {"source_log_start": 120})
     accepted, another = (replace(ASSIGNMENT, recovery=Recovery(1, low, 120)) for low in (100, 101))
-    # what the source has lost too is not told to be copied again
+    # what the source has lost too is not reported as copied again
     assert judge(accepted, 120, lost, begun=True) == Copy(100, skip_to=120)
     found = judge(another, 120, lost, begun=True)
     assert isinstance(found, Fail)

@@ -79,7 +79,7 @@ def test_nothing_is_copied_behind_what_is_not_the_sources(section_bytes: int) ->
         dense = h.happened.isdisjoint({"source cleaned before", "source cleaned", "destination cleaned"})
         if said and (dense or section_bytes == WHOLE):
             assert said[max(said)], (seed, h.happened, facts)
-        # others' records stay only where nobody can tell: below the source's start, or adopted like the rest
+        # records of others remain only where this cannot be known: below the source's start, or adopted like the rest
         floor = max(h.source.start, h.destination.start)
         strange = [
             o for o, r in h.destination.shown().items() if o >= floor and (r.value or b"").startswith(b"foreign")
@@ -88,7 +88,7 @@ def test_nothing_is_copied_behind_what_is_not_the_sources(section_bytes: int) ->
 
 
 @pytest.mark.parametrize("section_bytes", SIZES)
-def test_what_only_time_has_changed_goes_on(section_bytes: int) -> None:
+def test_what_only_time_has_changed_continues(section_bytes: int) -> None:
     alarming = {"foreign", "source forked", "hidden", "still filling", "adopted"}
     calm = 0
     for seed in SEEDS:
@@ -117,7 +117,7 @@ def test_each_verdict_is_true(section_bytes: int) -> None:
                 assert not h.happened.isdisjoint({"foreign", "adopted"}), about
                 assert "foreign" in h.happened or "source forked" in h.happened or facts.unproven, about
             elif found.reason is Reason.SOURCE_DIVERGED:
-                # or nobody can tell: others wrote to what others wrote before, or nothing is left of it
+                # or it cannot be known: others wrote after others, or nothing of it is left
                 nobody_can_tell = {"foreign", "adopted"} <= h.happened or h.destination.start == end
                 assert "source forked" in h.happened or nobody_can_tell, about
             else:
@@ -163,7 +163,7 @@ def test_consent_changes_what_becomes_of_a_loss_and_nothing_else() -> None:
             if not (covered or follows):
                 assert found == unasked, about
                 continue
-            # exactly what the source has lost is gone past, and told as such
+            # exactly what the source has lost is skipped, and reported as such
             assert isinstance(found, Copy), about
             assert (found.offset, found.skip_to) == (end, h.source.start), about
             went_past["accepted" if covered else "followed"] += 1
@@ -184,7 +184,7 @@ def test_consent_changes_what_becomes_of_a_loss_and_nothing_else() -> None:
     assert min(went_past[what] for what in ("accepted", "followed", "trimmed")) >= 10, went_past
 
 
-def test_every_verdict_but_go_on_is_explained() -> None:
+def test_every_verdict_but_copy_is_explained() -> None:
     for seed in SEEDS:
         _, _, found = judged(seed, WHOLE)
         if isinstance(found, Fail):

@@ -130,7 +130,7 @@ def test_a_batch_the_destination_never_takes_fails_the_partition(copying: Shell,
         Code.UNKNOWN_PRODUCER_ID,
     ],
 )
-def test_a_refusal_that_may_pass_drains_and_looks_again(copying: Shell, code: Code) -> None:
+def test_a_transient_refusal_drains_and_inspects_again(copying: Shell, code: Code) -> None:
     copying.fetch(*[stored(10 + i) for i in range(4)])
     copying.send()
     copying.answer()
@@ -138,14 +138,14 @@ def test_a_refusal_that_may_pass_drains_and_looks_again(copying: Shell, code: Co
     assert copying.status == "draining"
     assert copying.copy.retry.trouble is not None
     assert copying.copy.retry.trouble.reason is Reason.DESTINATION_UNREACHABLE
-    copying.fetch(stored(14))  # an answer on its way when the trouble came
+    copying.fetch(stored(14))  # a response that was in flight when the trouble came
     assert not copying.copy.due_for_inspection(copying.now + 999)
     copying.answer(code)
     assert copying.status == "draining"
     copying.answer(code)
     assert copying.status == "waiting"
     assert copying.copy.progress.acknowledged == 11
-    # nothing can be on its way any more: without the broker's memory the next look decides
+    # nothing can be in flight any more: without the broker's memory the next inspection decides
     copying.now += 10
     copying.inspect(facts(11))
     assert copying.status == "copying"
@@ -175,7 +175,7 @@ def test_an_answer_that_leaves_the_outcome_open_is_an_unknown_outcome(copying: S
     assert copying.copy.intake.next_offset == 11
 
 
-def test_successes_behind_a_refusal_are_still_told_by_the_log_end(copying: Shell) -> None:
+def test_successes_behind_a_refusal_show_in_the_log_end(copying: Shell) -> None:
     copying.fetch(*[stored(10 + i) for i in range(3)])
     copying.send()
     copying.answer(Code.NOT_LEADER_OR_FOLLOWER)
@@ -326,14 +326,14 @@ def test_batches_before_one_that_cannot_be_carried_are_still_sent(copying: Shell
     assert (copying.status, copying.copy.progress.acknowledged) == ("failed", 17)
 
 
-def test_trouble_before_a_failure_is_due_forgets_it_and_looks_again(copying: Shell) -> None:
+def test_trouble_before_a_due_failure_drops_it_and_inspects_again(copying: Shell) -> None:
     copying.fetch(stored(10), changed(stored(11), ">h", 21, 5))
     copying.send()
     copying.answer(Code.NOT_LEADER_OR_FOLLOWER)
     assert (copying.status, copying.copy.retry.failure) == ("waiting", None)
 
 
-def test_a_diverging_epoch_is_looked_into(copying: Shell) -> None:
+def test_a_diverging_epoch_is_inspected(copying: Shell) -> None:
     copying.fetch(stored(10), stored(11))
     copying.send()
     copying.fetch(diverging_epoch=(1, 8))
@@ -354,7 +354,7 @@ def test_a_diverging_epoch_is_looked_into(copying: Shell) -> None:
         (Code.TOPIC_AUTHORIZATION_FAILED, Reason.NOT_AUTHORIZED),
     ],
 )
-def test_a_refused_fetch_drains_and_looks_again(copying: Shell, code: Code, reason: Reason) -> None:
+def test_a_refused_fetch_drains_and_inspects_again(copying: Shell, code: Code, reason: Reason) -> None:
     copying.fetch(stored(10))
     copying.send()
     copying.fetch(error_code=code)
@@ -366,7 +366,7 @@ def test_a_refused_fetch_drains_and_looks_again(copying: Shell, code: Code, reas
 
 
 def test_the_epoch_of_our_own_last_append_goes_with_the_next_fetch(copying: Shell) -> None:
-    """A source whose history was rewritten while its leader moved tells by this epoch, and by nothing else."""
+    """Only this epoch reveals that a source's history was rewritten while its leader moved."""
     copying.fetch(stored(10, epoch=5))
     copying.send()
     copying.answer()

@@ -1,4 +1,4 @@
-"""A partition is given up when nothing can arrive any more: answered, or lost for long enough. No sockets, no clock."""
+"""A partition is released when nothing can arrive any more: answered, or lost for long enough. No sockets, no clock."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class Lane:
         return self.revision, self.changes.released_revision
 
 
-def test_what_nothing_is_on_its_way_to_is_given_up_at_once(copying: Shell) -> None:
+def test_a_partition_with_nothing_in_flight_is_released_at_once(copying: Shell) -> None:
     lane = Lane(copying)
     lane.take(copying.now, given_up=[ASSIGNMENT], taken=[NEW])
     assert lane.revisions == (1, 1)
     assert (lane.detached, lane.reports) == ([copying.copy], 1)
     assert [copy.assignment for copy in lane.partitions] == [NEW]
     assert lane.begun == lane.partitions
-    # a last word is said of it, until the engine has heard that it was given up
+    # it is reported until the engine knows that it was released
     assert lane.revoked == [copying.copy]
     lane.changes.acknowledged(0)
     assert lane.revoked == [copying.copy]
@@ -83,7 +83,7 @@ def test_what_nothing_is_on_its_way_to_is_given_up_at_once(copying: Shell) -> No
     assert lane.revoked == []
 
 
-def test_what_is_on_its_way_is_waited_for_and_nothing_follows(copying: Shell) -> None:
+def test_what_is_in_flight_is_waited_for_and_nothing_follows(copying: Shell) -> None:
     lane = Lane(copying)
     copying.fetch(stored(10), stored(11))
     copying.send()
@@ -133,7 +133,7 @@ def taken(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("answer", [refused, failed, taken])
-def test_whatever_the_answer_is_it_is_given_up_then(copying: Shell, answer: Callable[[Shell], None]) -> None:
+def test_any_answer_releases_a_revoked_partition(copying: Shell, answer: Callable[[Shell], None]) -> None:
     lane = Lane(copying)
     copying.fetch(stored(10))
     copying.send()
@@ -151,7 +151,7 @@ def test_one_that_is_inspected_is_not_inspected_any_more(shell: Shell) -> None:
     assert lane.revisions == (1, 1)
 
 
-def test_one_that_failed_tells_so_to_the_last(shell: Shell) -> None:
+def test_a_revoked_partition_that_failed_is_reported_as_failed(shell: Shell) -> None:
     lane = Lane(shell)
     shell.inspect(facts(5), Fail(Reason.SOURCE_DIVERGED, "other records", 5))
     lane.take(shell.now, given_up=[ASSIGNMENT])
@@ -159,7 +159,7 @@ def test_one_that_failed_tells_so_to_the_last(shell: Shell) -> None:
     assert row_of(shell.copy).reason is Reason.SOURCE_DIVERGED
 
 
-def test_what_a_predecessor_may_still_write_to_is_not_given_up_yet() -> None:
+def test_what_a_predecessor_may_still_write_to_is_not_released_yet() -> None:
     shell = Shell(quiet_until=float("inf"))
     lane = Lane(shell)
     lane.take(shell.now, given_up=[ASSIGNMENT])

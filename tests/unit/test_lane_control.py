@@ -39,7 +39,7 @@ class Claims:
         return PollResult(self._read, reached_end=True)
 
     def meets(self, *records: EngineRecord | LaneChangeRecord | ProgressRecord) -> str | None:
-        """Read these; return how the lane has ended, None where it goes on."""
+        """Read these; return how the lane has ended, None while it continues."""
         self._read = [Record(0, 0, *encode(record)) for record in records]
         self.lane._poll()
         return self.lane.ended[0] if self.lane.ended else None

@@ -27,7 +27,7 @@ def transactional(base: int, count: int = 1, producer_id: int = 77) -> bytearray
 
 
 def queued(shell: Shell) -> list[tuple[str, int, int]]:
-    """Return what lies in the queue: b for batches, g for gaps."""
+    """Return what is in the queue: b for batches, g for gaps."""
     return [("bg"[isinstance(item, Gap)], item.base_offset, item.next_offset) for item in shell.copy.queue]
 
 
@@ -91,7 +91,7 @@ def test_a_gap_of_one_offset_takes_one_request(copying: Shell) -> None:
     assert copying.copy.progress.acknowledged == 11
 
 
-def test_coordinator_epochs_go_above_what_the_leader_remembers(shell: Shell) -> None:
+def test_coordinator_epochs_are_above_those_the_leader_has_seen(shell: Shell) -> None:
     shell.inspect(facts(10, producer=replace(producer_state(10, EPOCH_MS), coordinator_epoch=7)))
     shell.fetch(stored(13))
     assert [fill(shell) for _ in range(3)] == [WriteMarkers(2, 0, 8), WriteMarkers(1, 0, 9), ReadLeader()]
@@ -110,7 +110,7 @@ def test_where_a_marker_is_the_first_of_us_numbers_begin_at_0_behind_it(shell: S
     assert [sequence_of(first), sequence_of(second)] == [0, 1]
 
 
-def test_where_a_batch_is_the_first_of_us_numbers_go_on_across_the_gap(shell: Shell) -> None:
+def test_where_a_batch_is_our_first_numbers_continue_across_the_gap(shell: Shell) -> None:
     shell.inspect(facts(100))
     shell.fetch(stored(100), stored(107))
     (first,) = shell.send()
@@ -130,7 +130,7 @@ def test_committed_records_are_copied_and_aborted_ones_leave_a_gap(copying: Shel
 
 
 @pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.NOT_ENOUGH_REPLICAS, Code.REQUEST_TIMED_OUT])
-def test_refused_markers_are_followed_by_a_fresh_look_with_higher_epochs(copying: Shell, code: Code) -> None:
+def test_refused_markers_are_followed_by_an_inspection_and_higher_epochs(copying: Shell, code: Code) -> None:
     copying.fetch(stored(15))
     assert fill(copying, code) == WriteMarkers(4, 0, 0)
     assert copying.status == "waiting"
@@ -161,22 +161,22 @@ def test_no_gap_is_filled_while_a_batch_may_still_arrive(copying: Shell) -> None
     copying.send()
     copying.lose_destination()
     copying.inspect(facts(10, producer=producer_state(10, EPOCH_MS)))
-    copying.fetch(stored(12))  # what stood at 10 is compacted meanwhile
+    copying.fetch(stored(12))  # what was at 10 is compacted meanwhile
     copying.now += SETTLE + 1
     assert copying.copy.next_fill_step() is None
     assert copying.copy.due_for_inspection(copying.now)
 
 
-def test_numbers_do_not_begin_anew_while_a_batch_with_others_may_still_arrive(copying: Shell) -> None:
+def test_numbers_do_not_restart_while_a_batch_with_others_may_still_arrive(copying: Shell) -> None:
     copying.fetch(stored(10))
     copying.send()
     copying.lose_destination()
-    forgotten = producer_state(0, EPOCH_MS)  # markers of ours are all that the leader remembers
+    forgotten = producer_state(0, EPOCH_MS)  # the leader knows only markers of ours
     copying.inspect(facts(10, producer=forgotten))
     assert copying.status == "waiting"
 
 
-def test_a_log_end_beyond_the_gap_stops_the_partition(copying: Shell) -> None:
+def test_a_log_end_after_the_gap_stops_the_partition(copying: Shell) -> None:
     copying.fetch(stored(13))
     fill(copying)
     fill(copying)
@@ -210,7 +210,7 @@ def test_forbidden_markers_leave_the_gap_to_transactions(copying: Shell) -> None
     assert [sequence_of(batch) for batch in copying.send()] == [10, 11]
 
 
-def test_a_troubled_transaction_is_waited_for_before_the_next_look(copying: Shell) -> None:
+def test_a_troubled_transaction_is_waited_for_before_the_next_inspection(copying: Shell) -> None:
     copying.fetch(stored(13))
     trouble = Trouble(Reason.DESTINATION_UNREACHABLE, "the coordinator is away")
     copying.copy.fill.sent()
@@ -276,7 +276,7 @@ def test_a_trim_that_fails_is_tried_again(shell: Shell) -> None:
 # -- what the source has lost --
 
 
-def test_what_the_source_has_lost_is_filled_and_told(shell: Shell) -> None:
+def test_what_the_source_has_lost_is_filled_and_reported(shell: Shell) -> None:
     shell.inspect(facts(5, source_log_start=20, producer=producer_state(5, shell.wall)), Copy(5, skip_to=20))
     assert queued(shell) == [("g", 5, 20)]
     # epochs of before the loss say nothing of what comes behind it
@@ -308,7 +308,7 @@ def test_a_log_that_is_to_begin_behind_the_loss_is_trimmed_before_more_is_copied
 
 
 def test_nothing_is_taken_from_the_source_before_a_log_is_trimmed(shell: Shell) -> None:
-    # filler that its broker had back after its death: what is fetched too early would be on its way during the look
+    # filler that is back after a kill of its broker: what is fetched too early would be in flight during the inspection
     seen = facts(50, source_log_start=20, filler_end=20, producer=producer_state(50, shell.wall))
     shell.inspect(seen, Copy(50, 0, 0, trim_to=20))
     assert row_of(shell.copy).state == "LOG_ALIGNMENT"
@@ -329,7 +329,7 @@ def test_nothing_is_taken_from_the_source_before_a_log_is_trimmed(shell: Shell) 
 # -- a log that ends with nothing --------------------------------------------------------------------------------------
 
 
-def test_a_source_that_gives_nothing_below_its_end_is_looked_at_twice(copying: Shell) -> None:
+def test_a_source_that_returns_nothing_below_its_end_is_probed(copying: Shell) -> None:
     copying.copy.source.last_stable_offset = 15
     assert not copying.copy.seems_to_end(copying.now)
     assert not copying.copy.seems_to_end(copying.now + 2)
@@ -347,7 +347,7 @@ def test_a_source_that_gives_something_after_all_is_believed(copying: Shell) -> 
     assert queued(copying) == [("g", 10, 12), ("b", 12, 13)]
 
 
-def test_a_source_that_sends_the_begin_of_a_batch_again_and_again_fails_once_looked_at_by_itself(
+def test_a_source_that_only_sends_the_start_of_a_batch_fails_once_probed(
     copying: Shell,
 ) -> None:
     for _ in range(5):

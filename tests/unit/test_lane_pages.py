@@ -1,4 +1,4 @@
-"""Reports name what changes, pages keep what stands still: whoever joins them has every row, as of the last report."""
+"""Reports have the rows that change, pages those that do not: together they have every row, as of the last report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Lane:
         self.written = 0
 
     def look(self, changed: Rows, gone: Iterable[TopicPartition] = ()) -> list[ProgressRow]:
-        """Report what is new; return what the engine is told."""
+        """Report what changed; return the rows that the engine receives."""
         for place in gone:
             del self.rows[place]
         self.rows |= changed
@@ -84,7 +84,7 @@ def test_a_lane_of_few_partitions_names_all_of_them_with_each_report() -> None:
     assert [record.key[0] for record in lane.log.values()] == ["progress"]
 
 
-def test_what_stands_still_is_stored_once_and_its_age_is_that_of_the_last_report() -> None:
+def test_idle_rows_are_stored_once_and_are_as_old_as_the_last_report() -> None:
     lane = Lane()
     lane.look(rows(2_500))
     assert len(lane.pages.loose) <= MOST_LOOSE
@@ -99,13 +99,13 @@ def test_what_stands_still_is_stored_once_and_its_age_is_that_of_the_last_report
     assert lane.look({busy: row(busy, 9)}) == [row(busy, 9)]
     assert lane.written == 1
     assert lane.read() == lane.rows
-    # it is as it was stored: named no more, and told once
+    # it is as it was stored: reported once, then no more
     assert lane.look({busy: row(busy, 0)}) == [row(busy, 0)]
     assert lane.written == 0
     assert lane.read() == lane.rows
 
 
-def test_all_is_told_again_when_the_lane_goes_by_another_change_when_asked_for_and_once_in_a_while() -> None:
+def test_all_rows_are_reported_after_a_change_on_request_and_periodically() -> None:
     lane = Lane()
     lane.look(rows(300))
     lane.at += COLD_SECONDS
@@ -158,7 +158,7 @@ def test_a_page_that_is_not_known_to_be_stored_is_stored_again() -> None:
     assert again == {one: kept for one, kept in first[0].items() if one != place}
 
 
-def test_whoever_joins_reports_and_pages_has_what_the_lane_has() -> None:
+def test_reports_and_pages_together_have_all_rows_of_the_lane() -> None:
     """Random work: partitions that move, stand still, come and go; every reader agrees after each report."""
     chance = random.Random(7)
     for _ in range(6):

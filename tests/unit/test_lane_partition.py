@@ -48,7 +48,7 @@ def test_the_copy_starts_where_the_destination_ends(shell: Shell) -> None:
     assert (first.base_offset, sequence_of(first)) == (40, 40)
 
 
-def test_one_batch_flies_alone_until_the_first_success(shell: Shell) -> None:
+def test_one_batch_is_in_flight_until_the_first_success(shell: Shell) -> None:
     shell.inspect(facts(0))
     shell.fetch(*[stored(i) for i in range(8)])
     assert len(shell.send()) == 1
@@ -57,7 +57,7 @@ def test_one_batch_flies_alone_until_the_first_success(shell: Shell) -> None:
     assert shell.flying == [1, 2, 3, 4, 5]
 
 
-def test_after_every_trouble_one_batch_flies_alone_again(copying: Shell) -> None:
+def test_after_every_trouble_one_batch_is_in_flight_again(copying: Shell) -> None:
     copying.fetch(*[stored(10 + i) for i in range(4)])
     assert len(copying.send()) == 4
     copying.answer(Code.NOT_LEADER_OR_FOLLOWER)
@@ -129,7 +129,7 @@ def test_sequences_count_records_and_wrap(shell: Shell) -> None:
     assert sequence_of(first) == 0
 
 
-# -- while somebody else may still write ------------------------------------------------------------------------------
+# -- while a predecessor may still write ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_the_log_end_counts_only_when_it_was_read_after_the_predecessors_end(suc
     succeeding.now += 19
     succeeding.copy.begin_inspection(succeeding.now)
     succeeding.now += 2
-    seen = facts(5)  # read before the predecessor's time was over, told after it
+    seen = facts(5)  # read before the predecessor's time was over, received after it
     succeeding.copy.inspected(seen, Copy(5), succeeding.now, succeeding.wall)
     succeeding.check()
     assert succeeding.status == "waiting"

@@ -114,12 +114,12 @@ class Source:
 
 @dataclass
 class Destination:
-    """A partition's leader: its log, and what it remembers of our producer id."""
+    """A partition's leader: its log, and the state of our producer id."""
 
     missing: set[int]
     end: int = 0
     wrong: str | None = None
-    #: −1 when only markers of ours are remembered, None when nothing is.
+    #: −1 if it knows only markers of ours, None if it knows nothing.
     last_sequence: int | None = None
     coordinator_epoch: int = -1
     last_timestamp: int = -1
@@ -169,7 +169,7 @@ class Destination:
 
 @dataclass
 class Sent:
-    """A request on its way; `dies_at` is when a request of a lost connection can arrive no more."""
+    """A request in flight; `dies_at` is when a request of a lost connection can no longer arrive."""
 
     batch: GuardedBatch
     sequence: int
@@ -178,7 +178,7 @@ class Sent:
 
 @dataclass
 class Asked:
-    """A request for markers, or a look, on its way; the markers that are still to be written."""
+    """A request for markers or the log end in flight, and the markers still to be written."""
 
     step: WriteMarkers | ReadLeader
     left: int
@@ -300,7 +300,7 @@ class Writer:
         self.copy.outcome_unknown("lost", world.now)
 
     def look(self) -> None:
-        """Begin an inspection, see the facts, or be told of them: one of these at a time."""
+        """Begin an inspection, read the facts, or receive them: one of these at a time."""
         world, copy = self.world, self.copy
         if copy.due_for_inspection(world.now):
             copy.begin_inspection(world.now)

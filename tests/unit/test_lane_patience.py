@@ -63,7 +63,7 @@ def test_the_retry_time_begins_with_the_refusal_not_with_the_silence_before_it(s
     assert 300 <= shell.now - began <= 306
 
 
-def test_the_retry_time_begins_anew_after_a_success(copying: Shell) -> None:
+def test_the_retry_time_starts_again_after_a_success(copying: Shell) -> None:
     pauses(copying, GONE, 50)
     copying.inspect(facts(10))
     copying.fetch(stored(10))

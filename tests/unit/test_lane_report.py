@@ -10,10 +10,10 @@ import pytest
 
 from kmirror.engine.lane import report
 from kmirror.engine.lane.counts import Counts
+from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import Reports
 from kmirror.engine.lane.states import Status
-from kmirror.engine.lane.work import Work
 from kmirror.state.assignment import Assignment
 from kmirror.state.records import ProgressRow
 
@@ -76,7 +76,7 @@ def test_rates_and_the_last_moment_without_lag_are_those_of_the_copy(monkeypatch
     assert (first.caught_up_ms, first.offsets_per_second, first.bytes_per_second) == (None, None, 0)
     caught_up = row(102, 10, 10, 600)
     assert (caught_up.caught_up_ms, caught_up.offsets_per_second, caught_up.bytes_per_second) == (None, None, 300)
-    # the source was asked 0.2 s before it was looked at
+    # the source was asked 0.2 s before the observation
     behind = row(110, 50, 20, 1400)
     assert (behind.caught_up_ms, behind.offsets_per_second) == (1_000_000 + 1_800, 1.6)
     assert row(110.1, 50, 20, 1400).offsets_per_second == 1.6, "too short to measure"
@@ -87,7 +87,7 @@ def test_rates_and_the_last_moment_without_lag_are_those_of_the_copy(monkeypatch
     assert row(140, 60, 60, 1400).caught_up_ms == behind.caught_up_ms
 
 
-def test_a_partition_at_rest_is_looked_at_when_something_has_happened_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_at_rest_is_observed_when_something_has_happened_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(report, "now", lambda: clock)
     copies = [PartitionCopy(replace(ASSIGNMENT, partition=number)) for number in range(3)]
@@ -105,13 +105,13 @@ def test_a_partition_at_rest_is_looked_at_when_something_has_happened_with_it(mo
     assert look() == [0, 1, 2], "the first look is at all"
     for _ in range(10):
         look()
-    # a change that nobody tells of is what a partition at rest does not have
+    # a partition at rest has no change that goes unnoticed
     copies[0].source.last_stable_offset = copies[1].source.last_stable_offset = 11
     assert look() == []
     assert look(copies[1]) == [1]
     copies[1].progress.acknowledged = 11
     assert look() == [1], "one that is not at rest is looked at without a word"
-    # other orders: all are looked at
+    # another assignment: all are observed
     assert look(partitions=copies[:1]) == [0]
     copies[0].progress.acknowledged = 11
     for _ in range(10):
@@ -142,18 +142,18 @@ def test_a_partition_that_is_put_off_ages(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_partition_that_came_to_rest_is_named_once_more_and_a_restless_one_each_time() -> None:
-    work = Work(*cast("Any", (None, None, None, SimpleNamespace(counts=Counts()), None, None)))
+    lane = LaneState(*cast("Any", (None, None, None, SimpleNamespace(counts=Counts()), None, None)))
     copy, other, leaving = (
-        PartitionCopy(replace(ASSIGNMENT, partition=number), active=work.active) for number in range(3)
+        PartitionCopy(replace(ASSIGNMENT, partition=number), active=lane.active) for number in range(3)
     )
-    work.revoked = [leaving]
+    lane.revoked = [leaving]
     leaving.revoke(0.0)
     copy.status, copy.source.last_stable_offset, copy.progress.acknowledged = Status.COPYING, 10, 10
-    assert (set(work.take_touched()), set(work.take_touched())) == ({copy, other, leaving}, {copy, other, leaving})
-    work.set_aside_resting()
-    assert set(work.active) == {other}
-    assert (set(work.take_touched()), set(work.take_touched())) == ({copy, other, leaving}, {other, leaving})
+    assert (set(lane.take_touched()), set(lane.take_touched())) == ({copy, other, leaving}, {copy, other, leaving})
+    lane.set_aside_resting()
+    assert set(lane.active) == {other}
+    assert (set(lane.take_touched()), set(lane.take_touched())) == ({copy, other, leaving}, {other, leaving})
     copy.defer(is_deferred=False)
-    assert copy not in work.take_touched()
+    assert copy not in lane.take_touched()
     copy.defer(is_deferred=True)
-    assert copy in work.take_touched()
+    assert copy in lane.take_touched()

@@ -1,4 +1,4 @@
-"""A partition that FAILED is looked at again, with growing pauses, and goes on only where that can do no harm."""
+"""A FAILED partition is inspected again, with growing pauses, and resumes only where that can do no harm."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_batch_that_was_damaged_is_fetched_again(shell: Shell) -> None:
     assert report(shell).state == "MIRRORING"
 
 
-def test_a_topic_that_is_there_again_goes_on_when_nothing_is_left_to_copy(shell: Shell) -> None:
+def test_a_topic_that_is_back_resumes_when_nothing_is_left_to_copy(shell: Shell) -> None:
     while report(shell).state != "FAILED":
         shell.now = max(shell.now, shell.copy.retry.wake_at)
         shell.inspect(Facts(trouble=GONE), Wait(GONE))
@@ -146,7 +146,7 @@ def test_a_partition_that_was_fenced_is_left_alone(shell: Shell) -> None:
     assert not shell.copy.due_for_inspection(1e12)
 
 
-def test_what_is_unanswered_is_waited_for_before_the_next_look(shell: Shell) -> None:
+def test_unanswered_requests_are_waited_for_before_the_next_inspection(shell: Shell) -> None:
     shell.fetch(stored(10), stored(11))
     shell.send()
     shell.answer()

@@ -181,7 +181,7 @@ def test_what_the_source_does_not_show_yet_is_not_compared() -> None:
 
 
 def test_an_epoch_is_named_only_where_the_source_has_a_batch_at_the_end() -> None:
-    """A fetch that names the epoch of a batch further back would be told that the logs have diverged there."""
+    """A fetch with the epoch of a batch further back would get a diverging epoch."""
     epochs = [(0, 1), (5, 2)]
     destination = Log([ours(0, 5), ours(5, 5)])
     assert found(Log([batch(0, 5), batch(5, 5)], epochs=epochs), destination).epoch == 2
@@ -198,7 +198,7 @@ def test_the_walk_back_doubles_its_steps() -> None:
     assert len(reads) < 40
 
 
-def test_the_few_records_of_a_compacted_source_are_looked_for_in_the_copy() -> None:
+def test_the_few_records_of_a_compacted_source_are_searched_in_the_copy() -> None:
     source = Log([batch(0, 5), batch(1234, 1), batch(3000, 1)])
     markers = [marker(offset) for offset in range(5, 3000)]
     finding, reads = compare(source, Log([ours(0, 5), *markers]), section_bytes=300)
@@ -212,7 +212,7 @@ def test_the_few_records_of_a_compacted_source_are_looked_for_in_the_copy() -> N
 
 
 def test_records_of_others_are_not_excused_by_holes_of_the_source() -> None:
-    """They came behind what we wrote, so nobody copied them, though the source no longer says what stood there."""
+    """They follow what we wrote, so they were not copied, though the source no longer has what was there."""
     source = Log([batch(0, 5), batch(9, 2)])
     foreign = batch(5, 2, "foreign", producer_id=FOREIGN_ID)
     assert found(source, Log([ours(0, 5), foreign])) == TailFinding(TailMatch.DIFFERENT, None, FOREIGN_ID, 5)
@@ -226,7 +226,7 @@ def test_an_adopted_log_is_of_others_all_through() -> None:
     assert found(source, Log(another_mirrors)) == TailFinding(TailMatch.SAME, None, OLD_ID)
 
 
-def test_what_was_adopted_lies_below_what_was_copied() -> None:
+def test_what_was_adopted_is_below_what_was_copied() -> None:
     source = Log([batch(4, 2), batch(10)])
     markers = [marker(offset) for offset in range(6, 10)]
     assert found(source, Log([batch(0, 4), ours(4, 2), *markers])) == TailFinding(TailMatch.SAME, None, OWN_ID)
@@ -238,7 +238,7 @@ def test_records_of_others_with_nothing_to_compare_are_unproven() -> None:
     assert found(source, Log([ours(0, 5)])) == TailFinding(TailMatch.NOTHING, None, OWN_ID)
 
 
-def test_records_of_others_beyond_what_the_source_shows_are_noticed() -> None:
+def test_records_of_others_after_what_the_source_shows_are_noticed() -> None:
     source = Log([batch(0, 5)])
     foreign = batch(5, 2, "foreign", producer_id=FOREIGN_ID)
     assert found(source, Log([ours(0, 5), foreign])) == TailFinding(TailMatch.DIFFERENT, None, FOREIGN_ID, 5)
@@ -254,7 +254,7 @@ def test_markers_of_others_are_as_good_as_ours() -> None:
 # -- filler ------------------------------------------------------------------------------------------------------------
 
 
-def test_filler_at_the_end_is_told() -> None:
+def test_filler_at_the_end_is_reported() -> None:
     source = Log([batch(90_000, 5)], start=90_000)
     finding, reads = compare(source, Log(filler_end=500))
     assert finding == TailFinding(producer_id=OWN_ID, only_filler=True)
@@ -262,7 +262,7 @@ def test_filler_at_the_end_is_told() -> None:
     assert found(source, Log(filler_end=90_000)).only_filler
 
 
-def test_filler_at_the_end_is_told_where_it_cannot_be_the_sources() -> None:
+def test_filler_at_the_end_is_reported_where_it_cannot_be_the_sources() -> None:
     assert found(Log([batch(0, 900)], start=400), Log(filler_end=500)).only_filler
 
 

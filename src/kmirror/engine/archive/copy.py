@@ -168,7 +168,9 @@ def _hidden(partition: TopicPartition, log: VisibleLog, high: int) -> RefusedErr
     if log.log_end_offset is not None and log.ended_at is not None and log.log_end_offset > log.ended_at:
         why = "a transaction is open there, or too few replicas are in sync"
         return RefusedError(f"{partition} shows consumers nothing from offset {log.ended_at} on: {why}", "try later")
-    return RefusedError(f"{partition} ends at offset {log.ended_at}, before {high}: it has lost records", "look at it")
+    return RefusedError(
+        f"{partition} ends at offset {log.ended_at}, before {high}: it has lost records", "check why it ends there"
+    )
 
 
 def _records_to_save(batch: VisibleBatch, low: int, high: int) -> Iterator[Record]:

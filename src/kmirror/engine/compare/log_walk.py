@@ -5,30 +5,15 @@ This module runs in workers.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.records import Record
 from kmirror.engine.compare.superseded import Superseded
-from kmirror.engine.compare.visible_log import UnknownFormatError, VisibleBatch
+from kmirror.engine.compare.visible_log import Log, UnknownFormatError, VisibleBatch
 
 #: The offset of a log that is at its end.
 AT_END = 1 << 63
-
-
-class Log(Protocol):
-    """What the comparison needs of a log; see `VisibleLog`."""
-
-    @property
-    def floor(self) -> int: ...
-    @property
-    def ended_at(self) -> int | None: ...
-    @property
-    def log_end_offset(self) -> int | None: ...
-    def batches(self) -> Iterator[VisibleBatch]: ...
-    def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]: ...
-    def is_compacted(self) -> bool: ...
 
 
 class LogCursor:

@@ -40,8 +40,8 @@ from kmirror.engine.compare.difference import (
     summary_of,
     what_differs,
 )
-from kmirror.engine.compare.log_walk import AT_END, Log, LogCursor
-from kmirror.engine.compare.visible_log import UnknownFormatError, VisibleBatch, VisibleLog
+from kmirror.engine.compare.log_walk import AT_END, LogCursor
+from kmirror.engine.compare.visible_log import Log, UnknownFormatError, VisibleBatch, VisibleLog
 from kmirror.words import counted
 from kmirror.work import Add, unwatched
 

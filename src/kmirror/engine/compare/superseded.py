@@ -1,4 +1,4 @@
-"""Decide whether records that are missing in one log of a compacted topic were removed by compaction. Pure.
+"""Decide whether records that are missing in one log of a compacted topic were removed by compaction.
 
 Each log is compacted independently, so a record may be missing in one of them once a later one of its key is there.
 Compaction also removes tombstones, after a while, but never before all older records of the key (KIP-534): a missing
@@ -12,21 +12,14 @@ key waits in the other log, and both are reported as one difference at the lower
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kmirror.cluster.protocol.records import Record
 from kmirror.engine.compare.difference import RecordSummary, summary_of
-
-
-class Scannable(Protocol):
-    """What is needed of a log; see `VisibleLog`."""
-
-    def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]: ...
-    def is_compacted(self) -> bool: ...
+from kmirror.engine.compare.visible_log import Log
 
 
 class Missing(NamedTuple):
@@ -48,7 +41,7 @@ class _Wait:
 class Superseded:
     """The keys whose records are missing in one log and present in the other."""
 
-    def __init__(self, log: Scannable, other: Scannable) -> None:
+    def __init__(self, log: Log, other: Log) -> None:
         #: Records found missing so far, explained or not.
         self.count = 0
         self._log = log

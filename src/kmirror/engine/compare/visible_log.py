@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
 from kmirror.cluster.protocol.batch import (
@@ -69,6 +69,20 @@ class VisibleBatch(NamedTuple):
     def records(self) -> Iterator[Record]:
         """Return the records; raises CorruptBatchError."""
         return read_records(self.data, self.header) if self.unwrapped is None else iter(self.unwrapped)
+
+
+class Log(Protocol):
+    """What comparisons need of a log; see `VisibleLog`."""
+
+    @property
+    def floor(self) -> int: ...
+    @property
+    def ended_at(self) -> int | None: ...
+    @property
+    def log_end_offset(self) -> int | None: ...
+    def batches(self) -> Iterator[VisibleBatch]: ...
+    def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]: ...
+    def is_compacted(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer
-from kmirror.cluster.protocol.batch import OversizedBatchError, UnsupportedFormatError
+from kmirror.cluster.protocol.batch import OversizedBatchError, UnsupportedFormatError, batch_headers
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.reader import read_batches
 from kmirror.engine.clock import now_ms
 from kmirror.engine.histories import identity_check
 from kmirror.engine.histories.filler_end import filler_end
-from kmirror.engine.histories.foreign_writers import foreign_writers_in
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, search_forks
-from kmirror.engine.histories.judge import Facts, TailMatch, Trouble
+from kmirror.engine.histories.judge import Facts, ForeignWriters, TailMatch, Trouble
 from kmirror.engine.histories.section_reader import Obstacle, Reading, ReadLimits, SectionReader
 from kmirror.engine.histories.stretches import DamagedLogError, Ends
 from kmirror.engine.histories.tails import TailFinding, compare_tails
@@ -24,6 +24,8 @@ from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 
 _LOOKUP_TIMEOUT = 10.0
+#: The most bytes read to count foreign records; the count is a lower bound if there are more.
+_MOST_COUNTED_BYTES = 64 << 20
 #: First the destination's last batch, after which nothing comes; then stretches further back. Usually one request per
 #: side and leader is enough for dozens of partitions.
 _TAIL_READ_LIMITS = ReadLimits(
@@ -139,7 +141,7 @@ class Inspector:
                 continue
             fork = _with_foreign_records(answer.fork, facts.differs_at)
             try:
-                foreign_writers = foreign_writers_in(
+                foreign_writers = _foreign_writers(
                     self._destination,
                     assignment.destination,
                     fork.offset,
@@ -285,6 +287,29 @@ class _Answers:
     last_stable: Answers
     high_watermark: Answers
     source_end: Answers
+
+
+def _foreign_writers(client: ClusterClient, partition: TopicPartition, low: int, high: int, own: int) -> ForeignWriters:
+    """Count the records from `low` to `high` (exclusive) that producer id `own` did not write, without markers.
+
+    Raises:
+        KmirrorError, OutcomeUnknown: the partition cannot be read.
+    """
+    first = producer = None
+    records = size_in_bytes = 0
+    for section, _ in read_batches(client, partition, low, high):
+        for header in batch_headers(section):
+            if header.is_control or header.next_offset <= low or header.base_offset >= high:
+                continue
+            first = header.producer_id if first is None else first
+            if header.producer_id != own:
+                inside = min(header.next_offset, high) - max(header.base_offset, low)
+                records += min(header.record_count, inside)
+                producer = header.producer_id if producer is None else producer
+        size_in_bytes += len(section)
+        if size_in_bytes > _MOST_COUNTED_BYTES:
+            return ForeignWriters(first, records, producer, is_complete=False)
+    return ForeignWriters(first, records, producer)
 
 
 def _ends(facts: Facts) -> Ends:

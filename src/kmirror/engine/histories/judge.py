@@ -200,23 +200,15 @@ def judge(
 
 
 def _wrong_identity(assignment: Assignment, facts: Facts) -> Fail | None:
-    end = facts.destination_log_end
-    known, now = assignment.source_topic_id, facts.source_topic_id
-    if known and now and known != format_topic_id(now):
-        return Fail(
-            Reason.SOURCE_TOPIC_RECREATED,
-            f"source topic {assignment.source_topic} was deleted and created again: "
-            f"its id was {known} and is {format_topic_id(now)}",
-            end,
-        )
-    known, now = assignment.destination_topic_id, facts.destination_topic_id
-    if known and now and known != format_topic_id(now):
-        return Fail(
-            Reason.DESTINATION_TOPIC_DELETED,
-            f"mirror topic {assignment.topic} was deleted and created again: "
-            f"its id was {known} and is {format_topic_id(now)}",
-            end,
-        )
+    source = assignment.source_topic_id, facts.source_topic_id
+    destination = assignment.destination_topic_id, facts.destination_topic_id
+    for (known, now), topic, reason in (
+        (source, f"source topic {assignment.source_topic}", Reason.SOURCE_TOPIC_RECREATED),
+        (destination, f"mirror topic {assignment.topic}", Reason.DESTINATION_TOPIC_DELETED),
+    ):
+        if known and now and known != (found := format_topic_id(now)):
+            message = f"{topic} was deleted and created again: its id was {known} and is {found}"
+            return Fail(reason, message, facts.destination_log_end)
     return None
 
 

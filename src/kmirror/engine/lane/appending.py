@@ -15,10 +15,10 @@ from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.intake import GuardedBatch
+from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import DestinationLink, ProduceRequest
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import ALONE
-from kmirror.engine.lane.work import Work
 from kmirror.errors import OutcomeUnknown
 
 REQUESTS_IN_FLIGHT = 5
@@ -32,20 +32,20 @@ PRODUCE_PARTITIONS = 200
 class Appending:
     """Append for one lane; for its sending thread."""
 
-    def __init__(self, work: Work, fetching: Fetching, fills: Fills) -> None:
-        self._work = work
-        self._loop = work.loop
+    def __init__(self, lane: LaneState, fetching: Fetching, fills: Fills) -> None:
+        self._lane = lane
+        self._loop = lane.loop
         self._fetching = fetching
         self._fills = fills
-        self._timeout = work.destination_config.request_timeout_ms / 1000
+        self._timeout = lane.destination_config.request_timeout_ms / 1000
 
     def attach(self, node_id: int) -> None:
         """Open a connection to a broker, if there is none yet."""
-        if node_id in self._work.destinations:
+        if node_id in self._lane.destinations:
             return
-        self._work.destinations[node_id] = None
+        self._lane.destinations[node_id] = None
         post = self._loop.post
-        self._work.background_requests.connect(
+        self._lane.background_requests.connect(
             "destination",
             node_id,
             lambda stream, versions: post(lambda _: self._connected(node_id, stream, versions)),
@@ -53,32 +53,32 @@ class Appending:
         )
 
     def _connected(self, node_id: int, stream: Stream, versions: tuple[int, ...]) -> None:
-        link = self._work.destinations[node_id] = DestinationLink(node_id, stream, *versions)
-        for partition in self._work.partitions:
+        link = self._lane.destinations[node_id] = DestinationLink(node_id, stream, *versions)
+        for partition in self._lane.partitions:
             if partition.queue and partition.destination_node == node_id:
                 link.ready[partition] = None
         self._loop.add(link)
 
     def _not_connected(self, node_id: int, message: str, at: float) -> None:
-        self._work.destinations.pop(node_id, None)
-        for partition in self._work.all:
+        self._lane.destinations.pop(node_id, None)
+        for partition in self._lane.all:
             if partition.destination_node == node_id:
                 partition.outcome_unknown(message, at)
 
     def on_tick(self, at: float) -> None:
         """Hang up on brokers that do not respond in time, and on all when this lane's deadline has passed."""
-        for link in list(self._work.destinations.values()):
+        for link in list(self._lane.destinations.values()):
             if not link or not link.in_flight:
                 continue
             if at - link.in_flight[0].sent_at > self._timeout:
                 self._lose(link, link.stream.connection.says("no response in time"))
-            elif at >= self._work.control.deadline:
+            elif at >= self._lane.control.deadline:
                 self._lose(link, link.stream.connection.says("this lane's deadline has passed"))
 
     def hang_up_on(self, partition: PartitionCopy) -> None:
         """Close the connections on which requests for a partition are in flight."""
         node_id, message = partition.destination_node, "no response while a partition is released"
-        link = self._work.destinations.get(node_id) if node_id is not None else None
+        link = self._lane.destinations.get(node_id) if node_id is not None else None
         if partition.in_flight and link:
             self._lose(link, link.stream.connection.says(message))
         elif partition.fill.is_under_way and node_id is not None:
@@ -91,7 +91,7 @@ class Appending:
 
     def _await_answers(self, link: DestinationLink) -> None:
         """Wake up when the next response has arrived, or the next two where nothing more can be sent."""
-        if self._work.destinations.get(link.node_id) is link:
+        if self._lane.destinations.get(link.node_id) is link:
             link.await_answers(_ANSWERS_AWAITED if len(link.in_flight) == REQUESTS_IN_FLIGHT else 1)
 
     def _send(self, link: DestinationLink) -> None:
@@ -100,7 +100,7 @@ class Appending:
             link.ready and len(link.in_flight) < REQUESTS_IN_FLIGHT and link.window.is_open and not link.stream.sending
         ):
             at, wall = now(), now_ms()
-            if connection.is_throttled or not self._work.may_send(at):
+            if connection.is_throttled or not self._lane.may_send(at):
                 return
             if connection.must_be_replaced:
                 if not link.in_flight:
@@ -148,9 +148,9 @@ class Appending:
         alone: bool,
     ) -> None:
         appends = [partition.append_of(batch) for partition, batch in batches]
-        if self._work.many_topics:
+        if self._lane.many_topics:
             appends.sort(key=lambda append: append.topic)
-        config = self._work.destination_config
+        config = self._lane.destination_config
         correlation_id = link.stream.connection.next_correlation_id()
         request = produce.request(
             correlation_id,
@@ -162,7 +162,7 @@ class Appending:
         )
         link.in_flight.append(ProduceRequest(correlation_id, at, batches, size, link.window.sent(size), alone))
         try:
-            if now() < self._work.control.deadline:
+            if now() < self._lane.control.deadline:
                 link.stream.send(request)
             else:
                 self._lose(link, link.stream.connection.says("this lane's deadline has passed"))
@@ -175,16 +175,16 @@ class Appending:
 
     def link_ready(self, link: DestinationLink, mask: int) -> None:
         """Receive from a connection, and send what is left to send."""
-        if self._work.destinations.get(link.node_id) is not link:
+        if self._lane.destinations.get(link.node_id) is not link:
             return
         try:
             if mask & selectors.EVENT_WRITE:
-                if now() >= self._work.control.deadline:
+                if now() >= self._lane.control.deadline:
                     self._lose(link, link.stream.connection.says("this lane's deadline has passed"))
                     return
                 link.stream.flush()
                 self._loop.watch(link)
-            while self._work.destinations.get(link.node_id) is link and (view := link.stream.receive()) is not None:
+            while self._lane.destinations.get(link.node_id) is link and (view := link.stream.receive()) is not None:
                 self._appended(link, view)
             self._await_answers(link)
         except (OutcomeUnknown, FrameError) as error:
@@ -195,10 +195,10 @@ class Appending:
             raise FrameError(f"{link.stream.connection.address} responded to a different request")
         answers, throttle_time_ms = produce.answer(view, link.version)
         link.stream.connection.note_throttle(throttle_time_ms)
-        in_order = link.in_order(answers, many_topics=self._work.many_topics)
+        in_order = link.in_order(answers, many_topics=self._lane.many_topics)
         request = link.in_flight.popleft()
         at = now()
-        self._work.counts.appends.took(at - request.sent_at)
+        self._lane.counts.appends.took(at - request.sent_at)
         link.window.answered(request.size, request.delivered, request.sent_at, at)
         ready = link.ready
         for (partition, _), (_, _, code, base_offset, detail) in zip(request.batches, in_order, strict=True):
@@ -210,13 +210,13 @@ class Appending:
         self._fetching.collect()
 
     def _lose(self, link: DestinationLink, message: str) -> None:
-        if self._work.destinations.get(link.node_id) is not link:
+        if self._lane.destinations.get(link.node_id) is not link:
             return
         self._loop.hang_up(link)
-        self._work.destinations.pop(link.node_id, None)
+        self._lane.destinations.pop(link.node_id, None)
         at = now()
         self._fills.lose(link.node_id, message)
-        for partition in self._work.all:
+        for partition in self._lane.all:
             if partition.destination_node == link.node_id:
                 partition.outcome_unknown(message, at)
         self._fetching.collect()

@@ -1,4 +1,4 @@
-"""Changes to a running lane's work: partitions assigned to it, and partitions revoked from it.
+"""Changes to a running lane's lane: partitions assigned to it, and partitions revoked from it.
 
 Changes arrive in order, numbered, from `control`. Once a change is applied, nothing more is sent to a revoked
 partition, and what is in flight is waited for. The partition counts as released, and the engine is informed, when
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.work import Work
 from kmirror.state.records import LaneChangeRecord
 
 #: After this long, the connection to a broker that has not answered is closed, as when a lane ends.
@@ -35,12 +35,12 @@ class Changes:
 
     def __init__(
         self,
-        work: Work,
+        lane: LaneState,
         release: Callable[[list[PartitionCopy]], None],
         hang_up_on: Callable[[PartitionCopy], None],
         begin: Callable[[Sequence[PartitionCopy], Sequence[int]], None],
     ) -> None:
-        self._work = work
+        self._lane = lane
         self._release = release
         self._hang_up_on = hang_up_on
         self._begin = begin
@@ -54,32 +54,32 @@ class Changes:
 
     def _set_revoked(self, revoked: Iterable[_Revoked]) -> None:
         self._revoked = tuple(revoked)
-        self._work.revoked = [one.copy for one in self._revoked]
+        self._lane.revoked = [one.copy for one in self._revoked]
 
     def take(self, change: LaneChangeRecord, at: float) -> None:
         """Apply a change from now on."""
-        work = self._work
+        lane = self._lane
         partitions = {TopicPartition(*partition) for partition in change.given_up}
-        revoked = [copy for copy in work.partitions if copy.assignment.destination in partitions]
+        revoked = [copy for copy in lane.partitions if copy.assignment.destination in partitions]
         for copy in revoked:
             copy.revoke(at)
         self._release(revoked)
-        new = work.copies_of(change.taken, at, in_doubt=change.predecessor_may_write)
+        new = lane.copies_of(change.taken, at, in_doubt=change.predecessor_may_write)
         self._set_revoked([*self._revoked, *(_Revoked(copy, change.revision, at) for copy in revoked)])
-        work.partitions = [copy for copy in work.partitions if copy.assignment.destination not in partitions] + new
-        work.revision = change.revision
+        lane.partitions = [copy for copy in lane.partitions if copy.assignment.destination not in partitions] + new
+        lane.revision = change.revision
         self.on_tick(at)
         self._begin(new, change.unsettled_lanes)
 
     def on_tick(self, at: float) -> None:
         """Check which revoked partitions are released; hang up on brokers that delay this for too long."""
-        if self.released_revision == self._work.revision:
+        if self.released_revision == self._lane.revision:
             return
         for one in self._revoked:
             if not one.is_released and at - one.since > _PATIENCE_SECONDS:
                 self._hang_up_on(one.copy)
             one.is_released = one.is_released or one.copy.nothing_can_arrive(at)
-        released = min((one.revision - 1 for one in self._revoked if not one.is_released), default=self._work.revision)
+        released = min((one.revision - 1 for one in self._revoked if not one.is_released), default=self._lane.revision)
         if released != self.released_revision:
             self.released_revision = released
-            self._work.control.report_soon()
+            self._lane.control.report_soon()

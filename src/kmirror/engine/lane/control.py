@@ -10,7 +10,7 @@ claim is
 
 The engine's record also names the last change of its work (`LaneChangeRecord`) that the lane must apply. Changes are
 read here, in order; while one is missing the lane may not write, and it ends if that lasts: a task that Spark restarts
-begins with its original work, and must not write to partitions revoked since.
+begins with its original lane, and must not write to partitions revoked since.
 
 Another thread writes the lane's progress there, about once a second while something changes.
 """

@@ -16,11 +16,11 @@ from kmirror.cluster.protocol.wire import FrameError
 from kmirror.engine.clock import now
 from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.intake import Frame
+from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import SourceLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import Status
 from kmirror.engine.lane.throttle import Throttle
-from kmirror.engine.lane.work import Work
 from kmirror.errors import OutcomeUnknown, Reason
 
 #: How much one fetch may return, in total and of one partition. Small enough to stay in the CPU cache while it is
@@ -53,10 +53,10 @@ def whole_batches(limit: int, batch_bytes: int | None) -> int:
 class Fetching:
     """Fetch for one lane; for its sending thread, except `seen_at`, `answered_at` and `usage`."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._loop = work.loop
-        self._timeout = work.source_config.request_timeout_ms / 1000
+    def __init__(self, lane: LaneState) -> None:
+        self._lane = lane
+        self._loop = lane.loop
+        self._timeout = lane.source_config.request_timeout_ms / 1000
         #: The keys of the partitions that are in a fetch session.
         self._keys: dict[PartitionCopy, FetchKey] = {}
         self._held_bytes = 0
@@ -75,17 +75,17 @@ class Fetching:
     def continue_fetching(self, partition: PartitionCopy) -> None:
         """Continue fetching at the end of the partition's queue, which has moved."""
         key = self._keys.get(partition)
-        for link in self._work.sources.values():
+        for link in self._lane.sources.values():
             if key and link and link.partitions.get(key) is partition:
                 self._join(link, partition)
-        self._work.make_ready(partition)
+        self._lane.make_ready(partition)
 
     def detach(self, partition: PartitionCopy) -> None:
         """Remove a partition from its fetch session."""
         key = self._keys.pop(partition, None)
         if key is None:
             return
-        for link in self._work.sources.values():
+        for link in self._lane.sources.values():
             if link and link.partitions.get(key) is partition:
                 del link.partitions[key]
                 link.paused.discard(key)
@@ -99,17 +99,17 @@ class Fetching:
 
     def collect(self) -> None:
         """Recycle the frames whose last batch is answered."""
-        while self._work.released:
-            frame = self._work.released.pop()
+        while self._lane.released:
+            frame = self._lane.released.pop()
             self._held_bytes -= len(frame.view)
             link = frame.owner
-            if isinstance(link, SourceLink) and self._work.sources.get(link.node_id) is link:
+            if isinstance(link, SourceLink) and self._lane.sources.get(link.node_id) is link:
                 link.stream.recycle(frame.view)
 
     def seen_at(self, partition: PartitionCopy) -> float | None:
         """Return when the source was last fetched for a partition with a response, None if never."""
         seen, key = partition.source.seen_at, self._keys.get(partition)
-        link = self._work.sources.get(partition.source.node_id or 0) if key is not None else None
+        link = self._lane.sources.get(partition.source.node_id or 0) if key is not None else None
         if link is None or seen is None or key not in link.partitions:
             return seen
         is_asked_for = key not in link.paused and not partition.source.is_deferred
@@ -117,7 +117,7 @@ class Fetching:
 
     def answered_at(self) -> float:
         """Return the earliest `seen_at` of the source brokers; minus infinity if one is not connected, or none is."""
-        links = tuple(self._work.sources.values())
+        links = tuple(self._lane.sources.values())
         return min((link.seen_at if link else -inf for link in links), default=-inf)
 
     def usage(self) -> tuple[int, float]:
@@ -126,14 +126,14 @@ class Fetching:
 
     def on_tick(self, at: float) -> None:
         """Do what is due: time-outs, priorities, and returning from followers to leaders."""
-        for link in list(self._work.sources.values()):
+        for link in list(self._lane.sources.values()):
             if link and link.asked_at is not None and at - link.asked_at > self._timeout:
                 self._lose(link, link.stream.connection.says("no response in time"))
-        if self._first_topics != self._work.control.first_topics:
-            self._first_topics = self._work.control.first_topics
-            for link in filter(None, self._work.sources.values()):
+        if self._first_topics != self._lane.control.first_topics:
+            self._first_topics = self._lane.control.first_topics
+            for link in filter(None, self._lane.sources.values()):
                 self._apply_priority(link)
-        for partition in self._work.partitions if self._work.source_config.rack else ():
+        for partition in self._lane.partitions if self._lane.source_config.rack else ():
             until, facts = partition.source.follower_until, partition.facts
             if facts is not None and until is not None and at >= until and partition.wants_records:
                 self._move_fetch(partition, facts.source_leader[0], None)
@@ -149,7 +149,7 @@ class Fetching:
 
     def _connect(self, node_id: int) -> None:
         post = self._loop.post
-        self._work.background_requests.connect(
+        self._lane.background_requests.connect(
             "source",
             node_id,
             lambda stream, versions: post(lambda _: self._connected(node_id, stream, versions[0])),
@@ -157,24 +157,24 @@ class Fetching:
         )
 
     def _connected(self, node_id: int, stream: Stream, version: int) -> None:
-        link = self._work.sources[node_id] = SourceLink(node_id, stream, self._work.source_config.client_id, version)
-        for partition in self._work.partitions:
+        link = self._lane.sources[node_id] = SourceLink(node_id, stream, self._lane.source_config.client_id, version)
+        for partition in self._lane.partitions:
             if partition in self._keys and partition.source.node_id == node_id:
                 self._join(link, partition)
         self._loop.add(link)
 
     def _not_connected(self, node_id: int, message: str, reason: Reason | None, at: float) -> None:
-        self._work.sources.pop(node_id, None)
-        for partition in self._work.all:
+        self._lane.sources.pop(node_id, None)
+        for partition in self._lane.all:
             if partition.source.node_id == node_id:
                 self._avoid_followers(partition, at)
                 partition.interrupted(Trouble(reason or Reason.SOURCE_UNREACHABLE, message), at)
 
     def _fetch_from(self, partition: PartitionCopy, node_id: int) -> None:
         partition.source.node_id = node_id
-        link = self._work.sources.get(node_id)
-        if node_id not in self._work.sources:
-            self._work.sources[node_id] = None
+        link = self._lane.sources.get(node_id)
+        if node_id not in self._lane.sources:
+            self._lane.sources[node_id] = None
             self._connect(node_id)
         elif link:
             self._join(link, partition)
@@ -225,7 +225,7 @@ class Fetching:
             self._lose(link, link.stream.connection.says("the session has expired"))
             return
         at = now()
-        self._throttle.set_limit(self._work.control.bytes_per_second, at)
+        self._throttle.set_limit(self._lane.control.bytes_per_second, at)
         allowed = self._throttle.allowance(at)
         if allowed == 0:
             return
@@ -234,7 +234,7 @@ class Fetching:
         link.correlation_id = connection.next_correlation_id()
         link.serial += 1
         link.asked_at = at
-        rack = self._work.source_config.rack if link.asked_at >= self._leaders_only_until else ""
+        rack = self._lane.source_config.rack if link.asked_at >= self._leaders_only_until else ""
         request = link.session.request(link.correlation_id, max_wait_ms=wait, max_bytes=max_bytes, rack=rack)
         try:
             link.stream.send([request, *(link.proof.begin() if link.proof else ())])
@@ -245,13 +245,13 @@ class Fetching:
 
     def link_ready(self, link: SourceLink, mask: int) -> None:
         """Receive from a connection, and send what is left to send."""
-        if self._work.sources.get(link.node_id) is not link:
+        if self._lane.sources.get(link.node_id) is not link:
             return
         try:
             if mask & selectors.EVENT_WRITE:
                 link.stream.flush()
                 self._loop.watch(link)
-            while self._work.sources.get(link.node_id) is link and (view := link.stream.receive()) is not None:
+            while self._lane.sources.get(link.node_id) is link and (view := link.stream.receive()) is not None:
                 self._fetched(link, view)
         except (OutcomeUnknown, FrameError) as error:
             self._lose(link, str(error))
@@ -273,7 +273,7 @@ class Fetching:
         self._throttle.spend(len(view))
         at = now()
         if asked_at is not None and any(len(part.records) for part in answer.partitions):
-            self._work.counts.fetches.took(at - asked_at)
+            self._lane.counts.fetches.took(at - asked_at)
         link.seen_at = asked_at or link.seen_at
         for part in answer.partitions:
             partition = link.partitions.get(part.key)
@@ -299,16 +299,16 @@ class Fetching:
                     link.session.forget(part.key)
                     link.paused.add(part.key)
             if partition.queue:
-                self._work.make_ready(partition)
+                self._lane.make_ready(partition)
         if frame.release():
-            self._work.released.append(frame)
+            self._lane.released.append(frame)
         self.collect()
 
     def _lose(self, link: SourceLink, message: str) -> None:
-        if self._work.sources.get(link.node_id) is not link:
+        if self._lane.sources.get(link.node_id) is not link:
             return
         self._loop.hang_up(link)
-        self._work.sources.pop(link.node_id, None)
+        self._lane.sources.pop(link.node_id, None)
         at = now()
         for partition in list(link.partitions.values()):
             self._avoid_followers(partition, at)

@@ -20,10 +20,10 @@ from kmirror.engine.clock import now, now_ms
 from kmirror.engine.histories.judge import Trouble
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.intake import Gap
+from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import FillLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import Status
-from kmirror.engine.lane.work import Work
 from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import OutcomeUnknown
 
@@ -34,33 +34,33 @@ _TRANSACTION_PARTITIONS = 200
 class Fills:
     """Fill, trim and probe for one lane; for its sending thread."""
 
-    def __init__(self, work: Work, fetching: Fetching) -> None:
-        self._work = work
+    def __init__(self, lane: LaneState, fetching: Fetching) -> None:
+        self._lane = lane
         self._fetching = fetching
-        self._loop = work.loop
-        self._post = work.loop.post
-        self._background_requests = work.background_requests
-        self._client_id = work.destination_config.client_id
-        self._timeout = work.destination_config.request_timeout_ms / 1000
+        self._loop = lane.loop
+        self._post = lane.loop.post
+        self._background_requests = lane.background_requests
+        self._client_id = lane.destination_config.client_id
+        self._timeout = lane.destination_config.request_timeout_ms / 1000
         #: Partitions with a gap at the head of their queue, in turn.
         self._waiting: dict[PartitionCopy, None] = {}
         self._to_trim: dict[PartitionCopy, int] = {}
         self._probing: set[PartitionCopy] = set()
-        spec = work.spec
+        spec = lane.spec
         self._transactional_id = filling_transactional_id(spec.mirror, spec.lane)
         self._by_transactions = False
         self._transaction_is_under_way = False
         #: How many requests to end open transactions of earlier lanes are in progress.
         self._settling = 0
         # until the transactions that its predecessor may have left open are ended, this lane announces them too
-        work.control.fills_by_transactions = spec.lane in spec.unsettled_lanes
+        lane.control.fills_by_transactions = spec.lane in spec.unsettled_lanes
 
     def settle(self, partitions: Sequence[PartitionCopy], lanes: Sequence[int], done: Callable[[], None]) -> None:
         """End the transactions that these lanes may have left open in these partitions, then call `done`.
 
         Earlier calls are completed first.
         """
-        spec, control = self._work.spec, self._work.control
+        spec, control = self._lane.spec, self._lane.control
         if not lanes and not self._settling:
             done()
             return
@@ -124,28 +124,28 @@ class Fills:
 
     def _is_busy(self, node_id: int) -> bool:
         """Return True while nothing can be sent to this broker; connect if there is no connection yet."""
-        if node_id not in self._work.fills:
-            self._work.fills[node_id] = None
+        if node_id not in self._lane.fills:
+            self._lane.fills[node_id] = None
             self._background_requests.connect(
                 "fill",
                 node_id,
                 lambda stream, versions: self._post(lambda _: self._connected(node_id, stream, versions)),
                 lambda message, _: self._post(lambda _: self._not_connected(node_id, message)),
             )
-        link = self._work.fills[node_id]
+        link = self._lane.fills[node_id]
         if link is None or link.in_flight or link.stream.sending:
             return True
         if link.stream.connection.must_be_replaced:
             self.lose(node_id, "the session has expired")
             return True
-        return link.stream.connection.is_throttled or not self._work.may_send(now())
+        return link.stream.connection.is_throttled or not self._lane.may_send(now())
 
     def _connected(self, node_id: int, stream: Stream, versions: tuple[int, ...]) -> None:
-        link = self._work.fills[node_id] = FillLink(node_id, stream, *versions)
+        link = self._lane.fills[node_id] = FillLink(node_id, stream, *versions)
         self._loop.add(link)
 
     def _not_connected(self, node_id: int, message: str) -> None:
-        self._work.fills.pop(node_id, None)
+        self._lane.fills.pop(node_id, None)
         at = now()
         for partition in self._waiting:
             if partition.destination_node == node_id:
@@ -159,9 +159,9 @@ class Fills:
         looks: list[tuple[PartitionCopy, ReadLeader]],
         at: float,
     ) -> None:
-        link = self._work.fills[node_id]
+        link = self._lane.fills[node_id]
         assert link is not None, "no request is built for a broker without a connection"
-        if not self._work.may_send(now()):
+        if not self._lane.may_send(now()):
             return
         requests = []
         if asks:
@@ -177,16 +177,16 @@ class Fills:
 
     def link_ready(self, link: FillLink, mask: int) -> None:
         """Receive from a connection, and send what is left to send."""
-        if self._work.fills.get(link.node_id) is not link:
+        if self._lane.fills.get(link.node_id) is not link:
             return
         try:
             if mask & selectors.EVENT_WRITE:
-                if now() >= self._work.control.deadline:
+                if now() >= self._lane.control.deadline:
                     self.lose(link.node_id, "this lane's deadline has passed")
                     return
                 link.stream.flush()
                 self._loop.watch(link)
-            while self._work.fills.get(link.node_id) is link and (view := link.stream.receive()) is not None:
+            while self._lane.fills.get(link.node_id) is link and (view := link.stream.receive()) is not None:
                 self._answered(link, view)
         except (OutcomeUnknown, FrameError) as error:
             self.lose(link.node_id, str(error))
@@ -205,13 +205,13 @@ class Fills:
     def _continue(self, partition: PartitionCopy) -> None:
         """Continue with a partition without requests in flight."""
         if partition.fill.is_forbidden and not self._by_transactions:
-            control = self._work.control
+            control = self._lane.control
             control.transactions_announced = False
             self._by_transactions = control.fills_by_transactions = True
             control.report_soon()
         if not self._has_gap(partition):
             self._waiting.pop(partition, None)
-            self._work.make_ready(partition)
+            self._lane.make_ready(partition)
         self.settled(partition)
 
     def settled(self, partition: PartitionCopy) -> None:
@@ -223,7 +223,7 @@ class Fills:
 
     def lose(self, node_id: int, message: str) -> None:
         """Drop the connection to a broker: requests in flight on it may have been carried out."""
-        link = self._work.fills.pop(node_id, None)
+        link = self._lane.fills.pop(node_id, None)
         if link is None:
             return
         self._loop.hang_up(link)
@@ -235,13 +235,13 @@ class Fills:
 
     def on_tick(self, at: float) -> None:
         """Do what is due: time-outs, trims, probes of log ends."""
-        for node_id, link in list(self._work.fills.items()):
+        for node_id, link in list(self._lane.fills.items()):
             if link and link.in_flight:
                 if at - link.in_flight[0].sent_at > self._timeout:
                     self.lose(node_id, "no response in time")
-                elif at >= self._work.control.deadline:
+                elif at >= self._lane.control.deadline:
                     self.lose(node_id, "this lane's deadline has passed")
-        for partition in list(self._work.active):
+        for partition in list(self._lane.active):
             if partition.trim_due is not None:
                 self.trim(partition)
             elif partition not in self._probing and partition.seems_to_end(at):
@@ -285,8 +285,8 @@ class Fills:
     def _begin_transactions(self) -> None:
         if (
             self._transaction_is_under_way
-            or not self._work.control.transactions_announced
-            or not self._work.may_send(now())
+            or not self._lane.control.transactions_announced
+            or not self._lane.may_send(now())
         ):
             return
         gaps: dict[PartitionCopy, int] = {}
@@ -317,7 +317,7 @@ class Fills:
                 partition.fill_uncertain(trouble, at)
                 self.settled(partition)
 
-        control = self._work.control
+        control = self._lane.control
         self._background_requests.fill(
             self._transactional_id,
             {p.assignment.destination: count for p, count in gaps.items()},

@@ -22,13 +22,13 @@ from kmirror.engine.lane.changes import Changes
 from kmirror.engine.lane.control import LaneControl
 from kmirror.engine.lane.fetching import FETCH_BYTES, Fetching
 from kmirror.engine.lane.fills import Fills
+from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import DestinationLink, SourceLink
 from kmirror.engine.lane.log_end_checks import LogEndChecks
 from kmirror.engine.lane.loop import Loop
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import Reports, RowChanges
 from kmirror.engine.lane.states import Status
-from kmirror.engine.lane.work import Work
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.state.records import LaneChangeRecord
 
@@ -54,29 +54,31 @@ class Lane:
             spec, source_config, destination_config, self._broken, stream_bytes=FETCH_BYTES + FETCH_BYTES // 2
         )
         self.control = LaneControl(spec, attempt, destination_config, self._row_changes, self._broken)
-        self._work = Work(spec, source_config, destination_config, self.control, self._background_requests, self._loop)
+        self._state = LaneState(
+            spec, source_config, destination_config, self.control, self._background_requests, self._loop
+        )
         #: Holders of older claims may still write for `ttl` after our claim was written.
         self._awaiting_claim = spec.predecessor_may_write or attempt > 0
-        self._work.quiet_until = float("inf") if self._awaiting_claim else 0.0
-        self._work.partitions = self._work.copies_of(spec.assignments, now(), in_doubt=False)
-        self._fetching = Fetching(self._work)
-        self._fills = Fills(self._work, self._fetching)
-        self._appending = Appending(self._work, self._fetching, self._fills)
-        self._changes = Changes(self._work, self._fetching.release, self._appending.hang_up_on, self._begin)
+        self._state.quiet_until = float("inf") if self._awaiting_claim else 0.0
+        self._state.partitions = self._state.copies_of(spec.assignments, now(), in_doubt=False)
+        self._fetching = Fetching(self._state)
+        self._fills = Fills(self._state, self._fetching)
+        self._appending = Appending(self._state, self._fetching, self._fills)
+        self._changes = Changes(self._state, self._fetching.release, self._appending.hang_up_on, self._begin)
         self._log_end_checks = LogEndChecks(self._background_requests, self._loop.post)
         self._reports = Reports(self._fetching.seen_at, self._fetching.answered_at)
         self._next_tick_at = 0.0
         self._was_caught_up = False
         self.control.usage = self._fetching.usage
         self.control.on_change = lambda: self._loop.post(lambda _: None)
-        self.control.revisions = lambda: (self._work.revision, self._changes.released_revision)
+        self.control.revisions = lambda: (self._state.revision, self._changes.released_revision)
         self.control.on_lane_change = self._on_lane_change
         self.control.on_report_stored = lambda given_up: self._loop.post(lambda _: self._changes.acknowledged(given_up))
 
     @property
     def partitions(self) -> list[PartitionCopy]:
         """The partitions that are copied now; for any thread."""
-        return self._work.partitions
+        return self._state.partitions
 
     def run(self, before_sending: Callable[[], None] = lambda: None) -> LaneResult:
         """Copy until `control` ends this lane; return how it ended.
@@ -92,10 +94,10 @@ class Lane:
                 self._turn(_TICK)
             self._drain(now() + _STOP_SECONDS)
             at = now()
-            clean = all(partition.nothing_can_arrive(at) for partition in self._work.all)
+            clean = all(partition.nothing_can_arrive(at) for partition in self._state.all)
         finally:
             self._background_requests.stop()
-            self._work.hang_up()
+            self._state.hang_up()
             self._background_requests.join(timeout=5)
             self.control.stop(final_report=self._ended_how() == "STOPPED")
             self._loop.close()
@@ -109,7 +111,7 @@ class Lane:
         """Receive the responses to requests in flight; send nothing more."""
         if self._ended_how() != "STOPPED":
             return
-        while now() < until and any(p.in_flight or p.fill.is_under_way for p in self._work.all):
+        while now() < until and any(p.in_flight or p.fill.is_under_way for p in self._state.all):
             self._turn(0.05, sending=False)
 
     def _turn(self, timeout: float, *, sending: bool = True) -> None:
@@ -124,10 +126,10 @@ class Lane:
         self._loop.take_events()
         if sending:
             self._on_tick(now())
-            for source in list(self._work.sources.values()):
+            for source in list(self._state.sources.values()):
                 if source:
                     self._fetching.pump(source)
-            for destination in list(self._work.destinations.values()):
+            for destination in list(self._state.destinations.values()):
                 if destination:
                     self._appending.pump(destination)
             self._fills.pump()
@@ -177,7 +179,7 @@ class Lane:
             partition.inspected(facts, verdict, at, now_ms())
             if partition.status is Status.COPYING:
                 self._attach(partition, facts)
-                self._work.make_ready(partition)
+                self._state.make_ready(partition)
 
     def _attach(self, partition: PartitionCopy, facts: Facts) -> None:
         """Connect a partition to its source leader and its destination leader."""
@@ -190,32 +192,32 @@ class Lane:
         """Do what is due: inspections, time-outs, the report that everything is copied."""
         if at < self._next_tick_at:
             return
-        work = self._work
-        due = [p for p in work.active if p.due_for_inspection(at)]
+        state = self._state
+        due = [p for p in state.active if p.due_for_inspection(at)]
         if due:
             for partition in due:
                 self._fetching.detach(partition)
             self._inspect(due)
         if self._awaiting_claim and self.control.claimed_at is not None:
             self._awaiting_claim = False
-            work.be_quiet_until(work.predecessors_end(self.control.claimed_at))
-        if work.quiet_until > at and not self._awaiting_claim and self.control.is_alone:
-            work.be_quiet_until(at)
+            state.be_quiet_until(state.predecessors_end(self.control.claimed_at))
+        if state.quiet_until > at and not self._awaiting_claim and self.control.is_alone:
+            state.be_quiet_until(at)
         self._fetching.on_tick(at)
         self._appending.on_tick(at)
         self._fills.on_tick(at)
         self._changes.on_tick(at)
-        self._log_end_checks.on_tick(work.partitions, at)
-        caught_up = all(p.caught_up or p.retry.failure for p in work.active)
+        self._log_end_checks.on_tick(state.partitions, at)
+        caught_up = all(p.caught_up or p.retry.failure for p in state.active)
         if caught_up and not self._was_caught_up:
             self.control.report_soon()
         self._was_caught_up = caught_up
-        work.set_aside_resting()
+        state.set_aside_resting()
         took = now() - at
         self._next_tick_at = at + max(_TICK_SECONDS, _TICK_RATIO * took)
 
     def _row_changes(self) -> RowChanges:
-        return self._reports.changes(self._work.all, self._work.take_touched())
+        return self._reports.changes(self._state.all, self._state.take_touched())
 
 
 def run_lane(spec: LaneSpec, attempt: int) -> LaneResult:

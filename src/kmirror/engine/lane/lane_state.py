@@ -17,7 +17,7 @@ from kmirror.state.assignment import Assignment
 _CLOCK_MARGIN_SECONDS = 0.5
 
 
-class Work:
+class LaneState:
     """A lane's partitions and connections; for its sending thread. Any thread may read the lists of partitions."""
 
     def __init__(
