@@ -112,12 +112,12 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
         (
             ("add", "--mirror", "m", "--topics", "orders(", *DESTINATION),
             "--topics: the pattern orders( is not understood at character 7: a bracket is not closed",
-            "see https://github.com/google/re2/wiki/Syntax for what a pattern may hold",
+            "see https://github.com/google/re2/wiki/Syntax for the syntax of patterns",
         ),
         (
             ("add", "--mirror", "m", "--topics", "@nowhere", *DESTINATION),
             "--topics: cannot read nowhere: No such file or directory",
-            "name a readable file with one pattern a line",
+            "name a readable file with one pattern per line",
         ),
         (
             ("add", "--mirror", "m", "--topics", "a", "--exclude", "", *DESTINATION),

@@ -371,7 +371,7 @@ def test_a_listener_that_wants_a_certificate_takes_it_from_a_store(secured: Sand
     with ClusterClient(client_config(properties)) as client, pytest.raises(UnreachableError) as caught:
         client.metadata([])
     assert caught.value.reason is Reason.AUTHENTICATION_FAILED
-    assert "the broker wants a client's certificate" in caught.value.message
+    assert "the broker requires a client certificate" in caught.value.message
 
 
 def test_a_session_is_replaced_before_the_broker_ends_it(secured: SandboxCluster) -> None:

@@ -57,7 +57,7 @@ def test_a_file_of_mirrormaker_2_becomes_the_mirrors_that_lead_here(
     }
 
     def keys(done: VerbResult) -> dict[str, tuple[str | None, str]]:
-        return {row.fate.key: (row.mirror, row.fate.became) for row in done.keys}
+        return {row.key_result.key: (row.mirror, row.key_result.became) for row in done.keys}
 
     refused = create_from_mm2(destination, {**file, f"{there}.ssl.key.password": PASSWORD, "transforms": "x"}, {})
     assert refused.exit_code == ExitCode.REFUSED

@@ -244,11 +244,11 @@ def test_filters_are_confluent_s() -> None:
     filters = parse_acl_filters("acls.include", text)
     assert parse_acl_filters("acls.include", str(filters)) == filters
     (prefixed,) = acls("topic", "t", "x", "DESCRIBE_CONFIGS", prefixed=True)
-    assert filters.takes(prefixed)
-    assert not filters.takes(prefixed._replace(resource_name="u"))
-    assert filters.takes(*acls("group", "g", "app", "READ"))
-    assert not filters.takes(*acls("group", "g", "app", "READ", deny=True))
-    assert AclFilters().takes(prefixed)
+    assert filters.matches(prefixed)
+    assert not filters.matches(prefixed._replace(resource_name="u"))
+    assert filters.matches(*acls("group", "g", "app", "READ"))
+    assert not filters.matches(*acls("group", "g", "app", "READ", deny=True))
+    assert AclFilters().matches(prefixed)
     assert str(AclFilters()) == ""
 
 
@@ -257,17 +257,17 @@ def test_rules_are_those_of_kafkas_cluster_mirroring() -> None:
     assert str(filters) == "TOPIC;orders-.*;READ,*;*;*;*;User:app-.*"
     assert parse_acl_filters("acls.include", str(filters)) == filters
     (one,) = acls("topic", "orders-eu", "x", "READ")
-    assert filters.takes(one)
-    assert not filters.takes(one._replace(resource_name="x-orders-eu"))
-    assert not filters.takes(*acls("topic", "orders-eu", "x", "WRITE"))
-    assert filters.takes(*acls("group", "g", "app-1", "WRITE"))
-    assert not filters.takes(*acls("group", "g", "an-app-1", "READ"))
+    assert filters.matches(one)
+    assert not filters.matches(one._replace(resource_name="x-orders-eu"))
+    assert not filters.matches(*acls("topic", "orders-eu", "x", "WRITE"))
+    assert filters.matches(*acls("group", "g", "app-1", "WRITE"))
+    assert not filters.matches(*acls("group", "g", "an-app-1", "READ"))
     assert parse_acl_filters("acls.include", "*") == AclFilters()
     ids = parse_acl_filters("acls.include", "transactional-id;app-.*, CLUSTER;*;idempotent_write")
-    assert ids.takes(*txn("app-1", "x"))
-    assert not ids.takes(*txn("web-1", "x"))
-    assert ids.takes(*acls("cluster", "kafka-cluster", "x", "IDEMPOTENT_WRITE"))
-    assert not ids.takes(*acls("cluster", "kafka-cluster", "x", "ALTER"))
+    assert ids.matches(*txn("app-1", "x"))
+    assert not ids.matches(*txn("web-1", "x"))
+    assert ids.matches(*acls("cluster", "kafka-cluster", "x", "IDEMPOTENT_WRITE"))
+    assert not ids.matches(*acls("cluster", "kafka-cluster", "x", "ALTER"))
 
 
 @pytest.mark.parametrize(
@@ -276,15 +276,15 @@ def test_rules_are_those_of_kafkas_cluster_mirroring() -> None:
         ("TOPIC;a;READ;ALLOW;User:a;more", "is not a rule"),
         ("TOPIC;;READ", "is not a rule"),
         ("TOPIC;a[", "pattern a. is not understood"),
-        ("FLOWER;a", "resource type=FLOWER is not known"),
+        ("FLOWER;a", "resource type=FLOWER is unknown"),
         ("{", "acls.include is not JSON"),
         ("[]", "not an object with a list aclFilters"),
         ('{"aclFilters":{}}', "not an object with a list aclFilters"),
         ('{"aclFilters":[],"topicFilters":[]}', "not an object with a list aclFilters"),
-        ('{"aclFilters":[{"resource":{}}]}', "a filter holds resourceFilter and accessFilter"),
+        ('{"aclFilters":[{"resource":{}}]}', "a filter has resourceFilter and accessFilter"),
         ('{"aclFilters":[{"resourceFilter":[]}]}', "resourceFilter is not an object"),
         ('{"aclFilters":[{"resourceFilter":{"type":"topic"}}]}', "resourceFilter has no type="),
-        ('{"aclFilters":[{"accessFilter":{"operation":"fly"}}]}', "operation=fly is not known"),
+        ('{"aclFilters":[{"accessFilter":{"operation":"fly"}}]}', "operation=fly is unknown"),
         ('{"aclFilters":[{"accessFilter":{"principal":7}}]}', "accessFilter has no principal=7"),
     ],
 )

@@ -11,8 +11,7 @@ from kmirror.cluster.security.properties import parse_properties, read_propertie
 from kmirror.errors import UsageError
 from kmirror.ops.check.rights import destination_grants, source_grants
 from kmirror.ops.jobs.mirrormaker import HeartbeatsJob
-from kmirror.settings.cluster_links import link_conversion
-from kmirror.settings.conversion import Conversion, Given, KeyOutcome, convert
+from kmirror.settings.conversion import Conversion, Given, KeyOutcome, convert, link_conversion
 from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
 from kmirror.settings.other_tools import FAMILIES, OTHER_TOOL_KEYS
 from kmirror.settings.table import canonical, is_setting, parse_settings, split
@@ -50,9 +49,9 @@ LINK_KEYS = """
 """.split()  # noqa: SIM905 - as they are listed
 
 
-def fates(found: Conversion) -> dict[str, tuple[KeyOutcome, str]]:
+def key_results(found: Conversion) -> dict[str, tuple[KeyOutcome, str]]:
     """Return what became of each key, and what is said of it."""
-    return {fate.key: (fate.became, fate.said) for fate in found.fates}
+    return {key_result.key: (key_result.became, key_result.message) for key_result in found.key_results}
 
 
 def mm2(text: str, flow: Flow = FLOW) -> Conversion:
@@ -63,7 +62,7 @@ def mm2(text: str, flow: Flow = FLOW) -> Conversion:
 
 def one(key: str, value: str) -> tuple[KeyOutcome, str]:
     """Return what becomes of one key."""
-    return fates(convert([Given(key, key, value)]))[key]
+    return key_results(convert([Given(key, key, value)]))[key]
 
 
 def test_kafkas_own_sample_becomes_two_mirrors() -> None:
@@ -83,12 +82,12 @@ def test_kafkas_own_sample_becomes_two_mirrors() -> None:
         "target.cluster.alias": "B",
     }
     split(found.properties)
-    said = fates(found)
+    said = key_results(found)
     assert said["A->B.topics"] == (KeyOutcome.TAKEN, "topics.include=.*")
     assert said["replication.policy.class"][1].startswith("topic.prefix=A.: MirrorMaker 2's default")
     assert said["offset.storage.replication.factor"][0] is KeyOutcome.NO_MEANING
     # whatever is not told of here is told of the other flow
-    other = {fate.key for fate in file.without(Flow("B", "A"), "why")}
+    other = {key_result.key for key_result in file.without(Flow("B", "A"), "why")}
     assert {*said, *other} >= {*file.properties}
     assert said["emit.checkpoints.enabled"][0] is KeyOutcome.NO_MEANING
 
@@ -112,14 +111,14 @@ def test_a_flow_has_the_keys_that_concern_it_and_the_most_particular_goes_first(
         "source.cluster.alias": "A",
         "target.cluster.alias": "B",
     }
-    said = fates(found)
-    assert said["topics"] == (KeyOutcome.NO_MEANING, "A->B.topics goes before it")
-    assert said["A.admin.ssl.truststore.location"][1] == "A.consumer.ssl.truststore.location goes before it"
+    said = key_results(found)
+    assert said["topics"] == (KeyOutcome.NO_MEANING, "A->B.topics overrides it")
+    assert said["A.admin.ssl.truststore.location"][1] == "A.consumer.ssl.truststore.location overrides it"
     assert said["A.producer.acks"] == (KeyOutcome.NO_MEANING, "nothing is written to the source")
     assert said["B.ssl.truststore.location"][1] == "--bootstrap-server and --command-config name the destination"
     assert said["A.consumer.max.poll.records"][0] is KeyOutcome.NO_MEANING
     assert said["replication.policy.class"][0] is KeyOutcome.DEFAULT
-    assert said["C.ssl.truststore.location"] == (KeyOutcome.REFUSED, "not a key that is known")
+    assert said["C.ssl.truststore.location"] == (KeyOutcome.REFUSED, "unknown key")
     assert "B->A.topics" not in said
 
 
@@ -141,7 +140,7 @@ def test_what_would_make_another_copy_is_refused_with_what_to_do() -> None:
         "topics.exclud=x\nA.consumer.isolation.level=read_uncommitted\nrefresh.topics.interval.seconds=-1\n"
         "topic.filter.class=com.example.Filter\nconfig.providers=vault\nrefresh.topics.enabled=false"
     )
-    refused = {fate.key: f"{fate.said}: {fate.hint}" for fate in found.refused}
+    refused = {key_result.key: f"{key_result.message}: {key_result.hint}" for key_result in found.refused}
     assert list(refused) == [
         *("transforms", "key.converter", "wibble", "topics.exclud", "A.consumer.isolation.level"),
         *("refresh.topics.interval.seconds", "topic.filter.class", "config.providers", "refresh.topics.enabled"),
@@ -151,16 +150,16 @@ def test_what_would_make_another_copy_is_refused_with_what_to_do() -> None:
     assert "did you mean topics.exclude?" in refused["topics.exclud"]
     assert "committed records only" in refused["A.consumer.isolation.level"]
     assert "topic.prefix" in refused["replication.policy.class"]
-    assert all(fate.hint for fate in found.refused)
+    assert all(key_result.hint for key_result in found.refused)
 
 
-def test_flows_that_are_not_enabled_are_told_and_a_file_of_another_kind_is_refused() -> None:
+def test_flows_that_are_not_enabled_are_listed_and_a_file_of_another_kind_is_refused() -> None:
     file = MirrorMakerFile({"clusters": "A, B", "B->A.topics": "x", "A->B.enabled": " TRUE "})
     assert [(flow.name, flow.why_not) for flow in file.flows] == [
         ("A->B", None),
         ("B->A", "B->A.enabled is not true"),
     ]
-    with pytest.raises(UsageError, match="no file of MirrorMaker 2"):
+    with pytest.raises(UsageError, match="not a MirrorMaker 2 file"):
         _ = MirrorMakerFile({"bootstrap.servers": "a:1"}).flows
 
 
@@ -201,7 +200,7 @@ def test_a_links_file_becomes_a_mirror() -> None:
         "topic.properties.include": "retention.ms,cleanup.policy",
     }
     assert dict(found.at_creation) == {"cluster.link.paused": "true", "dest.cluster.id": "D"}
-    said = fates(found)
+    said = key_results(found)
     assert said["topic.config.sync.ms"] == (
         KeyOutcome.TAKEN,
         "refresh.interval.seconds=3: the shortest of these intervals counts",
@@ -213,17 +212,19 @@ def test_a_links_file_becomes_a_mirror() -> None:
 
 
 def test_a_links_defaults_are_told() -> None:
-    assert fates(link_conversion({}))["consumer.offset.sync.enable"][1].startswith("sync.group.offsets.enabled=false")
+    assert key_results(link_conversion({}))["consumer.offset.sync.enable"][1].startswith(
+        "sync.group.offsets.enabled=false"
+    )
     found = link_conversion({"consumer.offset.sync.enable": "true"})
     assert found.properties["groups.include"] == ""
-    assert "no group is synced" in fates(found)["consumer.offset.group.filters"][1]
+    assert "no group is synced" in key_results(found)["consumer.offset.group.filters"][1]
 
 
 @pytest.mark.parametrize("key", [*MIRROR_MAKER_KEYS, *LINK_KEYS])
 def test_no_key_of_the_other_tools_is_unknown(key: str) -> None:
-    assert one(key, "something")[1] != "not a key that is known"
+    assert one(key, "something")[1] != "unknown key"
     if not is_setting(key):
-        with pytest.raises(UsageError, match="is no setting of a mirror: ") as refusal:
+        with pytest.raises(UsageError, match="is not a setting of a mirror: ") as refusal:
             split({key: "something"})
         assert refusal.value.hint
 
@@ -244,13 +245,15 @@ def test_no_key_of_the_other_tools_is_unknown(key: str) -> None:
         ("consumer.auto.offset.reset", "none", KeyOutcome.REFUSED),
     ],
 )
-def test_what_becomes_of_a_key(key: str, value: str, became: KeyOutcome) -> None:
+def test_the_outcome_of_a_key(key: str, value: str, became: KeyOutcome) -> None:
     assert one(key, value)[0] is became
 
 
 def test_a_mirrors_own_file_may_hold_what_is_met_anyway_and_is_told_the_rest() -> None:
     assert split({"bootstrap.servers": "a:1", "link.mode": "DESTINATION"}) == ({"bootstrap.servers": "a:1"}, {})
-    with pytest.raises(UsageError, match=r"link\.mode is no setting of a mirror: a mirror is made at the destination"):
+    with pytest.raises(
+        UsageError, match=r"link\.mode is not a setting of a mirror: a mirror is created at the destination"
+    ):
         split({"link.mode": "SOURCE"})
     with pytest.raises(UsageError, match=r"groups\.include and consumer.offset.group.filters contradict"):
         canonical({"groups.include": "a", "consumer.offset.group.filters": ""})

@@ -115,10 +115,10 @@ def wrong(side: str) -> dict[str, str]:
         ),
         ({"ssl.truststore.location": "trust.p12"}, "ssl.truststore.password is missing", "set ssl.truststore.password"),
         ({"ssl.keystore.location": "client.jks"}, "ssl.keystore.password is missing", "set ssl.keystore.password"),
-        (own("trust.jks"), "trust.jks holds no private key", "PrivateKeyEntry"),
-        (own("trust.p12"), "trust.p12 holds no private key", "PrivateKeyEntry"),
-        (own("two.jks"), "it holds 2 private keys", "-srcalias NAME"),
-        (own("two.p12"), "it holds 2 private keys", "-srcalias NAME"),
+        (own("trust.jks"), "trust.jks has no private key", "PrivateKeyEntry"),
+        (own("trust.p12"), "trust.p12 has no private key", "PrivateKeyEntry"),
+        (own("two.jks"), "it has 2 private keys", "-srcalias NAME"),
+        (own("two.p12"), "it has 2 private keys", "-srcalias NAME"),
         (own("two.jceks"), "is a JCEKS store, which is not supported", "-deststoretype PKCS12"),
         (own("rubbish.jks"), "is neither a JKS nor a PKCS12 store", "keytool -list"),
         (own("half.jks"), "cannot be read: it ends in the middle of an entry", "keytool -list"),
@@ -212,10 +212,10 @@ def test_who_refuses_whom_and_why() -> None:
     assert "not valid for 'elsewhere'" in refusal(config, server_hostname="elsewhere")
     assert "advertised.listeners" in refusal(config, server_hostname="127.0.0.2")
     untrusting = configured({"ssl.truststore.location": "client.jks"})
-    assert "must hold the CA that signed the broker's certificate" in refusal(untrusting)
+    assert "must contain the CA that signed the broker's certificate" in refusal(untrusting)
     alert = ssl.SSLError(1, "[SSL: SSLV3_ALERT_CERTIFICATE_UNKNOWN]")
     alert.reason = "SSLV3_ALERT_CERTIFICATE_UNKNOWN"
     assert "refuses our certificate, which expired on " in ": ".join(tls_refusal(alert, expired))
-    assert "wants a client's certificate (SSLV3_ALERT_CERTIFICATE_UNKNOWN): set ssl.keystore" in ": ".join(
+    assert "requires a client certificate (SSLV3_ALERT_CERTIFICATE_UNKNOWN): set ssl.keystore" in ": ".join(
         tls_refusal(alert, config)
     )

@@ -169,8 +169,8 @@ def test_a_role_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for login, message in (
-        (MskLogin("eu-west-1"), "no AWS credentials are found on "),
-        (MskLogin(), "the AWS region of the cluster is not known"),
+        (MskLogin("eu-west-1"), "no AWS credentials found on "),
+        (MskLogin(), "the AWS region of the cluster is unknown"),
         (MskLogin("eu-west-1", profile="other"), "no AWS credentials for AWS profile other: "),
     ):
         with pytest.raises(UnreachableError, match=message) as caught:

@@ -108,7 +108,7 @@ def test_it_pickles() -> None:
         ("x[z-a]", "x[z-a] is not understood at character 3: invalid character class range", "re2"),
         ("a{5000}", "a{5000} is not understood at character 2: invalid repetition size", "re2"),
         ("a\\", "a\\ is not understood at character 2: trailing \\", "re2"),
-        ("@x", "@x cannot stand in a list", "@FILE stands alone"),
+        ("@x", "@x cannot be part of a list", "give @FILE by itself"),
     ],
 )
 def test_patterns_that_are_refused(pattern: str, message: str, hint: str) -> None:
@@ -127,7 +127,7 @@ def test_lists_and_files_that_are_refused(tmp_path: Path) -> None:
         " , ": "--topics is empty",
         f"@{tmp_path}/none": f"--topics: cannot read {tmp_path}/none: No such file or directory",
         f"@{tmp_path}": f"--topics: cannot read {tmp_path}: Is a directory",
-        f"@{tmp_path}/empty": f"--topics: {tmp_path}/empty holds no pattern",
+        f"@{tmp_path}/empty": f"--topics: {tmp_path}/empty contains no pattern",
         f"@{tmp_path}/bad": f"--topics @{tmp_path}/bad: the pattern a(b is not understood at character 2: "
         "a bracket is not closed",
     }.items():

@@ -176,7 +176,7 @@ def test_jaas(line: str, username: str, password: str) -> None:
         (f'{SCRAM} required username="ann";', "lacks the password"),
         (f'{SCRAM} required username="ann" password="";', "lacks the password"),
         (f'{PLAIN} required username="ann" password="hunter2";', "does not fit sasl.mechanism=SCRAM-SHA-512"),
-        (f'{SCRAM} required username="a" password="hunter2";' * 2, "holds 2 login modules"),
+        (f'{SCRAM} required username="a" password="hunter2";' * 2, "has 2 login modules"),
         (" ", "is missing, and SCRAM-SHA-512 needs a user name and a password"),
         ("${env:EMPTY}", "is empty"),
     ],
@@ -265,13 +265,13 @@ def test_properties_that_are_refused(properties: dict[str, str], message: str, h
         ),
         (
             {"ssl.keystore.location": "DIR/root.pem", "ssl.keystore.type": "PEM"},
-            "ssl.keystore.* holds no private key",
+            "ssl.keystore.* has no private key",
             "it needs the client's private key and its certificate, both as PEM blocks",
         ),
         (
             {"ssl.truststore.certificates": "x", "ssl.truststore.location": "y", "ssl.truststore.type": "PEM"},
             "ssl.truststore.certificates and ssl.truststore.location contradict each other",
-            "leave one of them",
+            "keep one of them",
         ),
         (
             {"ssl.keystore.key": "hunter2"},

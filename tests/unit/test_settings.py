@@ -252,7 +252,7 @@ def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) 
             "topics.include: the pattern a(b is not understood at character 2: a bracket is not closed",
             "re2",
         ),
-        ({"topics.include": "@/etc/passwd"}, "topics.include: @/etc/passwd cannot stand in a list", "@FILE"),
+        ({"topics.include": "@/etc/passwd"}, "topics.include: @/etc/passwd cannot be part of a list", "@FILE"),
         ({"topics.include": ","}, "topics.include is empty", "give names"),
         (
             {"topics.include": "a,b.*,c", "topics.exclude": "b.*,c"},

@@ -102,7 +102,7 @@ def test_a_token_may_be_in_a_file() -> None:
                 "sasl.oauthbearer.token.endpoint.url": "",
                 "sasl.jaas.config": f"{MODULE} unsecuredLoginStringClaim_sub=a;",
             },
-            "sasl.jaas.config makes an unsigned token, which kmirror does not do",
+            "sasl.jaas.config asks for an unsigned token, which is not supported",
             "https://…",
         ),
         ({"sasl.oauthbearer.token.endpoint.url": "idp:80"}, "sasl.oauthbearer.token.endpoint.url is not a URL", "http"),
@@ -158,7 +158,7 @@ def test_the_request_is_that_of_rfc_6749() -> None:
 def test_where_no_life_is_told_the_token_itself_says_it() -> None:
     with endpoint((200, {"id_token": jwt(exp=12345)}), (200, {"access_token": "opaque"})) as served:
         assert replace(LOGIN, url=served.url).fetch(5).expires_at == 12345
-        with pytest.raises(UnreachableError, match="does not say when it ends"):
+        with pytest.raises(UnreachableError, match="has no expiry time"):
             replace(LOGIN, url=served.url).fetch(5)
 
 
@@ -171,9 +171,9 @@ def test_where_no_life_is_told_the_token_itself_says_it() -> None:
         ),
         ((400, "<html>hunter2</html>"), "HTTP 400"),
         ((302, ""), "HTTP 302"),
-        ((200, {"token": "abc"}), "the answer holds no access_token"),
-        ((200, ["abc"]), "the answer holds no access_token"),
-        ((200, "hunter2"), "the answer holds no access_token"),
+        ((200, {"token": "abc"}), "the answer has no access_token"),
+        ((200, ["abc"]), "the answer has no access_token"),
+        ((200, "hunter2"), "the answer has no access_token"),
     ],
 )
 def test_a_refusal_is_final_and_tells_no_secret(answer: Answer, message: str) -> None:
@@ -219,7 +219,7 @@ def test_a_token_file_is_read_each_time(tmp_path: Path) -> None:
     later = int(time.time()) + 60
     (tmp_path / "token").write_text(jwt(exp=later) + "\n")
     assert file.fetch(1) == Token(jwt(exp=later), later)
-    for text, message in ((jwt(exp=1), "is over"), ("opaque", "does not say when it ends"), (jwt(exp=True), "when it")):
+    for text, message in ((jwt(exp=1), "has expired"), ("opaque", "has no expiry time"), (jwt(exp=True), "no expiry")):
         (tmp_path / "token").write_text(text)
         with pytest.raises(UnreachableError, match=message):
             file.fetch(1)

@@ -60,7 +60,7 @@ def test_what_is_written_reads_the_same_again() -> None:
     [
         ("orders", "this is not JSON"),
         ("[" * 100_000, "this is not JSON"),
-        ("[]", "a JSON object is wanted"),
+        ("[]", "it is not a JSON object"),
         ("{}", "the document lacks topicFilters"),
         ('{"topicfilters":[]}', "unknown field topicfilters, is topicFilters meant?"),
         ('{"topicFilters":{}}', "topicFilters is not a list"),
@@ -71,7 +71,7 @@ def test_what_is_written_reads_the_same_again() -> None:
         (document(ALL, ("", "LITERAL", "INCLUDE")), "filter 2 has no name"),
         (document(("a", "REGEX", "INCLUDE")), "patternType=REGEX is not LITERAL or PREFIXED"),
         (document(("a", "LITERAL", "ALLOW")), "filterType=ALLOW is not INCLUDE or EXCLUDE"),
-        (document(("*", "PREFIXED", "INCLUDE")), "* stands for everything when it is LITERAL"),
+        (document(("*", "PREFIXED", "INCLUDE")), "* means everything only if it is LITERAL"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(text: str, message: str) -> None:

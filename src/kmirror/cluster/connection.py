@@ -2,11 +2,11 @@
 
 Foreign exceptions (`OSError`, `ssl.SSLError`) end here. The type raised says what happened to a request:
 
-* `ConnectFailedError`: nothing was sent; the broker cannot be reached or refuses us as we are;
-* `OutcomeUnknown`: the request left, and no whole answer came back. The connection is of no more use.
+* `ConnectFailedError`: nothing was sent; the broker cannot be reached or refuses us;
+* `OutcomeUnknown`: the request was sent, and no whole answer came back. The connection cannot be used any more.
 
-Every request is bounded by a time-out, and a broker's throttle (`throttle_time_ms`, KIP-219) is waited out before the
-next one is sent.
+Every request has a time-out, and a broker's throttle (`throttle_time_ms`, KIP-219) is waited for before the next one is
+sent.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from kmirror.cluster.security.sasl import authenticate
 from kmirror.cluster.security.tls_refusals import tls_refusal
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
-#: The largest answer we are ready to hold. Brokers send at most one batch more than asked; none is near this.
+#: The largest answer we accept. Brokers send at most one batch more than requested; no answer comes near this.
 MAX_FRAME_BYTES = 1 << 30
-#: The same while shaking hands, when it is not sure yet that a broker is there: any four bytes can be read as a size.
+#: The same during the handshake, when the other side may not be a broker: any four bytes can be read as a size.
 MAX_HANDSHAKE_FRAME_BYTES = 1 << 20
 #: sendmsg takes at most this many buffers at once (IOV_MAX).
 _MAX_BUFFERS = 1024
-#: Room for a larger frame is taken from the system, which gives it page by page as bytes arrive: a length is a claim.
+#: Larger frames use mapped memory, which the system provides page by page as bytes arrive: the length may be a lie.
 _CLAIMED_BYTES = 4 << 20
-#: A broker that asks us to be silent for longer is asked again then; it mutes the connection itself (KIP-219).
+#: The longest throttle that we wait for; a broker with a longer one mutes the connection itself (KIP-219).
 _LONGEST_THROTTLE_MS = 300_000
-#: As much of a large frame is waited for before it is read on.
+#: Large frames are read in chunks of at least this size.
 _AWAITED_BYTES = 1 << 20
-#: Small answers are read together, up to so many bytes at once.
+#: Small answers are read together, up to this many bytes at once.
 _INBOX_BYTES = 64 << 10
-#: So many large buffers are kept for use again.
+#: The most large buffers that are kept for reuse.
 _SPARE_BUFFERS = 8
-#: How much of a SASL session's life a connection is used for.
+#: The part of a SASL session's lifetime for which a connection is used.
 _SESSION_PART = 0.85
 _HIGHEST_PORT = 65535
 #: Metadata's key.
@@ -51,7 +51,7 @@ _METADATA = 3
 
 
 class ConnectFailedError(UnreachableError):
-    """A broker that cannot be reached, or that refuses the connection as it is configured."""
+    """A broker that cannot be reached, or that refuses the connection."""
 
 
 class UnknownHostError(ConnectFailedError):
@@ -59,13 +59,13 @@ class UnknownHostError(ConnectFailedError):
 
 
 class UnsupportedVersionError(KmirrorError):
-    """A broker that does not speak a version of a request that we need."""
+    """A broker that does not support a version of a request that we need."""
 
 
 class Connection:
-    """Hold one authenticated connection to a broker.
+    """One authenticated connection to a broker.
 
-    `request` is for everything that may wait; the hot path takes `socket`, and encodes and decodes frames itself.
+    `request` is for everything that may block; the hot path uses `socket`, and encodes and decodes frames itself.
     """
 
     def __init__(self, host: str, port: int, config: ClientConfig, sock: socket.socket) -> None:
@@ -82,9 +82,9 @@ class Connection:
 
     @classmethod
     def open(cls, host: str, port: int, config: ClientConfig) -> Connection:
-        """Connect, shake hands (TLS, API versions, SASL) and return the connection.
+        """Connect, do the handshakes (TLS, API versions, SASL) and return the connection.
 
-        Where the password is refused, and the file that it is from holds another one, that is tried.
+        If the password is refused, and the file that it came from now has another one, that one is tried.
 
         Raises:
             ConnectFailedError: not reachable, not Kafka, or not with this configuration.
@@ -97,7 +97,7 @@ class Connection:
             if error.reason is not Reason.AUTHENTICATION_FAILED or another == known:
                 raise
         connection = cls._open(host, port, another)
-        RENEWED.take(config, another)
+        RENEWED.record(config, another)
         return connection
 
     @classmethod
@@ -105,9 +105,9 @@ class Connection:
         timeout = config.connect_timeout_ms / 1000
         try:
             if not host or not 0 < port <= _HIGHEST_PORT:
-                raise OSError("this is no address")
+                raise OSError("not a valid address")
             sock = socket.create_connection((host, port), timeout=timeout)
-        except (OSError, ValueError) as error:  # ValueError: a name that can be no host's
+        except (OSError, ValueError) as error:  # ValueError: not a valid host name
             is_unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
             raise (UnknownHostError if is_unknown else ConnectFailedError)(
                 f"cannot connect to {host}:{port}: {_reason_of(error)}",
@@ -124,7 +124,7 @@ class Connection:
             connection._largest_frame = MAX_FRAME_BYTES
         except (OSError, OutcomeUnknown, FrameError) as error:
             sock.close()
-            # the broker's word on our certificate comes with its first answer, not with the handshake (TLS 1.3)
+            # in TLS 1.3 a broker rejects our certificate with its first answer, not in the handshake
             refusal = error if isinstance(error, ssl.SSLError) else error.__context__
             if isinstance(refusal, ssl.SSLError):
                 what, hint = tls_refusal(refusal, config.with_current_stores())
@@ -135,7 +135,7 @@ class Connection:
                 f"handshake with {host}:{port} failed: {_reason_of(error)}",
                 f"is {config.security_protocol} the listener's security.protocol? "
                 "A listener that wants TLS or SASL hangs up on a client that offers none; "
-                "brokers before Kafka 2.4 cannot be talked to at all",
+                "brokers before Kafka 2.4 are not supported",
             ) from None
         except BaseException:
             sock.close()
@@ -152,10 +152,10 @@ class Connection:
         self.api_versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys or ()}
         lowest, highest = self.api_versions.get(_METADATA, (0, -1))
         if lowest > highest:
-            # such a connection would be kept, and be of no use
+            # such a connection would be kept, and never be of use
             raise ConnectFailedError(
                 f"{self.address} offers no version of Metadata, which every broker does",
-                "name brokers in bootstrap.servers, no controllers",
+                "name brokers in bootstrap.servers, not controllers",
             )
         if self.config.sasl_mechanism is not None:
             lifetime_ms = authenticate(self._exchange, self.config, self.address)
@@ -167,11 +167,11 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """Return the broker's address, as messages name it."""
+        """Return the broker's address for messages."""
         return f"{self.host}:{self.port}"
 
-    def says(self, what: str) -> str:
-        """Return a message about this connection."""
+    def message(self, what: str) -> str:
+        """Return a message about this broker."""
         return f"{self.address}: {what}"
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class Connection:
 
     @property
     def must_be_replaced(self) -> bool:
-        """True when the SASL session is about to end (KIP-368): open a new connection instead of being cut off."""
+        """True if the SASL session ends soon (KIP-368): open a new connection before the broker closes this one."""
         return self._replace_at is not None and time.monotonic() > self._replace_at
 
     def version_for(self, api_key: int, lowest: int, highest: int, name: str) -> int:
@@ -194,7 +194,7 @@ class Connection:
         if version < max(lowest, broker_lowest):
             raise UnsupportedVersionError(
                 f"{self.address} does not offer {name} version {lowest} to {highest}",
-                "the broker is too old for this: kmirror check tells what it lacks",
+                "the broker is too old for this; `kmirror check` shows what it lacks",
             )
         return version
 
@@ -218,9 +218,9 @@ class Connection:
         if isinstance(message, Exchange):
             version = self.version_for(message.api_key, message.lowest, message.highest, message.name)
             self.wait_for_throttle()
-            said, throttle_time_ms = self._exchange_own(message, version, patience)
+            content, throttle_time_ms = self._exchange_by_hand(message, version, patience)
             self.note_throttle(throttle_time_ms)
-            return said
+            return content
         top = type(message).max_version if highest is None else highest
         version = self.version_for(type(message).API_KEY, lowest, top, type(message).name)
         self.wait_for_throttle()
@@ -229,13 +229,13 @@ class Connection:
         return answer
 
     def wait_for_throttle(self) -> None:
-        """Sleep for what is left of the broker's last throttle."""
+        """Sleep for the rest of the broker's last throttle."""
         pause = self._throttled_until - time.monotonic()
         if pause > 0:
             time.sleep(pause)
 
     def note_throttle(self, throttle_time_ms: int) -> None:
-        """Note how long the broker asked us to send nothing."""
+        """Note for how long the broker asked us to send nothing."""
         if throttle_time_ms > 0:
             self._throttled_until = time.monotonic() + min(throttle_time_ms, _LONGEST_THROTTLE_MS) / 1000
 
@@ -244,7 +244,7 @@ class Connection:
         """True while nothing should be sent."""
         return time.monotonic() < self._throttled_until
 
-    def _exchange_own(self, exchange: Exchange, version: int, timeout: float) -> tuple[Any, int]:
+    def _exchange_by_hand(self, exchange: Exchange, version: int, timeout: float) -> tuple[Any, int]:
         correlation_id = self.next_correlation_id()
         frame = exchange.encode(correlation_id, version, self.config.client_id)
         answer = self.exchange_frame([frame], correlation_id, timeout)
@@ -312,10 +312,10 @@ class Connection:
 
 
 class Stream:
-    """Move whole frames over a connection without ever waiting: the hot path's side of a `Connection`.
+    """Whole frames over a connection without ever blocking: the hot path's side of a `Connection`.
 
-    A frame is sent as a list of buffers, never joined (except under TLS, which has no gathering write). `send` may
-    leave a rest: call `flush` when the socket is writable. `receive` returns the next whole frame or None.
+    A frame is sent as a list of buffers, never joined (except with TLS, which has no gathering write). `send` may leave
+    bytes unsent: call `flush` when the socket is writable. `receive` returns the next whole frame or None.
     """
 
     def __init__(self, connection: Connection, buffer_bytes: int) -> None:
@@ -327,9 +327,9 @@ class Stream:
         self._rest: list[memoryview] = []
         self._inbox = memoryview(bytearray(_INBOX_BYTES))
         self._inbox_start = self._inbox_end = 0
-        #: True when the last read emptied the socket: the next one can wait for the selector's word.
+        #: True if the last read emptied the socket: the next one can wait until the selector reports it.
         self._drained = False
-        #: How many bytes the socket is to hold before the selector reports it; and before it reports a new frame.
+        #: The socket's SO_RCVLOWAT, and its value between frames.
         self._awaited = self._least = 1
         self._frame: memoryview | None = None
         self._filled = 0
@@ -342,7 +342,7 @@ class Stream:
 
     @property
     def sending(self) -> bool:
-        """True while a rest waits for the socket to become writable."""
+        """True while unsent bytes wait for the socket to become writable."""
         return bool(self._rest)
 
     def close(self) -> None:
@@ -350,7 +350,7 @@ class Stream:
         self.connection.close()
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """Queue one frame after what is being sent, and send what the socket takes.
+        """Queue one frame, and send what the socket accepts.
 
         Raises:
             OutcomeUnknown: the connection is gone.
@@ -359,7 +359,7 @@ class Stream:
         self.flush()
 
     def flush(self) -> None:
-        """Send as much of the queued bytes as the socket takes.
+        """Send as many of the queued bytes as the socket accepts.
 
         Raises:
             OutcomeUnknown: the connection is gone.
@@ -379,12 +379,12 @@ class Stream:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
         except OSError as error:
-            raise OutcomeUnknown(self.connection.says(_reason_of(error))) from None
+            raise OutcomeUnknown(self.connection.message(_reason_of(error))) from None
 
     def receive(self) -> memoryview | None:
-        """Return the next whole frame (from its correlation id on), or None when it is not all here yet.
+        """Return the next whole frame (from its correlation id on), or None if it has not arrived yet.
 
-        The frame is the caller's until it is handed back with `recycle`.
+        The frame belongs to the caller until it is returned with `recycle`.
 
         Raises:
             OutcomeUnknown: the connection is gone.
@@ -410,24 +410,24 @@ class Stream:
                 self._await(len(self._frame) - self._filled)
             return None
         except OSError as error:
-            raise OutcomeUnknown(self.connection.says(_reason_of(error))) from None
+            raise OutcomeUnknown(self.connection.message(_reason_of(error))) from None
         self._frame = None
         self._await(self._least)
         return frame
 
     def await_frames(self, least_bytes: int) -> None:
-        """Have the selector report new frames when they have at least so many bytes together; at first, one.
+        """Have the selector report new frames only when they have at least this many bytes together; the default is 1.
 
-        They have to come without anything more being sent, or nothing is reported before the connection ends.
+        They must arrive without another request being sent, or nothing is reported before the connection ends.
         """
         self._least = least_bytes
         if self._frame is None:
             self._await(least_bytes)
 
     def _await(self, count: int) -> None:
-        """Have the selector report when so much is here, or all that the socket can hold: less is of no use.
+        """Have the selector report the socket when this many bytes are here, or its buffer is full.
 
-        socket(7) on SO_RCVLOWAT; Linux makes room for twice as much, and tells when the room is used up, too.
+        socket(7) on SO_RCVLOWAT; Linux makes the buffer twice as large, and also reports a full buffer.
         """
         wanted = min(count, _AWAITED_BYTES)
         if wanted != self._awaited and not self._tls and sys.platform == "linux":
@@ -435,7 +435,7 @@ class Stream:
             self._awaited = wanted
 
     def _begin_frame(self) -> bool:
-        """Take the next frame's length and what is here of it from the inbox; many small frames cost one call."""
+        """Take the next frame's length and first bytes from the inbox; many small frames cost one system call."""
         if self._inbox_end - self._inbox_start < 4:
             rest = bytes(self._inbox[self._inbox_start : self._inbox_end])
             self._inbox[: len(rest)] = rest
@@ -468,14 +468,14 @@ class Stream:
         return memoryview(spare)[:size]
 
     def recycle(self, frame: memoryview) -> None:
-        """Take back a frame that is no longer used; large buffers are used again."""
+        """Take back a frame that is no longer used; large buffers are reused."""
         owner = frame.obj
         if isinstance(owner, bytearray) and len(owner) == self._buffer_bytes and len(self._spare) < _SPARE_BUFFERS:
             self._spare.append(owner)
 
 
 def _room_for(size: int) -> memoryview:
-    """Return room for a frame that claims to be so large. Raises OSError where the system has not so much."""
+    """Return a buffer for a frame of the claimed size. Raises OSError if the system has not that much memory."""
     return memoryview(bytearray(size) if size <= _CLAIMED_BYTES else mmap.mmap(-1, size))
 
 

@@ -15,12 +15,12 @@ class KeyRow:
     """How one key was converted for one mirror; `mirror` is None if it applies to none."""
 
     mirror: str | None
-    fate: KeyResult
+    key_result: KeyResult
 
 
-def rows_of(mirror: str | None, fates: Iterable[KeyResult]) -> Iterator[KeyRow]:
-    """Yield a row for each fate."""
-    return (KeyRow(mirror, fate) for fate in fates)
+def rows_of(mirror: str | None, key_results: Iterable[KeyResult]) -> Iterator[KeyRow]:
+    """Yield a row for each key_result."""
+    return (KeyRow(mirror, key_result) for key_result in key_results)
 
 
 KEYS: Table[KeyRow] = Table(
@@ -33,17 +33,19 @@ KEYS: Table[KeyRow] = Table(
             "MIRROR",
             cell=lambda row: row.mirror or UNKNOWN,
         ),
-        Column("key", TEXT, "the key as the file has it", lambda row: row.fate.key, "KEY"),
-        Column("became", one_of("became", KeyOutcome), "what became of it", lambda row: row.fate.became, "BECAME"),
+        Column("key", TEXT, "the key as the file has it", lambda row: row.key_result.key, "KEY"),
+        Column(
+            "became", one_of("became", KeyOutcome), "what became of it", lambda row: row.key_result.became, "BECAME"
+        ),
         Column(
             "message",
             TEXT,
             "as what it is taken, or why it is not",
-            lambda row: row.fate.said,
+            lambda row: row.key_result.message,
             "MEANING",
-            cell=lambda row: one_line(": ".join(filter(None, (row.fate.said, row.fate.hint)))),
+            cell=lambda row: one_line(": ".join(filter(None, (row.key_result.message, row.key_result.hint)))),
         ),
-        Column("hint", TEXT.null_when("there is nothing to do"), "what to do instead", lambda row: row.fate.hint),
+        Column("hint", TEXT.null_when("there is nothing to do"), "what to do instead", lambda row: row.key_result.hint),
     ),
     "MIRROR KEY BECAME MEANING",
 )

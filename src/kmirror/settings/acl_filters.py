@@ -1,15 +1,15 @@
-"""Which of the source's ACLs are taken over, as Confluent's cluster links (`acl.filters`) or Kafka's own cluster
-mirroring (KIP-1279, `mirror.acl.include`) write it.
+"""Which of the source's ACLs are synced, in the format of Confluent's cluster links (`acl.filters`) or of Kafka's own
+cluster mirroring (KIP-1279, `mirror.acl.include`).
 
     {"aclFilters": [{"resourceFilter": {"resourceType": "topic", "patternType": "prefixed", "name": "orders-"},
                      "accessFilter": {"principal": "User:app", "operation": "read", "permissionType": "allow"}}]}
 
-Whatever a filter leaves out, or says `any` of, it does not ask for; an ACL is taken that one of the filters takes.
+A field that a filter leaves out, or that is `any`, matches everything; an ACL is synced if one of the filters matches.
 
     TOPIC;orders-.*, GROUP;*;READ;ALLOW;User:app
 
-is a list of rules: resource type; name; operation; permission; principal. `*` asks for nothing, and so does what is
-left out at the end. Name and principal are regular expressions that match the whole.
+is a list of rules: resource type; name; operation; permission; principal. `*` matches everything, and so do fields left
+out at the end. Name and principal are regular expressions that have to match the whole.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class AclFilter:
-    """One filter; None asks for nothing."""
+    """One filter; None matches everything."""
 
     resource_type: str | None = None
     resource_name: str | None = None
@@ -57,8 +57,8 @@ class AclFilter:
     operation: str | None = None
     permission: str | None = None
 
-    def takes(self, binding: Any) -> bool:
-        """Tell whether it takes an ACL, an object with attributes of these names."""
+    def matches(self, binding: Any) -> bool:
+        """Return whether it matches an ACL, an object with attributes of these names."""
         asked = ((one.name, getattr(self, one.name)) for one in fields(self))
         return all(wanted is None or getattr(binding, name) == wanted for name, wanted in asked)
 
@@ -76,7 +76,7 @@ class AclFilter:
 
 @dataclass(frozen=True, slots=True)
 class AclRule:
-    """One rule; None asks for nothing, `resource_name` and `principal` are regular expressions."""
+    """One rule; None matches everything, `resource_name` and `principal` are regular expressions."""
 
     resource_type: str | None = None
     resource_name: str | None = None
@@ -84,8 +84,8 @@ class AclRule:
     permission: str | None = None
     principal: str | None = None
 
-    def takes(self, binding: Any) -> bool:
-        """Tell whether it takes an ACL, an object with attributes of these names."""
+    def matches(self, binding: Any) -> bool:
+        """Return whether it matches an ACL, an object with attributes of these names."""
         for one in fields(self):
             wanted, found = getattr(self, one.name), getattr(binding, one.name)
             if wanted is None or wanted == found:
@@ -103,16 +103,16 @@ class AclRule:
 
 @dataclass(frozen=True, slots=True)
 class AclFilters:
-    """The filters of a mirror, all of one kind; without any it takes every ACL on what is mirrored."""
+    """The filters of a mirror, all in one format; without any, every ACL on mirrored resources matches."""
 
     filters: tuple[AclFilter, ...] | tuple[AclRule, ...] = ()
 
-    def takes(self, binding: Any) -> bool:
-        """Tell whether an ACL is to be taken over."""
-        return not self.filters or any(one.takes(binding) for one in self.filters)
+    def matches(self, binding: Any) -> bool:
+        """Return whether to sync an ACL."""
+        return not self.filters or any(one.matches(binding) for one in self.filters)
 
     def __str__(self) -> str:
-        """Return the JSON or the rules as one can write them again; empty for no filter."""
+        """Return the JSON or the rules as they are written in the setting; "" without filters."""
         if not self.filters or isinstance(self.filters[0], AclRule):
             return ",".join(map(str, self.filters))
         return '{"aclFilters":[' + ",".join(map(str, self.filters)) + "]}"
@@ -122,7 +122,7 @@ def parse_acl_filters(key: str, text: str) -> AclFilters:
     """Read the filters or rules; `key` is the setting that errors begin with.
 
     Raises:
-        UsageError: it is neither such JSON nor rules; says where.
+        UsageError: it is neither such JSON nor a list of rules; says where.
     """
     if not text:
         return AclFilters()
@@ -157,7 +157,7 @@ def _rule(key: str, text: str) -> AclRule:
 
 def _filter(key: str, given: Any) -> AclFilter:
     if not isinstance(given, dict) or not set(given) <= {"resourceFilter", "accessFilter"}:
-        raise UsageError(f"{key}: a filter holds resourceFilter and accessFilter, not {_shown(given)}", _HINT)
+        raise UsageError(f"{key}: a filter has resourceFilter and accessFilter, not {_shown(given)}", _HINT)
     values: dict[str, str] = {}
     for part, known in (("resourceFilter", _RESOURCE_KEYS), ("accessFilter", _ACCESS_KEYS)):
         entries = given.get(part, {})
@@ -165,7 +165,7 @@ def _filter(key: str, given: Any) -> AclFilter:
             raise UsageError(f"{key}: {part} is not an object: {_shown(entries)}", _HINT)
         for name, value in entries.items():
             if name not in known or not isinstance(value, str):
-                raise UsageError(f"{key}: {part} has no {name}={_shown(value)}", f"it knows {', '.join(known)}")
+                raise UsageError(f"{key}: {part} has no {name}={_shown(value)}", f"its fields: {', '.join(known)}")
             read = _word(f"{key}: {name}", known[name], value)
             if read is not None:
                 values[known[name]] = read
@@ -181,7 +181,7 @@ def _word(where: str, attribute: str, value: str) -> str | None:
         return None
     match = next((one for one in words if one.replace("_", "") == word.replace("_", "")), None)
     if match is None:
-        raise UsageError(f"{where}={value} is not known", f"it is one of: any, {', '.join(words).lower()}")
+        raise UsageError(f"{where}={value} is unknown", f"use one of: any, {', '.join(words).lower()}")
     return match
 
 

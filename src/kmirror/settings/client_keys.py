@@ -1,7 +1,7 @@
-"""The configuration keys of Kafka's own clients, so that a misspelt key is not taken for another program's.
+"""The configuration keys of Kafka's own clients, to recognise misspelt ones.
 
-The names are those of the consumer, the producer and the admin client (`ConsumerConfig`, `ProducerConfig` and
-`AdminClientConfig` of Kafka 4.3, and what 3.9 had besides).
+They are those of the consumer, the producer and the admin client (`ConsumerConfig`, `ProducerConfig` and
+`AdminClientConfig` of Kafka 4.3, and those that only 3.9 had).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ CLIENT_KEYS = frozenset(
     """.split()  # noqa: SIM905 - 140 quoted names would be harder to read
 )
 
-#: Keys of consumers that a mirror cannot go by: why, and what to do instead. Ignoring them would promise something.
+#: Consumer keys that have no effect on a mirror, why, and what to do instead. They are refused, not ignored: users
+#: would rely on them.
 _REFUSED = {
     "auto.offset.reset": (
         "a mirror never resets: it begins where start.from says, and resumes where the destination's log ends",
@@ -62,10 +63,10 @@ _REFUSED = {
     "max.partition.fetch.bytes": ("the size of a fetch is chosen for the copy", "remove it"),
 }
 
-#: Families of keys whose members Kafka does not list: providers of references, and plug-ins' own keys.
+#: Prefixes of keys that Kafka does not list: providers of references, and plug-ins' own keys.
 _FAMILIES = ("config.providers.", "metrics.context.")
 
-#: What librdkafka calls things, and what they are called here.
+#: librdkafka's keys, and Kafka's.
 _LIBRDKAFKA = {
     "metadata.broker.list": "bootstrap.servers",
     "sasl.mechanisms": "sasl.mechanism",
@@ -81,19 +82,19 @@ _LIBRDKAFKA = {
 
 
 def is_client_key(key: str) -> bool:
-    """Tell whether a key belongs to a Kafka client."""
+    """Return whether a key is a Kafka client's."""
     return key in CLIENT_KEYS or key.startswith(_FAMILIES)
 
 
 def refusal_of(key: str, value: str) -> tuple[str, str] | None:
-    """Return why a mirror's source cannot have this client property and what to do, None where it can."""
+    """Return why a mirror's source cannot have this client property and what to do, None if it can."""
     if key == "isolation.level" and value.strip() != "read_committed":
         return "a mirror copies committed records only", "remove it, or write isolation.level=read_committed"
     return _REFUSED.get(key)
 
 
 def closest_client_key(key: str) -> str | None:
-    """Return the client key that an unknown one was probably meant to be, None where nothing is near."""
+    """Return the client key that was probably meant by an unknown one, None if none is close."""
     if key in _LIBRDKAFKA:
         return _LIBRDKAFKA[key]
     near = get_close_matches(key.lower().replace("_", ".").replace("-", "."), CLIENT_KEYS, n=1, cutoff=0.85)

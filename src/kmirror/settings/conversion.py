@@ -1,7 +1,11 @@
-"""What becomes of each key of another tool's file when a mirror is made from it. Pure.
+"""Convert the keys of another tool's file to the properties of a mirror. Pure.
 
-A key is TAKEN as a property of the mirror, asks for what is the DEFAULT anyway, has NO_MEANING here and is left out, or
-is REFUSED because the mirror would be another one without it. None is passed over in silence.
+Each key has an outcome: it is TAKEN as a property of the mirror, asks for the DEFAULT, has NO_MEANING here and is left
+out, or is REFUSED because the mirror would behave differently without it. No key is ignored silently.
+
+A file of a Confluent cluster link (`kafka-cluster-links --config-file`) is converted here, one of MirrorMaker 2 in
+`mirrormaker`. For keys that are not in the file the tool's defaults apply; if they differ from kmirror's they are taken
+over, with a note.
 """
 
 from __future__ import annotations
@@ -16,16 +20,19 @@ from kmirror.settings.other_tools import AT_CREATION, other_tool_key
 from kmirror.settings.table import SETTINGS, canonical, is_setting, setting_of
 
 _DEFAULTS = {setting.key: setting.kind.write(setting.default) for setting in SETTINGS}
-#: What a connection is made of; other keys of Kafka's clients are about consuming and producing.
+#: Keys of the connection; other keys of Kafka's clients are about consuming and producing.
 _CONNECTION = (
     *("bootstrap.servers", "client.", "security.", "sasl.", "ssl.", "request.timeout.ms", "socket.connection."),
     *("send.buffer.bytes", "receive.buffer.bytes"),
 )
 _PROVIDERS = frozenset({"env", "file", "dir", ""})
+_LINK_NOTE = ": a link's default, not set in the file"
+_LINK_SYNC, _LINK_FILTERS = "consumer.offset.sync.enable", "consumer.offset.group.filters"
+_LINK_GROUPS = ("groups.include", "groups", "mirror.groups.include")
 
 
 class KeyOutcome(StrEnum):
-    """Name what became of a key."""
+    """What became of a key."""
 
     TAKEN = "TAKEN"
     DEFAULT = "DEFAULT"
@@ -35,13 +42,13 @@ class KeyOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyResult:
-    """Say what became of one key as the file has it: as what it is taken, or why it is not, and what to do."""
+    """What became of one key of the file: what it is taken as, or why it is not, and what to do."""
 
     key: str
     became: KeyOutcome
-    said: str
+    message: str
     hint: str | None = None
-    #: The properties of the mirror that it is taken as.
+    #: The properties of the mirror that it sets.
     properties: tuple[str, ...] = ()
 
 
@@ -52,48 +59,52 @@ class Given:
     written: str
     key: str
     value: str
-    #: What is said after it is taken: that it was not written at all, for one.
+    #: Added to the message, for instance that the key is not in the file.
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The mirror that a file describes: its properties, what is to be done once, and what became of each key."""
+    """The mirror that a file describes: its properties, keys for `create` only, and what became of each key."""
 
     properties: Mapping[str, str] = field(default_factory=dict)
     at_creation: Mapping[str, str] = field(default_factory=dict)
-    fates: tuple[KeyResult, ...] = ()
+    key_results: tuple[KeyResult, ...] = ()
 
     @property
     def refused(self) -> tuple[KeyResult, ...]:
-        """The keys that stand in the way."""
-        return tuple(fate for fate in self.fates if fate.became is KeyOutcome.REFUSED)
+        """The keys that prevent the conversion."""
+        return tuple(key_result for key_result in self.key_results if key_result.became is KeyOutcome.REFUSED)
 
     def without(self, keys: Collection[str], why: str) -> Conversion:
-        """Return the same without some properties of the mirror, because of something else that counts."""
-        fates = tuple(
-            replace(fate, became=KeyOutcome.NO_MEANING, said=why) if set(fate.properties) & set(keys) else fate
-            for fate in self.fates
+        """Return the same without some properties of the mirror, which something else overrides."""
+        key_results = tuple(
+            replace(key_result, became=KeyOutcome.NO_MEANING, message=why)
+            if set(key_result.properties) & set(keys)
+            else key_result
+            for key_result in self.key_results
         )
         kept = {key: value for key, value in self.properties.items() if key not in keys}
-        return replace(self, properties=kept, fates=fates)
+        return replace(self, properties=kept, key_results=key_results)
 
     def refusing(self, keys: Collection[str], why: str, hint: str) -> Conversion:
         """Return the same with some properties of the mirror refused."""
-        fates = tuple(
-            KeyResult(fate.key, KeyOutcome.REFUSED, why, hint) if set(fate.properties) & set(keys) else fate
-            for fate in self.fates
+        key_results = tuple(
+            KeyResult(key_result.key, KeyOutcome.REFUSED, why, hint)
+            if set(key_result.properties) & set(keys)
+            else key_result
+            for key_result in self.key_results
         )
-        return replace(self, fates=fates)
+        return replace(self, key_results=key_results)
 
 
 def convert(given: Iterable[Given]) -> Conversion:
-    """Return the mirror that these keys describe; of names for one interval the shortest counts."""
+    """Return the mirror that these keys describe; of several names for one interval the shortest counts."""
     properties: dict[str, str] = {}
     at_creation: dict[str, str] = {}
-    fates = []
+    key_results = []
     for one in given:
-        fate, taken = _fate(one)
+        key_result, taken = _key_result(one)
         if one.key in AT_CREATION:
             at_creation[one.key] = one.value.strip()
         for key, value in taken.items():
@@ -102,30 +113,30 @@ def convert(given: Iterable[Given]) -> Conversion:
                 continue
             lowest = setting_of(one.key).lowest_of(one.key, before, value) if is_setting(one.key) else None
             if lowest is None:
-                fate = KeyResult(
-                    one.written, KeyOutcome.REFUSED, f"{key}={before} is given already", "keep one of them"
+                key_result = KeyResult(
+                    one.written, KeyOutcome.REFUSED, f"{key}={before} is already set", "keep one of them"
                 )
             else:
-                fate = replace(fate, said=f"{key}={lowest}: the shortest of these intervals counts")
+                key_result = replace(key_result, message=f"{key}={lowest}: the shortest of these intervals counts")
                 properties[key] = lowest
-        fates.append(fate)
-    return Conversion(properties, at_creation, tuple(fates))
+        key_results.append(key_result)
+    return Conversion(properties, at_creation, tuple(key_results))
 
 
-def _fate(given: Given) -> tuple[KeyResult, dict[str, str]]:
-    """Return what becomes of a key by itself, and the properties that it gives the mirror."""
+def _key_result(given: Given) -> tuple[KeyResult, dict[str, str]]:
+    """Return the outcome of a key by itself, and the properties that it sets."""
     key, value = given.key, given.value.strip()
     if key in AT_CREATION:
         return KeyResult(given.written, KeyOutcome.TAKEN, f"{key}={value}, when the mirror is created"), {}
     if is_client_key(key):
-        return _client_fate(given)
+        return _client_key_result(given)
     if is_setting(key):
-        return _setting_fate(given)
+        return _setting_key_result(given)
     foreign = other_tool_key(key)
     if foreign is None:
         near = _nearest(key)
         hint = f"did you mean {near}?" if near else "remove it, if the mirror can do without"
-        return KeyResult(given.written, KeyOutcome.REFUSED, "not a key that is known", hint), {}
+        return KeyResult(given.written, KeyOutcome.REFUSED, "unknown key", hint), {}
     if foreign.accepts(value):
         return KeyResult(given.written, KeyOutcome.DEFAULT, f"{value or 'empty'}: {foreign.why}"), {}
     if foreign.harmless:
@@ -133,7 +144,7 @@ def _fate(given: Given) -> tuple[KeyResult, dict[str, str]]:
     return KeyResult(given.written, KeyOutcome.REFUSED, foreign.why, foreign.instead), {}
 
 
-def _client_fate(given: Given) -> tuple[KeyResult, dict[str, str]]:
+def _client_key_result(given: Given) -> tuple[KeyResult, dict[str, str]]:
     key, value = given.key, given.value
     if key.startswith("config.providers"):
         names = {name.strip() for name in value.split(",")} if key == "config.providers" else set()
@@ -150,21 +161,31 @@ def _client_fate(given: Given) -> tuple[KeyResult, dict[str, str]]:
     if refused := refusal_of(key, value):
         return KeyResult(given.written, KeyOutcome.NO_MEANING, refused[0]), {}
     if not key.startswith(_CONNECTION):
-        why = "only how the source is reached is the client's; the copy itself is kmirror's"
+        why = "client properties only say how to reach the source; kmirror controls the copy"
         return KeyResult(given.written, KeyOutcome.NO_MEANING, why), {}
-    said = f"the source's {key}{given.note}"
-    return KeyResult(given.written, KeyOutcome.TAKEN, said, properties=(key,)), {key: value}
+    message = f"the source's {key}{given.note}"
+    return KeyResult(given.written, KeyOutcome.TAKEN, message, properties=(key,)), {key: value}
 
 
-def _setting_fate(given: Given) -> tuple[KeyResult, dict[str, str]]:
+def _setting_key_result(given: Given) -> tuple[KeyResult, dict[str, str]]:
     try:
         stored = canonical({given.key: given.value}, complete=False)
     except UsageError as error:
         return KeyResult(given.written, KeyOutcome.REFUSED, error.message, error.hint), {}
-    said = ", ".join(f"{key}={value}" for key, value in stored.items())
+    message = ", ".join(f"{key}={value}" for key, value in stored.items())
     is_default = all(_DEFAULTS[key] == value for key, value in stored.items())
     became = KeyOutcome.DEFAULT if is_default else KeyOutcome.TAKEN
-    return KeyResult(given.written, became, f"{said}{given.note}", properties=tuple(stored)), stored
+    return KeyResult(given.written, became, f"{message}{given.note}", properties=tuple(stored)), stored
+
+
+def link_conversion(properties: Mapping[str, str]) -> Conversion:
+    """Return the mirror that the file of a cluster link describes, and what became of each key."""
+    given = [Given(key, key, value) for key, value in properties.items()]
+    if _LINK_SYNC not in properties:
+        given.append(Given(_LINK_SYNC, _LINK_SYNC, "false", _LINK_NOTE))
+    elif properties[_LINK_SYNC].strip().lower() == "true" and not {_LINK_FILTERS, *_LINK_GROUPS} & properties.keys():
+        given.append(Given(_LINK_FILTERS, _LINK_FILTERS, "", f"{_LINK_NOTE}, and no group is synced"))
+    return convert(given)
 
 
 def _nearest(key: str) -> str | None:

@@ -16,14 +16,14 @@ _PLAIN_SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _DURATION_HINT = "give a duration such as 500ms, 10s, 5m or 1h30m"
 _TIMESTAMP_HINT = "give a time such as 2026-03-01T12:00:00Z, epoch milliseconds, or 2h for two hours ago"
 
-#: No one waits longer; a larger number is a typing error.
+#: A larger number is a typing error.
 LONGEST_DURATION_MS = 365 * _UNITS_MS["d"]
 
 
 def parse_duration(text: str, name: str = "duration") -> int:
     """Return a duration in milliseconds; a number without a unit is seconds, zero is allowed.
 
-    `name` is the flag or setting it was given for; errors begin with it.
+    `name` is the flag or setting; errors begin with it.
 
     Raises:
         UsageError: empty, negative, longer than 365 days, or not a duration.
@@ -42,7 +42,7 @@ def parse_duration(text: str, name: str = "duration") -> int:
 
 
 def format_duration(duration_ms: int) -> str:
-    """Return a duration for people, its two largest units: `2d3h`, `1m5s`, `1.5s`, `20ms`; it can be parsed again."""
+    """Format a duration by its two largest units: `2d3h`, `1m5s`, `1.5s`, `20ms`; it can be parsed again."""
     if duration_ms < 1000:
         return f"{duration_ms}ms"
     if duration_ms < _UNITS_MS["m"]:
@@ -58,8 +58,8 @@ def format_duration(duration_ms: int) -> str:
 def parse_timestamp(text: str, now_ms: int, name: str = "time") -> int:
     """Return a point in time in epoch milliseconds.
 
-    Taken are ISO 8601 (a date, or date and time; without a zone it is UTC, as in Kafka's tools), epoch milliseconds of
-    at least twelve digits, and a duration, which counts back from `now_ms`.
+    It may be ISO 8601 (a date, or date and time; without a zone it is UTC, as in Kafka's tools), epoch milliseconds
+    with at least twelve digits, or a duration, which counts back from `now_ms`.
 
     Raises:
         UsageError: empty, or none of these.
@@ -87,7 +87,7 @@ def parse_timestamp(text: str, now_ms: int, name: str = "time") -> int:
 
 
 def _milliseconds(written: str) -> int | None:
-    """Return the milliseconds of a duration, None where it is none; units come once each, the largest first."""
+    """Return the milliseconds of a duration, None if it is not one; each unit at most once, the largest first."""
     if _PLAIN_SECONDS.fullmatch(written):
         written += "s"
     total, position, last_unit_ms = 0.0, 0, float("inf")
@@ -98,5 +98,5 @@ def _milliseconds(written: str) -> int | None:
         last_unit_ms = _UNITS_MS[part["unit"]]
         total += float(part["number"]) * last_unit_ms
         position = part.end()
-    # Digits without end make an infinity: far above every limit either way.
+    # endless digits would make an infinity; the cap is far above every limit
     return round(min(total, 1e18)) if position else None

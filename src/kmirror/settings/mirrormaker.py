@@ -1,11 +1,12 @@
-"""MirrorMaker 2's own files, `connect-mirror-maker.properties`: clusters, flows between them, and whose a key is. Pure.
+"""MirrorMaker 2's configuration files, `connect-mirror-maker.properties`: clusters, and flows between them. Pure.
 
     clusters = A, B
-    A.bootstrap.servers = a:9092        how a cluster is reached; also A.consumer.…, A.admin.…
-    A->B.enabled = true                 a flow, and what is true of it alone
-    replication.factor = 3              what is true of every flow that says nothing else
+    A.bootstrap.servers = a:9092        how to reach a cluster; also A.consumer.…, A.admin.…
+    A->B.enabled = true                 a flow, and keys of this flow only
+    replication.factor = 3              keys of all flows, unless a flow has its own
 
-Where a file is silent MirrorMaker 2's defaults hold, which are not kmirror's: they are taken over, and it is said.
+For keys that are not in the file MirrorMaker 2's defaults apply; where they differ from kmirror's they are taken over,
+with a note.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from kmirror.settings.client_keys import is_client_key
 from kmirror.settings.conversion import Conversion, Given, KeyOutcome, KeyResult, convert
 from kmirror.settings.other_tools import DEFAULT_POLICY, IDENTITY_POLICY
 
-_NOTE = ": MirrorMaker 2's default, the file does not set it"
-_NOT_EMITTED = "the file does not set it, and it is false here: offsets are equal; --config sets it for old clients"
+_NOTE = ": MirrorMaker 2's default, not set in the file"
+_NOT_EMITTED = "not set in the file, and false here: offsets are equal; --config sets it for old clients"
 #: Where the two tools' defaults differ: what is mirrored, and what is written.
 _DEFAULTS = {
     "topics": (("topics", "mirror.topics.include", "topics.include"), ".*"),
@@ -27,17 +28,17 @@ _DEFAULTS = {
     "sync.group.offsets.enabled": (("sync.group.offsets.enabled",), "false"),
 }
 _POLICY, _SEPARATOR = "replication.policy.class", "replication.policy.separator"
-#: Of the keys for one client those of the consumer go first: it reads the records.
+#: The consumer's keys take precedence: it reads the records.
 _SOURCE_CLIENTS = ("source.consumer.", "consumer.", "source.cluster.", "source.admin.", "admin.", "source.")
 _TARGET_CLIENTS = ("target.", "producer.", "source.producer.")
 _ALIASES = ("source.cluster.alias", "target.cluster.alias")
-#: `consumer.` is part of the name: what a topic begins with.
+#: Keys whose names begin with a client's prefix but are not a client's.
 _OWN = ("consumer.auto.offset.reset", "consumer.poll.timeout.ms", *_ALIASES)
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One direction of a file; `why_not` says why no mirror is made of it, None where one may be."""
+    """One direction of a file; `why_not` says why it does not become a mirror, None if it does."""
 
     source: str
     target: str
@@ -45,18 +46,18 @@ class Flow:
 
     @property
     def name(self) -> str:
-        """The flow as the file writes it."""
+        """The flow's name in the file."""
         return f"{self.source}->{self.target}"
 
     @property
     def mirror(self) -> str:
-        """The name of its mirror, where none is given."""
+        """The default name of its mirror."""
         return f"{self.source}-to-{self.target}"
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorMakerFile:
-    """Read the properties of one file."""
+    """The properties of one file."""
 
     properties: Mapping[str, str]
 
@@ -65,20 +66,20 @@ class MirrorMakerFile:
         """The aliases of its clusters.
 
         Raises:
-            UsageError: there are none; the file is another one.
+            UsageError: there are none; it is another kind of file.
         """
         found = tuple(name for part in self.properties.get("clusters", "").split(",") if (name := part.strip()))
         if not found:
             raise UsageError(
-                "clusters is missing: this is no file of MirrorMaker 2",
-                "give what connect-mirror-maker.sh is started with; a connector's file is converted with clusters,"
-                " A.bootstrap.servers and A->B.enabled added",
+                "clusters is missing: this is not a MirrorMaker 2 file",
+                "give the file that connect-mirror-maker.sh is started with; to convert a connector's file, add"
+                " clusters, A.bootstrap.servers and A->B.enabled to it",
             )
         return found
 
     @property
     def flows(self) -> tuple[Flow, ...]:
-        """The flows that are enabled or that the file has keys of, in its clusters' order."""
+        """The flows that the file has keys for, in the order of its clusters."""
         pairs = [Flow(source, target) for source in self.clusters for target in self.clusters if source != target]
         named = [flow for flow in pairs if any(key.startswith(f"{flow.name}.") for key in self.properties)]
         return tuple(
@@ -87,11 +88,11 @@ class MirrorMakerFile:
         )
 
     def login(self, alias: str) -> dict[str, str]:
-        """Return the client properties with which a cluster is reached."""
+        """Return the client properties of a cluster."""
         return dict(convert(one for one in self._given(Flow(alias, "")) if is_client_key(one.key)).properties)
 
     def conversion(self, flow: Flow) -> Conversion:
-        """Return the mirror that a flow describes, and what became of each key that concerns it."""
+        """Return the mirror that a flow describes, and what became of each of its keys."""
         given = list(self._given(flow))
         written = {one.key for one in given}
         for key, (names, value) in _DEFAULTS.items():
@@ -111,11 +112,11 @@ class MirrorMakerFile:
             for key in ("emit.offset-syncs.enabled", "emit.checkpoints.enabled", "emit.heartbeats.enabled")
             if key not in written
         ]
-        fates = (enabled, *found.fates, *named, *silent, *self._left_out(flow))
-        return Conversion({**found.properties, **prefix}, found.at_creation, fates)
+        key_results = (enabled, *found.key_results, *named, *silent, *self._left_out(flow))
+        return Conversion({**found.properties, **prefix}, found.at_creation, key_results)
 
     def without(self, flow: Flow, why: str) -> Iterator[KeyResult]:
-        """Yield what became of the keys of a flow of which no mirror is made."""
+        """Yield what became of the keys of a flow that does not become a mirror."""
         for written in self.properties:
             if written.startswith(f"{flow.name}."):
                 yield KeyResult(written, KeyOutcome.NO_MEANING, f"{flow.name} is left out: {why}")
@@ -125,7 +126,7 @@ class MirrorMakerFile:
         return None if value is None else value.strip().lower()
 
     def _given(self, flow: Flow) -> Iterator[Given]:
-        """Yield the keys that concern a flow, each as what it means for it, once."""
+        """Yield the keys that apply to a flow, each once, by its name without prefixes."""
         ranked: dict[str, tuple[int, Given]] = {}
         for written, value in self.properties.items():
             key, rank = self._meaning(written, flow)
@@ -137,12 +138,12 @@ class MirrorMakerFile:
                 yield next(one for _, one in ranked.values() if one.written == written)
 
     def _left_out(self, flow: Flow) -> Iterator[KeyResult]:
-        """Yield what became of keys that a more particular key goes before, and of those of clients not needed."""
+        """Yield what became of keys that a more specific key overrides, and of keys of clients that are not needed."""
         chosen = {one.key: one.written for one in self._given(flow)}
         for written in self.properties:
             key, _ = self._meaning(written, flow)
             if key is not None and chosen[key] != written:
-                yield KeyResult(written, KeyOutcome.NO_MEANING, f"{chosen[key]} goes before it")
+                yield KeyResult(written, KeyOutcome.NO_MEANING, f"{chosen[key]} overrides it")
             elif key is None and written.startswith(f"{flow.source}."):
                 yield KeyResult(written, KeyOutcome.NO_MEANING, "nothing is written to the source")
             elif key is None and self._is_of_target(written, flow):
@@ -155,7 +156,7 @@ class MirrorMakerFile:
         return written.startswith(f"{flow.target}.") or ("->" not in ours and ours.startswith(_TARGET_CLIENTS))
 
     def _meaning(self, written: str, flow: Flow) -> tuple[str | None, int]:
-        """Return what a key means for a flow, None where it is not about it; the lower number goes before."""
+        """Return a key without prefixes, None if it does not apply to the flow, and its rank: the lower one counts."""
         if written == "clusters":
             return None, 0
         if "->" in written:
@@ -179,25 +180,27 @@ class MirrorMakerFile:
         return key, rank + len(_SOURCE_CLIENTS) // 3
 
     def _prefix(self, flow: Flow, naming: Mapping[str, Given]) -> tuple[dict[str, str], list[KeyResult]]:
-        """Return the prefix of mirror topics' names, and what became of the keys that say so."""
+        """Return the prefix of mirror topics' names, and what became of the keys that determine it."""
         policy, separator = naming.get(_POLICY), naming.get(_SEPARATOR)
         name = policy.value.strip() if policy else DEFAULT_POLICY[0]
         if name not in DEFAULT_POLICY:
             return {}, [
-                fate for one in naming.values() for fate in _policy_fate(one, is_identity=name in IDENTITY_POLICY)
+                key_result
+                for one in naming.values()
+                for key_result in _policy_key_result(one, is_identity=name in IDENTITY_POLICY)
             ]
         prefix = f"{flow.source}{separator.value.strip() if separator else '.'}"
-        said = f"topic.prefix={prefix}"
-        fates = [
-            KeyResult(one.written, KeyOutcome.TAKEN, said, properties=("topic.prefix",)) for one in naming.values()
+        message = f"topic.prefix={prefix}"
+        key_results = [
+            KeyResult(one.written, KeyOutcome.TAKEN, message, properties=("topic.prefix",)) for one in naming.values()
         ]
         if policy is None:
-            fates.append(KeyResult(_POLICY, KeyOutcome.TAKEN, said + _NOTE, properties=("topic.prefix",)))
-        return {"topic.prefix": prefix}, fates
+            key_results.append(KeyResult(_POLICY, KeyOutcome.TAKEN, message + _NOTE, properties=("topic.prefix",)))
+        return {"topic.prefix": prefix}, key_results
 
 
-def _policy_fate(given: Given, *, is_identity: bool) -> Iterator[KeyResult]:
+def _policy_key_result(given: Given, *, is_identity: bool) -> Iterator[KeyResult]:
     if is_identity:
-        yield KeyResult(given.written, KeyOutcome.DEFAULT, "mirror topics have their sources' names")
+        yield KeyResult(given.written, KeyOutcome.DEFAULT, "mirror topics have the names of their source topics")
     else:
-        yield from convert([given]).fates
+        yield from convert([given]).key_results

@@ -1,8 +1,8 @@
-"""Keys of MirrorMaker 2, of Confluent's cluster links and of Kafka's own cluster mirroring that are no settings here.
+"""Keys of MirrorMaker 2, of Confluent's cluster links and of Kafka's own cluster mirroring that are not settings here.
 
-Keys that have the meaning of a setting are its aliases (`settings.table`). All others are here, each with why it has no
-meaning and what to do instead. A value that asks for what a mirror does anyway is accepted; a converter leaves out what
-is `harmless`, and refuses the rest, which would have made the copy another one.
+Keys that mean the same as a setting are its aliases (`settings.table`). All others are here, each with the reason why
+it has no meaning and what to do instead. A value that asks for what a mirror does anyway is accepted; a converter
+leaves out `harmless` keys, and refuses the rest, without which the copy would be different.
 
 The names are those of Kafka 4.3 (`MirrorSourceConfig`, `MirrorCheckpointConfig`, `MirrorHeartbeatConfig`,
 `MirrorMakerConfig`, Connect's workers), Confluent Platform 8 and KIP-1279.
@@ -10,7 +10,6 @@ The names are those of Kafka 4.3 (`MirrorSourceConfig`, `MirrorCheckpointConfig`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -19,7 +18,7 @@ _REMOVE = "remove it"
 
 @dataclass(frozen=True, slots=True)
 class OtherToolKey:
-    """One key of another tool: why it is no setting, what to do instead, and the values that a mirror meets anyway."""
+    """One key of another tool: why it is not a setting, what to do instead, and values that need no setting."""
 
     why: str
     instead: str = _REMOVE
@@ -27,7 +26,7 @@ class OtherToolKey:
     harmless: bool = False
 
     def accepts(self, value: str) -> bool:
-        """Tell whether a value asks for what a mirror does in any case."""
+        """Return whether a value asks for what a mirror does anyway."""
         return value.strip().lower() in (one.lower() for one in self.accepted)
 
 
@@ -49,8 +48,8 @@ _BYTES = "records are copied byte for byte"
 _BYTE_ARRAYS = ("org.apache.kafka.connect.converters.ByteArrayConverter", "")
 _CONVERTED = OtherToolKey(_BYTES, "remove it; convert records in a program that reads the mirror topic", _BYTE_ARRAYS)
 _PATTERNS = "topics, groups and topic settings are chosen by lists of names and regular expressions"
-_BROKERS = "brokers of the destination need no settings: `kmirror run` copies beside them"
-_LOCAL_LOGIN = "the login to the destination is the command's"
+_BROKERS = "brokers of the destination need no settings: `kmirror run` copies, not the brokers"
+_LOCAL_LOGIN = "the login to the destination is an option of each command"
 
 OTHER_TOOL_KEYS: dict[str, OtherToolKey] = {
     # MirrorMaker 2: which topics, groups and names
@@ -73,13 +72,13 @@ OTHER_TOOL_KEYS: dict[str, OtherToolKey] = {
         _PATTERNS, "remove it, and set topic.properties.exclude", _mirror_class("DefaultConfigPropertyFilter")
     ),
     "forwarding.admin.class": OtherToolKey(
-        "topics, settings and ACLs are changed by Kafka's own requests",
+        "topics, settings and ACLs are changed with Kafka's own requests",
         "remove it; where another system creates topics, create them there and use `kmirror add --adopt`",
         ("org.apache.kafka.clients.admin.ForwardingAdmin",),
     ),
     "refresh.topics.enabled": OtherToolKey(
-        "topics that match a regular expression are taken when they appear",
-        "remove it, and list plain names in topics.include: nothing is discovered then",
+        "topics that match a regular expression are added when they appear",
+        "remove it, and list plain names in topics.include to discover nothing",
         ("true",),
     ),
     "refresh.groups.enabled": OtherToolKey(
@@ -91,7 +90,7 @@ OTHER_TOOL_KEYS: dict[str, OtherToolKey] = {
         "remove it, and set them on the source topics",
         ("target",),
     ),
-    # MirrorMaker 2: what is written besides
+    # MirrorMaker 2: its own topics
     **_harmless("offsets are the same on both clusters: nothing has to be translated", "offset.lag.max"),
     "offset-syncs.topic.location": OtherToolKey(
         "kmirror writes nothing to the source", "remove it, or write target", ("target",), harmless=True
@@ -101,7 +100,7 @@ OTHER_TOOL_KEYS: dict[str, OtherToolKey] = {
         "offset-syncs.topic.replication.factor checkpoints.topic.replication.factor"
         " heartbeats.topic.replication.factor",
     ),
-    **_harmless("heartbeats of other flows are topics like others here", "heartbeats.replication.enabled"),
+    **_harmless("heartbeats of other flows are mirrored like any topic", "heartbeats.replication.enabled"),
     **_harmless(
         "MirrorMaker 2's own topics have a dot in their names", "replication.policy.internal.topic.separator.enabled"
     ),
@@ -128,16 +127,16 @@ OTHER_TOOL_KEYS: dict[str, OtherToolKey] = {
     **_harmless("metrics are served by `kmirror run --http`", "metric.names.formats"),
     "key.converter": _CONVERTED,
     "value.converter": _CONVERTED,
-    "errors.tolerance": OtherToolKey("a mirror leaves out no record", _REMOVE, ("none",)),
+    "errors.tolerance": OtherToolKey("a mirror never skips a record", _REMOVE, ("none",)),
     # Confluent: direction
     "link.mode": OtherToolKey(
-        "a mirror is made at the destination, and one mirror is one direction",
-        "create the mirror at the destination, without link.mode; for both directions one on each cluster",
+        "a mirror is created at the destination, and has one direction",
+        "create the mirror at the destination, without link.mode; for both directions create one on each cluster",
         ("DESTINATION",),
     ),
     "connection.mode": OtherToolKey(
         "kmirror connects to the source",
-        "remove it, and run kmirror where it reaches both clusters",
+        "remove it, and run kmirror on a machine that can reach both clusters",
         ("OUTBOUND",),
     ),
     **_harmless("kmirror connects to the source", "remote.link.connection.mode reverse.connection.setup.timeout.ms"),
@@ -161,20 +160,20 @@ OTHER_TOOL_KEYS: dict[str, OtherToolKey] = {
         ),
         OtherToolKey(
             "a FAILED partition is inspected again for as long as the engine runs",
-            "remove it; retry.timeout.ms says how long transient errors are retried before",
+            "remove it; retry.timeout.ms says how long transient errors are retried before that",
             harmless=True,
         ),
     ),
 }
 
-#: Families of keys, by what they begin with; a longer beginning goes before a shorter one.
+#: Keys by their prefix; the longest prefix counts.
 FAMILIES: dict[str, OtherToolKey] = {
     "transforms": OtherToolKey(_BYTES, "remove it; change records in a program that writes to another topic", ("",)),
     "predicates": OtherToolKey(_BYTES, "remove it; choose records in a program that writes to another topic", ("",)),
     "key.converter.": OtherToolKey(_BYTES, harmless=True),
     "value.converter.": OtherToolKey(_BYTES, harmless=True),
     "header.converter.": OtherToolKey(_BYTES, harmless=True),
-    "errors.": OtherToolKey("nothing is converted, so no record can fail to be", harmless=True),
+    "errors.": OtherToolKey("records are not converted, so conversion cannot fail", harmless=True),
     "topic.creation.": OtherToolKey("mirror topics are created like their sources", harmless=True),
     "offset.storage.": OtherToolKey(_WORKERS, harmless=True),
     "status.storage.": OtherToolKey(_WORKERS, harmless=True),
@@ -192,22 +191,22 @@ FAMILIES: dict[str, OtherToolKey] = {
     "password.encoder.": OtherToolKey(
         "secrets are references, resolved where they are used", "write ${env:NAME} or ${file:PATH:KEY}", harmless=True
     ),
-    "confluent.": OtherToolKey("it belongs to Confluent Server's brokers", harmless=True),
+    "confluent.": OtherToolKey("it is for brokers of Confluent Server", harmless=True),
     "mirror.": OtherToolKey(_BROKERS, harmless=True),
 }
 
-#: What `create` does once with keys of cluster links; no settings, because they are about one moment.
+#: Keys of cluster links that `create` uses once; they are not settings.
 SOURCE_CLUSTER_ID, DESTINATION_CLUSTER_ID, PAUSED = "source.cluster.id", "dest.cluster.id", "cluster.link.paused"
 _AT_CREATION = {
-    SOURCE_CLUSTER_ID: OtherToolKey("the mirror keeps the cluster id of its source", "it is given when it is created"),
+    SOURCE_CLUSTER_ID: OtherToolKey("a mirror's source cluster never changes", "give it when the mirror is created"),
     DESTINATION_CLUSTER_ID: OtherToolKey("it is checked when a mirror is created", "give --expect-cluster-id"),
-    PAUSED: OtherToolKey("a mirror is paused by commands", "use `kmirror pause` and `kmirror resume`"),
+    PAUSED: OtherToolKey("a mirror is paused by a command", "use `kmirror pause` and `kmirror resume`"),
 }
 AT_CREATION = frozenset(_AT_CREATION)
 
 
 def other_tool_key(key: str) -> OtherToolKey | None:
-    """Return the row of another tool's key, None where none is known."""
+    """Return the row of another tool's key, None if it is unknown."""
     found = OTHER_TOOL_KEYS.get(key) or _AT_CREATION.get(key)
     if found is not None:
         return found
@@ -216,9 +215,5 @@ def other_tool_key(key: str) -> OtherToolKey | None:
 
 
 def nearest_other_tool_key(key: str) -> str | None:
-    """Return the key that a mistyped one was probably meant to be, None where nothing is near."""
-    return _nearest(key, OTHER_TOOL_KEYS)
-
-
-def _nearest(key: str, known: Iterable[str]) -> str | None:
-    return next(iter(get_close_matches(key.lower(), list(known), n=1, cutoff=0.85)), None)
+    """Return the key that was probably meant by a mistyped one, None if none is close."""
+    return next(iter(get_close_matches(key.lower(), list(OTHER_TOOL_KEYS), n=1, cutoff=0.85)), None)

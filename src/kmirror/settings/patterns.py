@@ -1,9 +1,9 @@
-"""Lists of topics as operators write them: names and regular expressions, separated by commas (`--topics LIST`).
+"""Lists of topics in flags and settings: names and regular expressions, separated by commas (`--topics LIST`).
 
-A pattern made only of the characters a topic name may have (letters, digits, `.`, `_`, `-`) is a **plain name**: it
-means that topic alone, and its dots are dots. Anything else is a **regular expression**, which has to match the whole
-name. Expressions are RE2's: they take linear time for any input, and so know neither look-around nor back
-references (https://github.com/google/re2/wiki/Syntax).
+A pattern made only of the characters of topic names (letters, digits, `.`, `_`, `-`) is a **plain name**: it matches
+that topic only, and its dots are dots. Anything else is a **regular expression**, which has to match the whole name.
+Expressions are RE2's: they take linear time for any input, and so have neither look-around nor back references
+(https://github.com/google/re2/wiki/Syntax).
 
 Commas separate patterns, except within `[]`, `()` or `{}` or after a backslash: `a{1,3},b` is `a{1,3}` and `b`.
 """
@@ -24,13 +24,13 @@ _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _LOOK_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])")
 _BACK_REFERENCE = re.compile(r"\\(?:[1-9]|k[<{']|g)|\(\?P=")
 _UNCLOSED = "a bracket is not closed"
-_SYNTAX_HINT = "see https://github.com/google/re2/wiki/Syntax for what a pattern may hold"
+_SYNTAX_HINT = "see https://github.com/google/re2/wiki/Syntax for the syntax of patterns"
 _LIST_HINT = "give names or regular expressions, separated by commas, or @FILE with one per line"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSelector:
-    """Select topics by names and regular expressions; without any it selects none."""
+    """Selects topics by names and regular expressions; without any, none."""
 
     patterns: tuple[str, ...] = ()
 
@@ -38,10 +38,10 @@ class TopicSelector:
     def parse(cls, values: Iterable[str], flag: str = "--topics") -> TopicSelector:
         """Return the selector for the values of a flag that may be repeated; each is a list or `@FILE`.
 
-        A file holds one pattern a line; empty lines and lines that begin with `#` are left out.
+        A file contains one pattern per line; empty lines and lines that begin with `#` are ignored.
 
         Raises:
-            UsageError: a value is empty, a file cannot be read, a pattern cannot be understood.
+            UsageError: a value is empty, a file cannot be read, or a pattern is invalid.
         """
         patterns: list[str] = []
         for value in values:
@@ -62,7 +62,7 @@ class TopicSelector:
         return _kinds(self.patterns)[1]
 
     def matches(self, topic: str) -> bool:
-        """Tell whether one of the patterns matches the whole name."""
+        """Return whether one of the patterns matches the whole name."""
         _, expressions, names = _kinds(self.patterns)
         return topic in names or any(_compiled(expression).fullmatch(topic) for expression in expressions)
 
@@ -85,24 +85,24 @@ class TopicSelector:
         return [name for name in self.names if name not in existing]
 
     def __str__(self) -> str:
-        """Return the list as one can write it again."""
+        """Return the list as it is written in a flag or setting."""
         return ",".join(self.patterns)
 
 
 @dataclass(frozen=True, slots=True)
 class ExcludedNames:
-    """Select what `include` does not match, and what `exclude` does."""
+    """Selects names that `include` does not match, or that `exclude` does."""
 
     include: TopicSelector = TopicSelector((".*",))
     exclude: TopicSelector = TopicSelector()
 
     def matches(self, name: str) -> bool:
-        """Tell whether a name is left out."""
+        """Return whether a name is excluded."""
         return not self.include.matches(name) or self.exclude.matches(name)
 
 
 def is_plain_name(pattern: str) -> bool:
-    """Tell whether a pattern is a topic's name rather than a regular expression."""
+    """Return whether a pattern is a topic name rather than a regular expression."""
     return _PLAIN_NAME.fullmatch(pattern) is not None
 
 
@@ -110,7 +110,7 @@ def split_patterns(text: str, name: str = "--topics") -> list[str]:
     """Return the checked patterns of a comma-separated list; `name` is the flag or setting that errors begin with.
 
     Raises:
-        UsageError: the list is empty, or a pattern cannot be understood; names it, and where it goes wrong.
+        UsageError: the list is empty, or a pattern is invalid; names it, and the position of the error.
     """
     patterns = [pattern for part in _split(text) if (pattern := part.strip())]
     if not patterns:
@@ -118,7 +118,7 @@ def split_patterns(text: str, name: str = "--topics") -> list[str]:
     for pattern in patterns:
         if pattern.startswith("@"):
             raise UsageError(
-                f"{name}: {pattern} cannot stand in a list", "@FILE stands alone; the flag may be repeated"
+                f"{name}: {pattern} cannot be part of a list", "give @FILE by itself; the flag may be repeated"
             )
         if not is_plain_name(pattern):
             _check_expression(pattern, name)
@@ -130,10 +130,11 @@ def _read_patterns(path: str, flag: str) -> list[str]:
         lines = Path(path).read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
-        raise UsageError(f"{flag}: cannot read {path}: {why}", "name a readable file with one pattern a line") from None
+        hint = "name a readable file with one pattern per line"
+        raise UsageError(f"{flag}: cannot read {path}: {why}", hint) from None
     written = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not written:
-        raise UsageError(f"{flag}: {path} holds no pattern", "write one topic name or regular expression a line")
+        raise UsageError(f"{flag}: {path} contains no pattern", "write one topic name or regular expression per line")
     return [pattern for line in written for pattern in split_patterns(line, f"{flag} @{path}")]
 
 
@@ -145,7 +146,7 @@ def _matches_any(pattern: str, topics: Set[str]) -> bool:
 
 @lru_cache(maxsize=64)
 def _kinds(patterns: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
-    """Return the plain names, the expressions, and the names once more for looking them up."""
+    """Return the plain names, the expressions, and the names again as a set."""
     names = tuple(pattern for pattern in patterns if is_plain_name(pattern))
     expressions = tuple(pattern for pattern in patterns if not is_plain_name(pattern))
     return names, expressions, frozenset(names)
@@ -168,9 +169,9 @@ def _check_expression(pattern: str, name: str) -> None:
     except re2.error as error:
         why, position, hint = _diagnosis(pattern, error.args[0])
         raise _bad_pattern(name, pattern, why, position, hint) from None
-    # RE2 takes a lone { literally; in a list it would be unclear where such a pattern ends.
+    # RE2 takes a lone { literally; in a list it would be unclear where such a pattern ends
     if (position := _unclosed(pattern)) is not None:
-        raise _bad_pattern(name, pattern, _UNCLOSED, position, "put a backslash before a bracket that means itself")
+        raise _bad_pattern(name, pattern, _UNCLOSED, position, "put a backslash before a literal bracket")
 
 
 def _bad_pattern(name: str, pattern: str, why: str, position: int | None, hint: str) -> UsageError:
@@ -179,11 +180,11 @@ def _bad_pattern(name: str, pattern: str, why: str, position: int | None, hint: 
 
 
 def _diagnosis(pattern: str, complaint: bytes | str) -> tuple[str, int | None, str]:
-    """Return what is wrong with a pattern, its index where that is known, and a hint."""
+    """Return what is wrong with a pattern, its index if that is known, and a hint."""
     syntax = list(_syntax(pattern))
     for index, _ in syntax:
         if _LOOK_AROUND.match(pattern, index):
-            return "look-around is not supported", index, "leave topics out with --exclude instead"
+            return "look-around is not supported", index, "use --exclude to exclude topics"
         if _BACK_REFERENCE.match(pattern, index):
             return "back references are not supported", index, _SYNTAX_HINT
     text = complaint.decode("utf-8", "replace") if isinstance(complaint, bytes) else complaint
@@ -202,14 +203,14 @@ def _diagnosis(pattern: str, complaint: bytes | str) -> tuple[str, int | None, s
 
 
 def _syntax(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the index and character of everything that is neither escaped nor within a character class."""
+    """Yield index and character of everything that is neither escaped nor inside a character class."""
     index, class_start = 0, None
     while index < len(text):
         character = text[index]
         if class_start is None:
             yield index, character
             if character == "[":
-                # A ] right after the opening stands for itself.
+                # a ] right after the opening bracket is literal
                 class_start = index + (2 if text[index + 1 : index + 2] == "^" else 1)
         elif character == "]" and index > class_start:
             class_start = None
@@ -220,7 +221,7 @@ def _syntax(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _unclosed(text: str) -> int | None:
-    """Return the index of the last bracket that is opened and not closed."""
+    """Return the index of the last bracket that is not closed."""
     opened: list[tuple[int, str]] = []
     for index, character in _syntax(text):
         if character in _CLOSING:

@@ -1,10 +1,10 @@
-"""The one table of mirror settings.
+"""The table of mirror settings.
 
-A row is a field of `Settings`: its type, and in `_row` its key, default, help, how its text is read, whether it can be
+A row is a field of `Settings`: its type, and in `_row` its key, default, help, how to parse it, whether it can be
 changed once the mirror exists, and the names other tools have for it. Flags, files, stored records, validation, help
 and the docs all come from these rows; a new setting is a new row.
 
-A mirror's file holds the source's client properties as well; `split` tells the two apart.
+A mirror's file also contains the source's client properties; `split` separates the two.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _START_HINT = "use one of: earliest, latest, timestamp:T, with T as 2026-03-01T1
 
 @dataclass(frozen=True, slots=True)
 class StartFrom:
-    """Where the copy of a topic begins: `earliest`, `latest`, or at the first record of `timestamp_ms` or later."""
+    """Where the copy of a topic begins: `earliest`, `latest`, or the first record with `timestamp_ms` or later."""
 
     word: str = "earliest"
     #: Epoch milliseconds; None unless the word is `timestamp`.
@@ -40,7 +40,7 @@ class StartFrom:
 
     @property
     def is_earliest(self) -> bool:
-        """Tell whether the copy begins where the source's log does."""
+        """Return whether the copy begins where the source's log does."""
         return self.word == "earliest"
 
     def __str__(self) -> str:
@@ -53,10 +53,10 @@ class StartFrom:
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """One way to read a value: `read(key, text)` returns it or raises UsageError; `write` is its opposite."""
+    """The type of a value: `read(key, text)` parses it or raises UsageError; `write` is the opposite."""
 
     name: str
-    #: What is allowed, for the docs: `1 – 86400`, `earliest`.
+    #: The allowed values, for the docs: `1 – 86400`, `earliest`.
     allowed: str
     read: Callable[[str, str], Any]
     write: Callable[[Any], str] = str
@@ -64,17 +64,17 @@ class ValueType:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another tool's name for a setting; `translate(key, text)` turns its value into ours."""
+    """Another tool's name for a setting; `translate(key, text)` converts its value to ours."""
 
     key: str
     translate: Callable[[str, str], str] = lambda _, text: text
-    #: Where several such names are given, the lowest value counts: what others do at two intervals is one here.
+    #: If several such names are given, the lowest value counts: other tools have two intervals where we have one.
     lowest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table, with all that docs and validation need."""
+    """One row of the table."""
 
     key: str
     attribute: str
@@ -85,7 +85,7 @@ class Setting:
     aliases: tuple[Alias, ...]
 
     def lowest_of(self, key: str, one: str, other: str) -> str | None:
-        """Return the value that counts of two that were given; None where they contradict each other."""
+        """Return which of two given values counts; None if they contradict each other."""
         counts = any(alias.lowest for alias in self.aliases if alias.key == key)
         return min((one, other), key=int) if counts else None
 
@@ -135,7 +135,7 @@ def _byte_rate(lowest: int, highest: int) -> ValueType:
 
 
 def parse_start_from(key: str, text: str) -> StartFrom:
-    """Return where a copy begins, as `earliest`, `latest` or `timestamp:T` tell it; `key` is the flag or setting.
+    """Parse where a copy begins: `earliest`, `latest` or `timestamp:T`; `key` is the flag or setting.
 
     Raises:
         UsageError: it is none of these.
@@ -151,7 +151,7 @@ def parse_start_from(key: str, text: str) -> StartFrom:
 
 
 def _timestamp_ms(text: str) -> int | None:
-    """Read a point in time, which is the same whenever it is read; None when it is none, or not in 1970 – 9999."""
+    """Parse an absolute point in time; None if it is not one, or not in 1970 – 9999."""
     if not re.fullmatch("[0-9]{12,15}", text) and not re.search("[-T]", text):
         return None
     try:
@@ -162,7 +162,7 @@ def _timestamp_ms(text: str) -> int | None:
 
 
 def _start_offset_spec(key: str, text: str) -> str:
-    """Translate Confluent's word, which has a bare time where ours says `timestamp:`."""
+    """Translate Confluent's value, which is a bare time where ours is `timestamp:T`."""
     known = text if text.lower() in ("earliest", "latest") else f"timestamp:{text}"
     try:
         return str(parse_start_from(key, known))
@@ -212,7 +212,7 @@ def _alias() -> ValueType:
     def read(key: str, text: str) -> str:
         if not re.fullmatch(f"[A-Za-z0-9._-]{{1,{_LONGEST_PREFIX}}}", text):
             raise UsageError(
-                f"{key}={text} is not a cluster's alias",
+                f"{key}={text} is not a valid cluster alias",
                 f"use 1 to {_LONGEST_PREFIX} letters, digits, dots, underscores and hyphens",
             )
         return text
@@ -225,7 +225,7 @@ def _replication_factor(key: str, text: str) -> int:
 
 
 def _start_of_consumers(key: str, text: str) -> str:
-    """Translate what MirrorMaker 2's consumers do without an offset, which is what a new topic begins with."""
+    """Translate `auto.offset.reset` of MirrorMaker 2's consumers, which says where the copy of a new topic begins."""
     if text.lower() in ("earliest", "latest"):
         return text
     raise UsageError(f"invalid value {key}={text}", "use earliest or latest; start.from says where a topic begins")
@@ -256,7 +256,7 @@ class Settings:
         "topics.exclude",
         _patterns(),
         TopicSelector(),
-        "Source topics never to mirror. Overrides all other filters.",
+        "Source topics that are never mirrored. Overrides all other filters.",
         Alias("topics.blacklist"),
         Alias("mirror.topics.exclude"),
     )
@@ -538,35 +538,35 @@ class Settings:
     )
 
     def selects(self, source_topic: str) -> bool:
-        """Tell whether the filters take a source topic into the mirror."""
+        """Return whether the filters select a source topic."""
         filters = self.auto_create_mirror_topics_filters if self.auto_create_mirror_topics_enable else None
         chosen = filters.matches(source_topic) if filters is not None else self.topics_include.matches(source_topic)
         return chosen and not self.topics_exclude.matches(source_topic)
 
     def selects_group(self, group: str) -> bool:
-        """Tell whether a group of the source is one whose offsets are taken over."""
+        """Return whether to sync the offsets of a source group."""
         return self.groups_include.matches(group) and not self.groups_exclude.matches(group)
 
     @property
     def excluded_properties(self) -> ExcludedNames:
-        """What selects the topic settings that are not taken over."""
+        """The selector of topic settings that are not copied."""
         return ExcludedNames(self.topic_properties_include, self.topic_properties_exclude)
 
     @property
     def group_prefix(self) -> str:
-        """What the names of groups at the destination begin with."""
+        """The prefix of group names at the destination."""
         return self.topic_prefix if self.group_prefix_enable else ""
 
     @property
     def named_topics(self) -> tuple[str, ...]:
-        """Return the source topics that the filters take by their plain names."""
+        """Return the source topics that the filters select by plain names."""
         if self.auto_create_mirror_topics_enable:
             return self.auto_create_mirror_topics_filters.names
         return self.topics_include.names
 
     @property
     def discovers(self) -> bool:
-        """Tell whether there are filters that later topics of the source may match."""
+        """Return whether there are filters that later topics of the source may match."""
         return self.auto_create_mirror_topics_enable or bool(self.topics_include.patterns)
 
 
@@ -575,7 +575,7 @@ SETTINGS: tuple[Setting, ...] = tuple(
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 _ALIASES = {alias.key: (setting, alias) for setting in SETTINGS for alias in setting.aliases}
-#: Confluent's filters of groups, which are two settings here.
+#: Confluent's group filters, which are two settings here.
 GROUP_FILTERS = "consumer.offset.group.filters"
 
 
@@ -585,7 +585,7 @@ def split(properties: Mapping[str, str], *, complete: bool = True) -> tuple[dict
     `complete` is as for `parse_settings`.
 
     Raises:
-        UsageError: a key is neither; names it, and the nearest known one. Or a mirror cannot go by a client property.
+        UsageError: a key is neither (names it and the closest known one), or a client property has no effect.
     """
     connection = {key: value for key, value in properties.items() if is_client_key(key)}
     for key, value in connection.items():
@@ -596,13 +596,13 @@ def split(properties: Mapping[str, str], *, complete: bool = True) -> tuple[dict
 
 
 def _is_met(key: str, value: str) -> bool:
-    """Tell whether another tool's key asks for what a mirror does in any case."""
+    """Return whether another tool's key asks for what a mirror does anyway."""
     foreign = other_tool_key(key)
     return foreign is not None and foreign.accepts(value)
 
 
 def _expanded(raw: Mapping[str, str]) -> Mapping[str, str]:
-    """Return settings with the one name that stands for two of them replaced."""
+    """Return settings with Confluent's group filters replaced by two settings."""
     if GROUP_FILTERS not in raw:
         return raw
     both = dict(
@@ -617,7 +617,7 @@ def _expanded(raw: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def canonical(raw: Mapping[str, str], *, complete: bool = True) -> dict[str, str]:
-    """Return settings under kmirror's own keys and checked, as they are stored: aliases translated, values tidied.
+    """Return checked settings as they are stored: under kmirror's own keys, aliases translated, values normalised.
 
     `complete` is as for `parse_settings`.
 
@@ -634,13 +634,13 @@ def canonical(raw: Mapping[str, str], *, complete: bool = True) -> dict[str, str
 
 
 def parse_settings(raw: Mapping[str, str], *, complete: bool = True) -> Settings:
-    """Return the settings that a flag, a file or a stored record gives as text; what it does not give has its default.
+    """Parse the settings of a flag, a file or a stored record; those that are not given have their defaults.
 
-    Unless it is `complete` others will join them, and whether they fit together is not looked at.
+    If they are not `complete`, others will be added, and contradictions are not checked.
 
     Raises:
-        UsageError: an unknown key, a value that is not understood or out of range, or two that contradict each other;
-            names the keys.
+        UsageError: an unknown key, a value that is invalid or out of range, or two that contradict each other; names
+            the keys.
     """
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
@@ -669,10 +669,10 @@ def _is_lowest(key: str | None) -> bool:
 
 
 def stored_settings(raw: Mapping[str, str], *, complete: bool = True) -> Settings:
-    """Return the settings of a mirror's record; those that only a newer kmirror knows (`unknown_settings`) do nothing.
+    """Parse the settings of a mirror's record; those that only a newer kmirror knows (`unknown_settings`) are ignored.
 
     Raises:
-        UsageError: as `parse_settings` does for keys that are known.
+        UsageError: as `parse_settings`, for known keys.
     """
     unknown = unknown_settings(raw)
     return parse_settings({key: text for key, text in raw.items() if key not in unknown}, complete=complete)
@@ -684,7 +684,7 @@ def unknown_settings(raw: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def is_setting(key: str) -> bool:
-    """Tell whether a key is a setting, under our name for it or another's."""
+    """Return whether a key is a setting, under our name or another tool's."""
     return key in _BY_KEY or key in _ALIASES or key == GROUP_FILTERS
 
 
@@ -692,14 +692,14 @@ def setting_of(key: str) -> Setting:
     """Return the row of a key or alias.
 
     Raises:
-        UsageError: there is none; names the nearest known key.
+        UsageError: there is none; names the closest known key.
     """
     if key in _BY_KEY:
         return _BY_KEY[key]
     if key in _ALIASES:
         return _ALIASES[key][0]
     if foreign := other_tool_key(key):
-        raise UsageError(f"{key} is no setting of a mirror: {foreign.why}", foreign.instead)
+        raise UsageError(f"{key} is not a setting of a mirror: {foreign.why}", foreign.instead)
     near = get_close_matches(key.lower().replace("_", "."), [*_BY_KEY, *_ALIASES], n=1, cutoff=0.75)
     meant = near[0] if near else closest_client_key(key) or nearest_other_tool_key(key)
     raise UsageError(
@@ -727,7 +727,7 @@ def check_change(before: Settings, after: Settings) -> None:
 
 
 def describe() -> list[dict[str, str]]:
-    """Return one row a setting for the docs: key, type, allowed, default, changeable, aliases, help."""
+    """Return a row per setting for the docs: key, type, allowed, default, changeable, aliases, help."""
     return [
         {
             "key": setting.key,
@@ -743,7 +743,7 @@ def describe() -> list[dict[str, str]]:
 
 
 def _check_emitted(settings: Settings, written_as: Mapping[str, str]) -> None:
-    """Refuse what MirrorMaker 2 refuses too (KIP-1031), where offset syncs are disabled in so many words."""
+    """Refuse what MirrorMaker 2 refuses too (KIP-1031), if offset syncs are disabled explicitly."""
     disabled = "emit.offset-syncs.enabled"
     if settings.emit_offset_syncs_enabled or disabled not in written_as:
         return
@@ -754,7 +754,7 @@ def _check_emitted(settings: Settings, written_as: Mapping[str, str]) -> None:
         if is_enabled and key in written_as:
             raise UsageError(
                 f"{disabled}=false and {key}=true contradict each other: MirrorMaker 2 needs offset syncs for that",
-                f"remove {disabled}: kmirror does without, and writes none unless it is true",
+                f"remove {disabled}: kmirror does not need offset syncs, and writes none unless it is true",
             )
 
 

@@ -1,8 +1,8 @@
-"""Filters of topics and of groups as Confluent's cluster links write them: one JSON document of names and prefixes.
+"""Topic and group filters in the format of Confluent's cluster links: one JSON document of names and prefixes.
 
 `{"topicFilters": [{"name": "orders", "patternType": "PREFIXED", "filterType": "INCLUDE"}]}`: a LITERAL name is that
-topic alone, or every topic where it is `*`; a PREFIXED one is every topic whose name begins so. A topic is taken when a
-filter includes it and none excludes it; their order means nothing. Filters of groups are the same under `groupFilters`.
+topic only, or every topic if it is `*`; a PREFIXED one is every topic whose name begins with it. A topic is selected if
+a filter includes it and none excludes it, in any order. Group filters are the same under `groupFilters`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FILTER_TYPES = ("INCLUDE", "EXCLUDE")
 
 @dataclass(frozen=True, slots=True)
 class TopicFilter:
-    """One filter: a name, or with `is_prefix` the beginning of names; it excludes unless `includes`."""
+    """One filter: a name, or a prefix if `is_prefix`; it excludes unless `includes`."""
 
     name: str
     is_prefix: bool
     includes: bool
 
     def matches(self, topic: str) -> bool:
-        """Tell whether the filter is about a topic."""
+        """Return whether the filter applies to a topic."""
         if self.is_prefix:
             return topic.startswith(self.name)
         return self.name in (_ALL, topic)
@@ -41,23 +41,23 @@ class TopicFilter:
 
 @dataclass(frozen=True, slots=True)
 class TopicFilters:
-    """Select topics by filters; without any it selects none. `str` gives the JSON document, nothing for no filter."""
+    """Selects topics by filters; without any, none. `str` returns the JSON document, or "" without filters."""
 
     filters: tuple[TopicFilter, ...] = ()
 
     @classmethod
     def parse(cls, key: str, text: str, field: str = _TOPICS) -> TopicFilters:
-        """Return the filters of a JSON document, nothing for an empty text; `key` is the setting that errors name.
+        """Return the filters of a JSON document, none for an empty text; `key` is the setting that errors name.
 
         Raises:
-            UsageError: it is no such document; says where.
+            UsageError: it is not such a document; says where.
         """
         if not text:
             return cls()
         try:
             document = json.loads(text, object_pairs_hook=_object)
             if not isinstance(document, dict):
-                raise _FilterError("a JSON object is wanted")
+                raise _FilterError("it is not a JSON object")
             _require_fields(document, (field,), "the document")
             entries = document[field]
             if not isinstance(entries, list):
@@ -70,7 +70,7 @@ class TopicFilters:
         return cls(tuple(dict.fromkeys(filters)))
 
     def matches(self, topic: str) -> bool:
-        """Tell whether a topic is included and not excluded."""
+        """Return whether a topic is included and not excluded."""
         about = [one.includes for one in self.filters if one.matches(topic)]
         return bool(about) and all(about)
 
@@ -81,7 +81,7 @@ class TopicFilters:
 
     @property
     def includes_something(self) -> bool:
-        """Tell whether any filter includes topics."""
+        """Return whether any filter includes topics."""
         return any(one.includes for one in self.filters)
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class TopicFilters:
 
 
 def group_patterns(key: str, text: str) -> tuple[str, str]:
-    """Return the lists of groups that filters include and exclude, as `groups.include` and `groups.exclude` have them.
+    """Return the groups that filters include and exclude, as `groups.include` and `groups.exclude`.
 
     Raises:
         UsageError: as `TopicFilters.parse`.
@@ -139,7 +139,7 @@ def _filter(entry: object, where: str) -> TopicFilter:
     pattern_type = _word(entry, "patternType", _PATTERN_TYPES, where)
     filter_type = _word(entry, "filterType", _FILTER_TYPES, where)
     if pattern_type == "PREFIXED" and name == _ALL:
-        raise _FilterError(f"{where}: * stands for everything when it is LITERAL, and begins no name")
+        raise _FilterError(f"{where}: * means everything only if it is LITERAL; no name begins with *")
     return TopicFilter(name.strip(), pattern_type == "PREFIXED", filter_type == "INCLUDE")
 
 

@@ -1,11 +1,10 @@
-"""One translation of Java client properties: to our own connections, to stdlib TLS, to librdkafka.
+"""Translate Java client properties: to our own connections, to Python's TLS, to librdkafka.
 
-`client_config` reads properties as Kafka's tools take them, resolves the references in them, reads the stores
-they name, and returns a `ClientConfig` that holds all that is needed to connect. It pickles; the secrets in it never
-show in its repr.
+`client_config` takes properties as Kafka's tools do, resolves the references in them, reads the stores they name, and
+returns a `ClientConfig` with everything needed to connect. It pickles; the secrets in it never show in its repr.
 
-Known keys of Kafka's clients that concern nothing we do are accepted and ignored, as Kafka's own tools do. Keys that
-name a Java class which would decide about security are refused: we cannot load it.
+Known keys of Kafka's clients that do not concern kmirror are accepted and ignored, as Kafka's own tools do. Keys that
+name a Java class with a say in security are refused: we cannot load it.
 """
 
 from __future__ import annotations
@@ -36,48 +35,48 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Hold what one client needs to reach and to enter one cluster; times in milliseconds, sizes in bytes."""
+    """What a client needs to connect to a cluster; times in milliseconds, sizes in bytes."""
 
     bootstrap_servers: tuple[tuple[str, int], ...]
     client_id: str = "kmirror"
-    #: Where records are fetched from the nearest replica: the rack that counts as near (client.rack, KIP-392).
+    #: client.rack: records are fetched from the replica in this rack, if there is one (KIP-392).
     rack: str = ""
     #: One of SECURITY_PROTOCOLS.
     security_protocol: str = "PLAINTEXT"
-    #: As brokers know it; None, like name and password, where the protocol has no SASL.
+    #: As brokers know it; None, like name and password, if the protocol has no SASL.
     sasl_mechanism: str | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    #: Where tokens come from, of OAUTHBEARER.
+    #: For OAUTHBEARER.
     tokens: TokenSource | None = None
-    #: Whose tickets log in, of GSSAPI.
+    #: For GSSAPI.
     kerberos: KerberosLogin | None = None
-    #: PEM text of the trusted certificates; None for the ones this machine trusts.
+    #: PEM text of the trusted certificates; None for the ones that this machine trusts.
     ca_pem: str | None = field(default=None, repr=False)
     #: PEM text of the client's certificate and the chain above it; None without client authentication.
     certificate_pem: str | None = field(default=None, repr=False)
     key_pem: str | None = field(default=None, repr=False)
     key_password: str | None = field(default=None, repr=False)
-    #: False leaves the certificate's chain checked, but not the name in it.
+    #: If False, only the certificate's chain is verified, not the name in it.
     verify_hostname: bool = True
     request_timeout_ms: int = 30_000
     connect_timeout_ms: int = 10_000
-    #: What user name and password were read from, where references are in it.
+    #: The properties that user name and password were read from, if they contain references.
     login_properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    #: The ssl.* properties that were read, references and all, and the state of the files they name.
+    #: The ssl.* properties, with references, and the state of the files that they name.
     tls_properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     tls_stamps: tuple[tuple[int, int, int] | None, ...] = field(default=(), repr=False, compare=False)
-    #: None for what the operating system or the caller thinks right.
+    #: None for the default of the operating system or the caller.
     send_buffer_bytes: int | None = None
     receive_buffer_bytes: int | None = None
 
     @property
     def uses_tls(self) -> bool:
-        """Tell whether connections are encrypted."""
+        """Return whether connections are encrypted."""
         return self.security_protocol in {"SSL", "SASL_SSL"}
 
     def with_current_stores(self) -> ClientConfig:
-        """Return it with what its stores hold now; unchanged where that cannot be used, as while a file is written."""
+        """Return a copy with the current content of its stores; itself if they are unusable, as while being written."""
         stamps = file_stamps(self.tls_properties)
         if stamps == self.tls_stamps:
             return self
@@ -98,7 +97,7 @@ class ClientConfig:
         return now
 
     def with_current_password(self) -> ClientConfig:
-        """Return it with the user name and password that its references stand for now; unchanged if they cannot be."""
+        """Return a copy with the user name and password that its references resolve to now; itself if they do not."""
         if not self.login_properties:
             return self
         try:
@@ -108,10 +107,10 @@ class ClientConfig:
         return replace(self, username=login.username, password=login.password)
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Return a new TLS context for a connection to this cluster, of its stores as they are now; None without TLS.
+        """Return a new TLS context for this cluster, from the current content of its stores; None without TLS.
 
-        It trusts as librdkafka does, whatever the version of Python: certificates that Java takes are taken, but a
-        chain has to end at a self-signed one; Java is content with a trusted intermediate.
+        It trusts what librdkafka trusts, whatever the version of Python: certificates that Java accepts are accepted,
+        but a chain has to end at a self-signed one, while Java accepts a trusted intermediate.
 
         Raises:
             UsageError: the certificates or the key cannot be used.
@@ -132,12 +131,12 @@ class ClientConfig:
         return context
 
     def _load_client_certificate(self, context: ssl.SSLContext) -> None:
-        # The standard library takes a client's key from a file only: this one is in memory, and nobody else's.
+        # the ssl module loads a client's key from a file only: this one is in memory and private
         with os.fdopen(os.memfd_create("kmirror-key"), "w", encoding="ascii") as file:
             file.write(f"{self.key_pem}{self.certificate_pem}")
             file.flush()
             try:
-                # Without a password OpenSSL would ask for one on the terminal.
+                # without a password OpenSSL would ask for one on the terminal
                 context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password=self.key_password or "")
             except (ssl.SSLError, ValueError) as error:
                 raise UsageError(
@@ -146,23 +145,22 @@ class ClientConfig:
                 ) from None
 
     def as_destination(self) -> ClientConfig:
-        """Return it, for a cluster that librdkafka, too, has to log in to.
+        """Return this configuration, for a cluster that librdkafka connects to as well.
 
         Raises:
-            UsageError: it cannot log in this way.
+            UsageError: librdkafka cannot log in this way.
         """
         if self.kerberos is None:
             return self
         raise UsageError(
-            "a destination cannot be logged in to by Kerberos: librdkafka, as its wheels come, has no GSSAPI",
-            "give kmirror a listener of the destination with another sasl.mechanism; a source may have GSSAPI",
+            "Kerberos is not supported for a destination: librdkafka's wheels have no GSSAPI",
+            "use a listener of the destination with another sasl.mechanism; a source may have GSSAPI",
         )
 
     def librdkafka(self, **extra: object) -> dict[str, object]:
         """Return the configuration for confluent-kafka, `extra` (librdkafka's names, `**{"a.b": 1}`) on top.
 
-        Stores are read as they are now. librdkafka escapes SCRAM user names itself, and wants its numbers within its
-        own limits.
+        Stores are read again. librdkafka escapes SCRAM user names itself, and has limits of its own for numbers.
         """
         tls = self.with_current_stores()
         config: dict[str, object] = {
@@ -195,10 +193,10 @@ class ClientConfig:
 
 
 def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | None = None) -> ClientConfig:
-    """Translate Java client properties, references and all; `environ` stands in for the process's environment.
+    """Translate Java client properties and resolve their references; `environ` replaces the process's environment.
 
     Raises:
-        UsageError: a key is misspelt, a value is not understood, a file cannot be read, or it is not supported.
+        UsageError: a key is misspelt, a value is invalid, a file cannot be read, or it is not supported.
         UnreachableError: reason SECRET_UNRESOLVED; a reference has no value here.
     """
     check_client_keys(properties)
@@ -242,7 +240,7 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
 
 
 def check_client_keys(properties: Mapping[str, str]) -> None:
-    """Refuse keys that look like a misspelt key of a Kafka client; others' keys pass.
+    """Refuse keys that look like a misspelt key of a Kafka client; keys of other programs are accepted.
 
     Raises:
         UsageError: names the key and the one that was probably meant.
@@ -258,7 +256,7 @@ def parse_bootstrap_servers(text: str) -> tuple[tuple[str, int], ...]:
     Without a host, as in Kafka's own documents (`:9092`), it is this machine.
 
     Raises:
-        UsageError: the list is empty, or an address has no port or cannot be understood.
+        UsageError: the list is empty, or an address has no port or is invalid.
     """
     addresses = []
     for address in filter(None, (part.strip() for part in text.split(","))):
@@ -276,12 +274,12 @@ def parse_bootstrap_servers(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def scram_escaped(username: str) -> str:
-    """Return a user name as SCRAM's messages spell it (RFC 5802, saslname): `=` is `=3D`, `,` is `=2C`."""
+    """Return a user name as SCRAM messages encode it (RFC 5802, saslname): `=` is `=3D`, `,` is `=2C`."""
     return username.replace("=", "=3D").replace(",", "=2C")
 
 
 def _tls(text: Callable[[str], str | None]) -> ClientConfig:
-    """Return how certificates of a token endpoint are checked."""
+    """Return a configuration to verify the certificates of a token endpoint."""
     tls = tls_material(text)
     return ClientConfig(
         bootstrap_servers=(),

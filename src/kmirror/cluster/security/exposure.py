@@ -15,10 +15,10 @@ from kmirror.errors import UsageError
 
 
 def exposed_files(path: str, properties: Mapping[str, str]) -> list[Path]:
-    """Return, sorted, those of a properties file and the files of secrets it names that every user can read.
+    """Return, sorted, which of a properties file and the files with secrets that it names every user can read.
 
-    What cannot be looked at is left out, and so is what lies on a file system that is read-only: its mode is decided
-    where it is mounted from.
+    Files that cannot be checked are left out, and so are those on a read-only file system: their mode is set where it
+    is mounted from.
     """
     return sorted({file for file in _secret_files(path, properties) if _is_exposed(file)})
 
@@ -42,8 +42,8 @@ def _is_exposed(file: Path) -> bool:
         real = file.resolve(strict=True)
         if not stat.S_ISREG(real.stat().st_mode) or os.statvfs(real).f_flag & os.ST_RDONLY:
             return False
-        # who may not enter a folder reads nothing in it
-        ways = [folder.stat().st_mode & stat.S_IXOTH for folder in real.parents]
-        return bool(real.stat().st_mode & stat.S_IROTH) and all(ways)
+        # a file in a folder that others may not enter cannot be read by them
+        reachable = all(folder.stat().st_mode & stat.S_IXOTH for folder in real.parents)
+        return bool(real.stat().st_mode & stat.S_IROTH) and reachable
     except (OSError, ValueError):
         return False

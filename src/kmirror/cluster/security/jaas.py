@@ -2,9 +2,9 @@
 
     LoginModule required|requisite|sufficient|optional name=value name="quoted value" … ;
 
-Words and quoted strings follow `java.io.StreamTokenizer`, which Kafka's clients read it with: a value that holds
-anything but letters, digits and `_ - . $` must be in quotes (double or single); within them a backslash escapes.
-Unlike there, a reference `${…}` needs no quotes, and neither does a number. Errors never repeat a value.
+Words and quoted strings follow `java.io.StreamTokenizer`, as in Kafka's clients: a value that contains anything but
+letters, digits and `_ - . $` must be in quotes (double or single); inside them a backslash escapes. Unlike there, a
+reference `${…}` needs no quotes, and neither does a number. Errors never contain a value.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse_jaas(text: str) -> tuple[JaasEntry, ...]:
     """Return the login modules of a JAAS line, in their order.
 
     Raises:
-        UsageError: the line is not JAAS; says where, never what a value is.
+        UsageError: the line is not JAAS; says where, never shows a value.
     """
     tokens = list(_tokens(text))
     entries: list[JaasEntry] = []

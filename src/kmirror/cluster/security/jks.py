@@ -1,9 +1,9 @@
-"""Read Java key stores (JKS): certificates that are trusted, and private keys with the chains above them.
+"""Read Java key stores (JKS): trusted certificates, and private keys with their certificate chains.
 
 Big-endian, as `sun.security.provider.JavaKeyStore` writes it; `text` is an int16 length and modified UTF-8:
 
     int32 0xFEEDFEED, int32 version (1 or 2), int32 number of entries
-    each entry    int32 tag, text alias, int64 when it was made, and
+    each entry    int32 tag, text alias, int64 creation time, and
       tag 1       int32 length, protected key; int32 number of certificates, and these
       tag 2       one certificate
     certificate   text type (version 2 only), int32 length, X.509 in DER
@@ -36,20 +36,20 @@ class _ProtectedKey:
 
 
 def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
-    """Return the certificates in DER, that of each key included; without `password` the digest is not checked.
+    """Return the certificates in DER, those of keys included; without `password` the digest is not checked.
 
     Raises:
-        StoreError: the password is wrong, or it is not JKS, or not whole.
+        StoreError: the password is wrong, or it is not a whole JKS store.
     """
     trusted, keys = _entries(data, password)
     return (*trusted, *(key.chain[0] for key in keys if key.chain))
 
 
 def key_entry(data: bytes, password: str, key_password: str | None) -> KeyEntry | None:
-    """Return the key and the chain above it, None where there is no key; a key may have a password of its own.
+    """Return the key and its chain, None if there is no key; the key may have a password of its own.
 
     Raises:
-        StoreError: as above, or it holds more than one key.
+        StoreError: as above, or it has more than one key.
     """
     _, keys = _entries(data, password)
     if len(keys) > 1:
@@ -74,7 +74,7 @@ def _entries(data: bytes, password: str | None) -> tuple[list[bytes], list[_Prot
         elif tag == _CERTIFICATE:
             trusted.append(_certificate(reader, version))
         else:
-            raise StoreError(f"entry {alias} is of the unknown kind {tag}")
+            raise StoreError(f"entry {alias} has the unknown type {tag}")
     if password is not None and hashlib.sha1(_characters(password) + _WHITENER + body).digest() != digest:
         raise WrongPasswordError
     return trusted, keys
@@ -103,7 +103,7 @@ def _sealed(protected: bytes) -> bytes:
     """Return the octet string of SEQUENCE {SEQUENCE {algorithm, NULL}, OCTET STRING}."""
     outer = _Reader(_Reader(protected).element(0x30))
     if not outer.element(0x30).startswith(_PROTECTION):
-        raise StoreError("a key is protected in a way that is not JKS's")
+        raise StoreError("a key is protected in a way that JKS does not have")
     return outer.element(0x04)
 
 
@@ -113,7 +113,7 @@ def _characters(password: str) -> bytes:
 
 @dataclass(slots=True)
 class _Reader:
-    """Take one thing after another from bytes that may end anywhere."""
+    """Read fields from bytes that may end anywhere."""
 
     data: bytes
     position: int = 0
@@ -135,7 +135,7 @@ class _Reader:
         return self.take(self.number(4))
 
     def element(self, tag: int) -> bytes:
-        """Take an element of DER with this tag; return its content."""
+        """Read a DER element with this tag; return its content."""
         if self.number(1) != tag:
             raise StoreError("a key is not stored as JKS stores keys")
         length = self.number(1)

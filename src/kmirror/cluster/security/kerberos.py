@@ -1,8 +1,8 @@
-"""Logins by Kerberos (SASL mechanism GSSAPI, RFC 4752) through the system's own library, MIT's libgssapi_krb5.
+"""Kerberos logins (SASL mechanism GSSAPI, RFC 4752) with the system's own library, MIT's libgssapi_krb5.
 
-There is no wheel of a binding to it for Linux, and a compiler on every worker would be much to ask: the nine functions
-that a client takes are declared here. The library finds KDCs as all of the system's programs do (krb5.conf), keeps
-tickets in its memory, and gets new ones from the keytab in time.
+There is no wheel of a binding to it for Linux, and a compiler cannot be expected on every worker: the functions that a
+client needs are declared here. The library finds KDCs as all programs of the system do (krb5.conf), keeps tickets in
+memory, and renews them from the keytab in time.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _INITIATE = 1
 _CONTINUE_NEEDED = 1
 _GSS_CODE, _MECH_CODE = 1, 2
 #: No KDC answers: KRB5_KDC_UNREACH and KRB5_REALM_CANT_RESOLVE, as unsigned numbers.
-_PASSING = {code % (1 << 32) for code in (-1765328228, -1765328164)}
+_TRANSIENT = {code % (1 << 32) for code in (-1765328228, -1765328164)}
 #: Object ids in DER: Kerberos 5, its principal names (RFC 1964), and names of services on hosts (RFC 2743).
 _KERBEROS = bytes.fromhex("2a864886f712010202")
 _PRINCIPAL_NAME = bytes.fromhex("2a864886f71201020201")
 _SERVICE_NAME = bytes.fromhex("2a864886f71201020104")
-#: The security layers that a message offers: none beyond the login itself (RFC 4752, section 3.3).
+#: The security layers that a message offers: none after the login (RFC 4752, section 3.3).
 _NO_LAYER = 1
 
 
 @dataclass(frozen=True, slots=True)
 class KerberosLogin:
-    """Who logs in, to which service; None for what the system's Kerberos is set up with."""
+    """Who logs in, to which service; None for the defaults of the system's Kerberos."""
 
     service_name: str
     principal: str | None = None
@@ -63,11 +63,11 @@ class _Store(ctypes.Structure):
 
 
 class KerberosClient:
-    """The client's side of one login to a host."""
+    """The client side of one login to a host."""
 
     def __init__(self, login: KerberosLogin, host: str) -> None:
         self._library = _library()
-        self._whence = f"{login} to {login.service_name}/{host}"
+        self._description = f"{login} to {login.service_name}/{host}"
         self._context = c_void_p()
         self._credential = c_void_p()
         self._target = c_void_p()
@@ -81,7 +81,7 @@ class KerberosClient:
             raise
 
     def close(self) -> None:
-        """Give back what the library holds."""
+        """Free the library's resources."""
         minor = c_uint32()
         if self._context:
             self._library.gss_delete_sec_context(byref(minor), byref(self._context), None)
@@ -91,7 +91,7 @@ class KerberosClient:
             self._library.gss_release_name(byref(minor), byref(self._target))
 
     def is_done(self) -> bool:
-        """Tell whether the last message has been sent and answered."""
+        """Return whether the last message has been sent and answered."""
         return self._is_done
 
     def auth_bytes(self) -> bytes:
@@ -99,7 +99,7 @@ class KerberosClient:
         return self._next
 
     def receive(self, answer: bytes) -> None:
-        """Take the broker's answer."""
+        """Handle the broker's answer."""
         if self._is_last:
             self._is_done = True
         elif not self._is_established:
@@ -107,7 +107,7 @@ class KerberosClient:
         else:
             offered = self._unwrapped(answer)
             if len(offered) != 4 or not offered[0] & _NO_LAYER:
-                raise self._refused("the broker wants a security layer that Kafka does not have")
+                raise self._refused("the broker requires a security layer, which Kafka does not have")
             self._next = self._wrapped(bytes([_NO_LAYER, 0, 0, 0]))
             self._is_last = True
 
@@ -121,7 +121,7 @@ class KerberosClient:
         entries = {}
         if login.keytab:
             self._require_readable(login.keytab)
-            # a cache for each identity: another mirror of this process may have another one
+            # a ticket cache for each identity: mirrors of one process may have different ones
             digest = sha256(f"{login.principal}\0{login.keytab}".encode()).hexdigest()[:16]
             entries = {"client_keytab": f"FILE:{login.keytab}", "ccache": f"MEMORY:kmirror-{digest}"}
         elif login.ticket_cache:
@@ -179,21 +179,21 @@ class KerberosClient:
         """Raise UnreachableError unless a call has succeeded."""
         if done in (0, _CONTINUE_NEEDED):
             return
-        told = self._told(minor.value, _MECH_CODE) if minor.value else self._told(done, _GSS_CODE)
-        if minor.value in _PASSING:
+        reason = self._reason(minor.value, _MECH_CODE) if minor.value else self._reason(done, _GSS_CODE)
+        if minor.value in _TRANSIENT:
             raise UnreachableError(
-                f"no Kerberos ticket for {self._whence}: {told}", "check the KDCs of the realm in krb5.conf"
+                f"no Kerberos ticket for {self._description}: {reason}", "check the KDCs of the realm in krb5.conf"
             )
-        raise self._refused(told)
+        raise self._refused(reason)
 
-    def _refused(self, told: str) -> UnreachableError:
+    def _refused(self, reason: str) -> UnreachableError:
         return UnreachableError(
-            f"no Kerberos login for {self._whence}: {told}",
+            f"no Kerberos login for {self._description}: {reason}",
             "check principal and keytab (kinit -kt KEYTAB PRINCIPAL), sasl.kerberos.service.name, and the clocks",
             Reason.AUTHENTICATION_FAILED,
         )
 
-    def _told(self, code: int, kind: int) -> str:
+    def _reason(self, code: int, kind: int) -> str:
         minor, position, output, mechanism = c_uint32(), c_uint32(), _Buffer(), _oid(_KERBEROS)
         display = self._library.gss_display_status
         done = display(byref(minor), code, kind, byref(mechanism), byref(position), byref(output))
@@ -211,7 +211,7 @@ def _library() -> Any:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:
         raise UnreachableError(
-            f"logins by Kerberos need {_LIBRARY}, which this machine does not have",
+            f"Kerberos logins need {_LIBRARY}, which this machine does not have",
             "install it: apt-get install libgssapi-krb5-2, or dnf install krb5-libs",
             Reason.AUTHENTICATION_FAILED,
         ) from None
@@ -238,7 +238,7 @@ def _library() -> Any:
 
 
 def _buffer(data: bytes) -> _Buffer:
-    """Return bytes as the library takes them: it only reads."""
+    """Return bytes in the library's type; it only reads them."""
     return _Buffer(len(data), ctypes.cast(c_char_p(data), c_void_p))
 
 

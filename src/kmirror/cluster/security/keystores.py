@@ -1,4 +1,4 @@
-"""What is taken from a store in one of Java's formats, and why it cannot be."""
+"""The content of a key store in one of Java's formats, and the errors of reading it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 class StoreError(Exception):
-    """A store that cannot be used; the text says why, and holds no secret."""
+    """A store that cannot be used; the text says why, without secrets."""
 
 
 class WrongPasswordError(StoreError):
@@ -18,10 +18,10 @@ class WrongPasswordError(StoreError):
 
 
 class SeveralKeysError(StoreError):
-    """More than one private key; nothing says which to use."""
+    """More than one private key, and no way to choose."""
 
     def __init__(self, keys: int) -> None:
-        super().__init__(f"it holds {keys} private keys, and nothing says which to use")
+        super().__init__(f"it has {keys} private keys, and nothing says which to use")
 
 
 @dataclass(frozen=True, slots=True)

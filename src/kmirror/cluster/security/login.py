@@ -1,19 +1,22 @@
-"""How a client logs in, as `sasl.*` properties say it: mechanism, and name and password or where tokens come from."""
+"""Read from `sasl.*` properties how to log in: the mechanism, and a user name and password or a source of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from kmirror.cluster.security import kerberos, msk
 from kmirror.cluster.security.jaas import JaasEntry, parse_jaas
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.properties import is_reference, resolve_value
 from kmirror.cluster.security.property_reader import PropertyReader
-from kmirror.cluster.security.token_endpoint import Tls, TokenEndpoint, TokenFile, file_of_url
+from kmirror.cluster.security.token_endpoint import TokenEndpoint, TokenFile, file_of_url
 from kmirror.cluster.security.tokens import TokenSource
 from kmirror.errors import UsageError
+
+if TYPE_CHECKING:
+    from kmirror.cluster.security.client_config import ClientConfig
 
 _JAAS = "sasl.jaas.config"
 _MODULES = {
@@ -30,7 +33,7 @@ _BY_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 _LOGIN_HANDLER, _CLIENT_HANDLER = "sasl.login.callback.handler.class", "sasl.client.callback.handler.class"
 _RETRIEVER = "sasl.oauthbearer.jwt.retriever.class"
-#: Java classes whose work kmirror does itself; no other can be named.
+#: Java classes whose function kmirror has built in; others are refused.
 _KNOWN_CLASSES = {
     _LOGIN_HANDLER: {
         f"{_OAUTH}.OAuthBearerLoginCallbackHandler",
@@ -43,12 +46,12 @@ _KNOWN_CLASSES = {
 _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
 _EXTENSION = "extension_"
 
-TlsOf = Callable[[Callable[[str], str | None]], Tls]
+TlsOf = Callable[[Callable[[str], str | None]], "ClientConfig"]
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A way in; all None where there is none."""
+    """How to log in; all None without SASL."""
 
     mechanism: str | None = None
     username: str | None = None
@@ -58,7 +61,7 @@ class Login:
 
 
 def check_handlers(reader: PropertyReader) -> None:
-    """Refuse Java classes that would decide about the login and are not known here.
+    """Refuse Java classes that would affect the login and are unknown here.
 
     Raises:
         UsageError: names the property.
@@ -72,9 +75,7 @@ def check_handlers(reader: PropertyReader) -> None:
 
 
 def read_login(reader: PropertyReader, hosts: Iterable[str], tls_of: TlsOf) -> Login:
-    """Return the login to these brokers that the properties describe.
-
-    `tls_of` reads the `ssl.*` options of a token endpoint.
+    """Read the login to these brokers; `tls_of` reads the `ssl.*` options of a token endpoint.
 
     Raises:
         UsageError: something is missing, contradictory or not supported.
@@ -99,7 +100,7 @@ def read_login(reader: PropertyReader, hosts: Iterable[str], tls_of: TlsOf) -> L
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The options of the JAAS line, resolved one by one: a secret may hold quotes and semicolons."""
+    """The options of the JAAS line, resolved one by one: a secret may contain quotes and semicolons."""
 
     reader: PropertyReader
     entry: JaasEntry
@@ -108,7 +109,7 @@ class _Options:
         return resolve_value(_JAAS, self.entry.options.get(name, ""), self.reader.environ) or None
 
     def either(self, key: str, name: str) -> str | None:
-        """Return a property of its own (KIP-1139), else the option that it was before."""
+        """Return a property (KIP-1139), or else the JAAS option that it replaces."""
         return self.reader.text(key) or self.text(name)
 
     def starting(self, prefix: str) -> dict[str, str]:
@@ -124,10 +125,10 @@ def _jaas_entry(reader: PropertyReader, mechanism: str) -> JaasEntry:
         raise UsageError(f"{_JAAS} is missing, and {mechanism} needs {lacks}", f"set {_JAAS}")
     entries = parse_jaas(resolve_value(_JAAS, line, reader.environ) if is_reference(line) else line)
     if len(entries) > 1:
-        raise UsageError(f"{_JAAS} holds {len(entries)} login modules", "leave one of them")
+        raise UsageError(f"{_JAAS} has {len(entries)} login modules", "keep one of them")
     if entries[0].login_module.rsplit(".", 1)[-1] != expected:
         raise UsageError(
-            f"{_JAAS}: {entries[0].login_module} does not fit sasl.mechanism={mechanism}", f"it takes {expected}"
+            f"{_JAAS}: {entries[0].login_module} does not fit sasl.mechanism={mechanism}", f"use {expected}"
         )
     return entries[0]
 
@@ -178,7 +179,7 @@ def _token_source(options: _Options, tls_of: TlsOf) -> TokenSource:
 def _refuse_without_endpoint(options: _Options) -> NoReturn:
     unsecured = any(name.startswith("unsecuredLogin") for name in options.entry.options)
     raise UsageError(
-        f"{_JAAS} makes an unsigned token, which kmirror does not do" if unsecured else f"{_ENDPOINT} is missing",
+        f"{_JAAS} asks for an unsigned token, which is not supported" if unsecured else f"{_ENDPOINT} is missing",
         f"set {_ENDPOINT} to where tokens come from: https://… or file:///PATH",
     )
 

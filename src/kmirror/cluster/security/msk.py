@@ -1,8 +1,8 @@
-"""Logins to Amazon MSK by IAM: tokens that botocore signs with the AWS credentials of this machine.
+"""IAM logins to Amazon MSK: tokens that botocore signs with the AWS credentials of this machine.
 
-Java's aws-msk-iam-auth has a SASL mechanism of its own, AWS_MSK_IAM. The same brokers take OAUTHBEARER at the same
-port: the token is the URL of a request to kafka-cluster:Connect, signed by AWS Signature Version 4 in its query and
-encoded as base64url without padding. The properties are those of the Java library.
+Java's aws-msk-iam-auth has its own SASL mechanism, AWS_MSK_IAM. The same brokers accept OAUTHBEARER at the same port:
+the token is the URL of a request to kafka-cluster:Connect, signed with AWS Signature Version 4 in its query and encoded
+as base64url without padding. The properties are those of the Java library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REGION_IN_HOST = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.
 
 @dataclass(frozen=True, slots=True)
 class MskLogin:
-    """Whose AWS credentials sign, and the region of the cluster; "" for what the machine is set up with."""
+    """The AWS credentials that sign, and the region of the cluster; "" for this machine's defaults."""
 
     region: str = ""
     profile: str = ""
@@ -45,10 +45,10 @@ class MskLogin:
         return self.role_arn or (f"AWS profile {self.profile}" if self.profile else "this machine's AWS credentials")
 
     def fetch(self, timeout: float) -> Token:
-        """Sign a token; AWS is asked only where that is how the credentials are got.
+        """Sign a token; AWS is called only if the credentials come from there.
 
         Raises:
-            UnreachableError: reason AUTHENTICATION_FAILED where there are no credentials, or botocore is missing.
+            UnreachableError: reason AUTHENTICATION_FAILED if there are no credentials, or botocore is missing.
         """
         try:
             from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -56,7 +56,7 @@ class MskLogin:
             from botocore.session import Session
         except ImportError:
             raise _refused(
-                f"logins by IAM need botocore, which is not installed on {socket.gethostname()}",
+                f"IAM logins need botocore, which is not installed on {socket.gethostname()}",
                 "run there: pip install 'kmirror[msk]'",
             ) from None
         try:
@@ -64,13 +64,13 @@ class MskLogin:
             region = self.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
             if not region:
                 raise _refused(
-                    "the AWS region of the cluster is not known: no broker's name holds it",
+                    "the AWS region of the cluster is unknown: no broker's name contains it",
                     "set AWS_REGION, or region in the profile",
                 )
             credentials = session.get_credentials()
             if credentials is None:
                 raise _refused(
-                    f"no AWS credentials are found on {socket.gethostname()}",
+                    f"no AWS credentials found on {socket.gethostname()}",
                     "give it a role, or set awsProfileName in sasl.jaas.config or AWS_* in the environment",
                 )
             if self.role_arn:
@@ -79,7 +79,7 @@ class MskLogin:
         except (HTTPClientError, AwsConnectionError) as error:
             raise UnreachableError(
                 f"cannot get AWS credentials for {self}: {error}",
-                "check that this machine reaches AWS: STS, or the service that gives it credentials",
+                "check that this machine can reach AWS: STS, or the service that provides its credentials",
             ) from None
         except (BotoCoreError, ClientError) as error:
             raise _refused(
@@ -97,10 +97,10 @@ class MskLogin:
 
 
 def msk_login(options: dict[str, str], hosts: Iterable[str], refresh_part: float) -> MskLogin:
-    """Return the login that the options of IAMLoginModule describe, to a cluster with these brokers.
+    """Return the login to a cluster with these brokers, from the options of IAMLoginModule.
 
     Raises:
-        UsageError: an option that is not known here would decide about the login.
+        UsageError: an option is unknown here, and would affect the login.
     """
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:

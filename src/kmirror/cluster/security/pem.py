@@ -1,7 +1,7 @@
-"""PEM text: blocks are picked out of whatever stands round them, and written as OpenSSL expects them.
+"""PEM text: extract blocks, and write them as OpenSSL expects.
 
-Text between the blocks (`keytool` and `openssl` write some) is dropped, and white space within one is set right:
-properties files fold what should be lines.
+Text between the blocks (`keytool` and `openssl` write some) is dropped, and white space inside them is normalised:
+properties files fold lines.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _LINE_LENGTH = 64
 
 
 def certificates(text: str) -> str:
-    """Return the certificates in a text, "" for none."""
+    """Return the certificates in a text, or ""."""
     return "".join(_rewritten(match) for match in _BLOCK.finditer(text) if match["label"].endswith("CERTIFICATE"))
 
 
 def private_key(text: str) -> str:
-    """Return the first private key in a text, encrypted or not, "" for none."""
+    """Return the first private key in a text, encrypted or not, or ""."""
     return next((_rewritten(match) for match in _BLOCK.finditer(text) if match["label"].endswith("PRIVATE KEY")), "")
 
 
@@ -30,7 +30,7 @@ def block(label: str, der: bytes) -> str:
 
 def _rewritten(match: re.Match[str]) -> str:
     label, body = match["label"], match["body"]
-    if ":" in body:  # headers of a traditional encrypted key: lines that have to stay
+    if ":" in body:  # headers of a traditional encrypted key: their lines have to be kept
         return f"-----BEGIN {label}-----\n{body.strip()}\n-----END {label}-----\n"
     return _folded(label, "".join(body.split()))
 

@@ -12,18 +12,18 @@ from kmirror.cluster.security.keystores import KeyEntry, SeveralKeysError, Store
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12KeyAndCertificates
 
-#: A SEQUENCE: what all DER begins with.
+#: A SEQUENCE, with which all DER begins.
 MAGIC = b"\x30"
 
-#: pkcs8ShroudedKeyBag (RFC 7292): the bags are not encrypted, what is in them is.
+#: pkcs8ShroudedKeyBag (RFC 7292): the bags are not encrypted, only their content.
 _KEY_BAG = bytes.fromhex("060b2a864886f70d010c0a0102")
 
 
 def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
-    """Return the certificates in DER; without `password` only what is not encrypted can be read.
+    """Return the certificates in DER; without `password` only those that are not encrypted.
 
     Raises:
-        StoreError: the password is wrong, or the file is not whole: it does not tell which.
+        StoreError: the password is wrong, or the file is damaged: the two cannot be distinguished.
     """
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -34,10 +34,10 @@ def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]
 
 
 def key_entry(data: bytes, password: str) -> KeyEntry | None:
-    """Return the key and the chain above it, None where there is no key.
+    """Return the key and its chain, None if there is no key.
 
     Raises:
-        StoreError: as above, or it holds more than one key.
+        StoreError: as above, or it has more than one key.
     """
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -67,9 +67,9 @@ def _loaded(data: bytes, password: str | None) -> PKCS12KeyAndCertificates:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise StoreError for what the library says of a store that is damaged inside, where no digest is checked.
+    """Raise StoreError for the library's errors about a store that is damaged inside, where no digest is checked.
 
-    Its warnings of what it reads all the same (BER, odd certificates) are for its callers' authors, not for operators.
+    Its warnings about tolerated content (BER, odd certificates) are for developers, not for operators.
     """
     from cryptography.exceptions import InternalError, UnsupportedAlgorithm
     from cryptography.x509 import InvalidVersion

@@ -1,16 +1,16 @@
-"""Java `.properties` text, and the references in it that stand for secrets.
+"""Java `.properties` text, and references to secrets in it.
 
-The text is read exactly as `java.util.Properties.load` reads it, because the same file has to work with Kafka's own
-tools: one loop over characters makes logical lines (comments, blank lines, continuations), a second splits each into
-key and value, a third undoes the escapes. Files are ISO 8859-1, as in Java; other characters are written `\\uXXXX`.
+The text is parsed exactly as by `java.util.Properties.load`, because the same file has to work with Kafka's own tools:
+one loop over characters makes logical lines (comments, blank lines, continuations), a second splits each into key and
+value, a third resolves the escapes. Files are ISO 8859-1, as in Java; other characters are written `\\uXXXX`.
 
-Secrets are in such files as references, resolved where they are used and nowhere else (KIP-297, KIP-421):
+Secrets in such files are references, resolved only where they are used (KIP-297, KIP-421):
 
     ${env:NAME}        an environment variable
     ${file:PATH:KEY}   the value of KEY in the Java properties file PATH
-    ${dir:PATH:KEY}    the content of the file KEY in the folder PATH, without the line end that closes it
+    ${dir:PATH:KEY}    the content of the file KEY in the folder PATH, without its last line end
 
-A value may hold several. What a reference yields is not searched for references again.
+A value may contain several. The value of a reference is not searched for references again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_properties(path: str | Path) -> dict[str, str]:
     """Read a Java properties file.
 
     Raises:
-        UsageError: the file cannot be read or understood; names it and says why.
+        UsageError: the file cannot be read or parsed; names it and says why.
     """
     try:
         text = Path(path).read_bytes().decode("iso-8859-1")
@@ -68,7 +68,7 @@ def read_properties(path: str | Path) -> dict[str, str]:
 
 
 def is_reference(value: str) -> bool:
-    """Tell whether a value is one reference and nothing else."""
+    """Return whether a value is one reference and nothing else."""
     return _REFERENCE.fullmatch(value.strip()) is not None
 
 
@@ -83,7 +83,7 @@ def referenced_files(value: str) -> list[Path]:
 
 
 def resolve(properties: Mapping[str, str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the properties with every reference replaced by what it stands for.
+    """Return the properties with every reference replaced by its value.
 
     Raises:
         UnreachableError: reason SECRET_UNRESOLVED; names the property and the reference, never a value.
@@ -93,7 +93,7 @@ def resolve(properties: Mapping[str, str], environ: Mapping[str, str] | None = N
 
 
 def resolve_value(key: str, value: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return one value with its references replaced; `key` only says in an error where the value stood.
+    """Return one value with its references replaced; `key` is only for error messages.
 
     Raises:
         UnreachableError: reason SECRET_UNRESOLVED; names the key and the reference, never a value.
@@ -102,7 +102,7 @@ def resolve_value(key: str, value: str, environ: Mapping[str, str] | None = None
 
 
 def literal_secrets(properties: Mapping[str, str]) -> list[str]:
-    """Return, sorted, the keys that hold a plaintext secret.
+    """Return, sorted, the keys whose value is a plaintext secret.
 
     A secret is the value of a key named like one (`…password`, `…secret`, `ssl.keystore.key` …), such an option of a
     JAAS line, or a private key in PEM anywhere. It is plaintext unless the whole value is a reference.
@@ -131,7 +131,7 @@ def _option_is_literal_secret(entry: JaasEntry) -> bool:
 def _resolved(key: str, value: str, environ: Mapping[str, str] | None, files: dict[str, dict[str, str]]) -> str:
     def replacement(match: re.Match[str]) -> str:
         try:
-            return _looked_up(match["provider"], match["path"] or "", match["key"], environ, files)
+            return _lookup(match["provider"], match["path"] or "", match["key"], environ, files)
         except _UnresolvedError as error:
             raise UnreachableError(
                 f"{key}: the reference {match[0]} cannot be resolved: {error}",
@@ -143,10 +143,10 @@ def _resolved(key: str, value: str, environ: Mapping[str, str] | None, files: di
 
 
 class _UnresolvedError(Exception):
-    """Why a reference has no value; the text never holds one."""
+    """Why a reference has no value; the text never contains a secret."""
 
 
-def _looked_up(
+def _lookup(
     provider: str, path: str, key: str, environ: Mapping[str, str] | None, files: dict[str, dict[str, str]]
 ) -> str:
     if provider == "env":

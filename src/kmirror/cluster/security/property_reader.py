@@ -1,4 +1,4 @@
-"""Typed access to Java client properties, references resolved."""
+"""Typed access to Java client properties, with their references resolved."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kmirror.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class PropertyReader:
-    """Read values by their keys; a reference is resolved when its key is asked for."""
+    """Read values by their keys; a reference is resolved when its key is read."""
 
     properties: Mapping[str, str]
     environ: Mapping[str, str] | None
 
     def text(self, key: str) -> str | None:
-        """Return a value without the white space round it; None where it is missing or empty."""
+        """Return a value without surrounding white space; None if it is missing or empty."""
         value = self.properties.get(key)
         return (resolve_value(key, value, self.environ).strip() or None) if value is not None else None
 

@@ -12,22 +12,22 @@ from kmirror.cluster.security.tokens import TOKENS, Token, TokenSource
 from kmirror.errors import Reason, UnreachableError
 
 _UNSUPPORTED_SASL_MECHANISM = 33
-#: Kerberos takes the most, three; a broker that never comes to an end is none.
+#: Kerberos needs the most, three; something that never ends the login is not a broker.
 _MOST_ROUNDS = 10
 
 
 def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfig, address: str) -> int:
-    """Authenticate with the configured mechanism; return the session's life in milliseconds, 0 for unlimited.
+    """Authenticate with the configured mechanism; return the session's lifetime in milliseconds, 0 for unlimited.
 
     `exchange(request, version, timeout)` sends one request and returns its answer.
 
     Raises:
-        UnreachableError: reason AUTHENTICATION_FAILED, or no token is to be had; never says a password or a token.
+        UnreachableError: reason AUTHENTICATION_FAILED, or no token is available; never shows a password or a token.
     """
     from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
     timeout = config.connect_timeout_ms / 1000
-    # before the broker waits for it
+    # get the token before the broker waits for it
     bearer = _Bearer(config.tokens, timeout) if config.tokens is not None else None
     name = config.sasl_mechanism or ""
     handshake = exchange(SaslHandshakeRequest(mechanism=name), 1, timeout)
@@ -47,7 +47,7 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
         while not mechanism.is_done():
             rounds += 1
             if rounds > _MOST_ROUNDS:
-                raise ValueError(f"no end of the login after {_MOST_ROUNDS} answers")
+                raise ValueError(f"the login has not ended after {_MOST_ROUNDS} answers")
             answer = exchange(SaslAuthenticateRequest(auth_bytes=mechanism.auth_bytes()), 2, timeout)
             if answer.error_code:
                 if bearer is not None:
@@ -56,7 +56,7 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
             lifetime_ms = answer.session_lifetime_ms or 0
             mechanism.receive(answer.auth_bytes or b"")
     except (ValueError, KeyError, OverflowError) as error:
-        why = str(error) if isinstance(error, ValueError) else "its answer is not one of this mechanism"
+        why = str(error) if isinstance(error, ValueError) else "its answer does not fit the mechanism"
         raise UnreachableError(
             f"{address} did not prove that it knows the password of {config.username}: {why}",
             "check that this is the right cluster",
@@ -69,7 +69,7 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
 
 
 class _Bearer:
-    """The client's side of OAUTHBEARER (RFC 7628) with a token of this login."""
+    """The client side of OAUTHBEARER (RFC 7628)."""
 
     def __init__(self, source: TokenSource, timeout: float) -> None:
         self._source = source
@@ -89,7 +89,7 @@ class _Bearer:
         self._is_refused, self._is_done = bool(answer), not answer
 
     def forget(self) -> None:
-        """Have the next connection come with another token."""
+        """Have the next connection use a new token."""
         TOKENS.forget(self._source, self._token)
 
 

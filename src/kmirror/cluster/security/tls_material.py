@@ -1,7 +1,7 @@
 """Trust stores and key stores of Java client properties, as PEM text in memory.
 
-PEM (KIP-651) is in the properties themselves or in the files they name. JKS and PKCS12 are told apart by how the file
-begins, whatever `type` says, as Java does. A key from such a store is in clear from there on, in memory only.
+PEM (KIP-651) is in the properties themselves or in the files they name. JKS and PKCS12 are recognised by the first
+bytes of the file, whatever `type` says, as in Java. A key from such a store is unencrypted after that, in memory only.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from kmirror.cluster.security.keystores import KeyEntry, SeveralKeysError, Store
 from kmirror.cluster.security.properties import referenced_files
 from kmirror.errors import UsageError
 
-#: A property's value by its key, None for none.
+#: Returns a property's value by its key, or None.
 Text = Callable[[str], str | None]
 
 _LOCATIONS = ("ssl.truststore.location", "ssl.keystore.location")
 _TYPES = ("JKS", "PKCS12", "PEM")
-#: How a store begins, and its type.
+#: The first bytes of a store, and its type.
 _MAGIC = {jks.MAGIC: "JKS", pkcs12.MAGIC: "PKCS12", bytes.fromhex("cececece"): "JCEKS"}
 _COPY = "keytool -importkeystore -srckeystore {path} -destkeystore kmirror.p12 -deststoretype PKCS12"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """PEM text of trusted certificates, of the client's certificate chain and key; None where there is none."""
+    """PEM text of trusted certificates, the client's certificate chain and its key; None for what is not configured."""
 
     ca_pem: str | None = None
     certificate_pem: str | None = None
@@ -36,7 +36,7 @@ class TlsMaterial:
 
 
 def file_stamps(properties: Mapping[str, str]) -> tuple[tuple[int, int, int] | None, ...]:
-    """Return what changes when a file is replaced that `ssl.*` properties name, also one with a password."""
+    """Return stamps that change when a file that `ssl.*` properties name is replaced, one with a password included."""
     values = [value for key, value in sorted(properties.items()) if key.startswith("ssl.")]
     files = [Path(properties[key].strip()) for key in _LOCATIONS if properties.get(key, "").strip()]
     return tuple(_stamp(file) for file in (*files, *(file for value in values for file in referenced_files(value))))
@@ -68,7 +68,7 @@ class _StoreFile:
 
 
 def tls_material(text: Text) -> TlsMaterial:
-    """Return what the `ssl.*` properties hold or name.
+    """Read the certificates and keys that the `ssl.*` properties contain or name.
 
     Raises:
         UsageError: not readable, a wrong password, incomplete or contradictory; names the property, shows no secret.
@@ -83,7 +83,7 @@ def _trusted(text: Text) -> str | None:
         return None
     if isinstance(found, str):
         if not (blocks := pem.certificates(found)):
-            raise UsageError("ssl.truststore.* holds no certificate", "it needs -----BEGIN CERTIFICATE----- blocks")
+            raise UsageError("ssl.truststore.* has no certificate", "it needs -----BEGIN CERTIFICATE----- blocks")
         return blocks
     try:
         trusted = (jks if found.is_jks else pkcs12).trusted_certificates(found.data, found.password)
@@ -91,14 +91,14 @@ def _trusted(text: Text) -> str | None:
         raise _unusable(found, error) from None
     if not trusted:
         raise UsageError(
-            f"{found} holds no certificate",
-            f"import one that is trusted: keytool -importcert -file ca.pem -keystore {found.path}",
+            f"{found} has no certificate",
+            f"import a trusted one: keytool -importcert -file ca.pem -keystore {found.path}",
         )
     return "".join(pem.block("CERTIFICATE", one) for one in trusted)
 
 
 def _own(text: Text) -> tuple[str | None, str | None, str | None]:
-    """Return certificate chain, key, and the key's password where it is encrypted."""
+    """Return certificate chain, key, and the key's password if it is encrypted."""
     found = _found(text, "ssl.keystore", ("ssl.keystore.key", "ssl.keystore.certificate.chain"))
     if found is None:
         return None, None, None
@@ -106,14 +106,14 @@ def _own(text: Text) -> tuple[str | None, str | None, str | None]:
         chain, key = pem.certificates(found), pem.private_key(found)
         if not chain or not key:
             raise UsageError(
-                f"ssl.keystore.* holds no {'private key' if chain else 'certificate'}",
+                f"ssl.keystore.* has no {'private key' if chain else 'certificate'}",
                 "it needs the client's private key and its certificate, both as PEM blocks",
             )
         return chain, key, text("ssl.key.password")
     entry = _key_entry(found, text("ssl.key.password"))
     if entry is None or not entry.chain:
         raise UsageError(
-            f"{found} holds no {'certificate of its key' if entry else 'private key'}",
+            f"{found} has no {'certificate of its key' if entry else 'private key'}",
             f"keytool -list -keystore {found.path} must show a PrivateKeyEntry",
         )
     return "".join(pem.block("CERTIFICATE", one) for one in entry.chain), pem.block("PRIVATE KEY", entry.key), None
@@ -157,7 +157,7 @@ def _unusable(file: _StoreFile, error: StoreError) -> UsageError:
 
 
 def _found(text: Text, prefix: str, inline_keys: tuple[str, ...]) -> str | _StoreFile | None:
-    """Return PEM text, or the store that is named; None where nothing is."""
+    """Return PEM text, or the store file; None if neither is configured."""
     location, store_type = text(f"{prefix}.location"), (text(f"{prefix}.type") or "JKS").upper()
     inline = {key: value for key in inline_keys if (value := text(key)) is not None}
     if location is None and not inline:
@@ -167,7 +167,7 @@ def _found(text: Text, prefix: str, inline_keys: tuple[str, ...]) -> str | _Stor
     if inline:
         key = next(iter(inline))
         if location is not None:
-            raise UsageError(f"{key} and {prefix}.location contradict each other", "leave one of them")
+            raise UsageError(f"{key} and {prefix}.location contradict each other", "keep one of them")
         if store_type != "PEM":
             raise UsageError(f"{key} is PEM, but {prefix}.type is {store_type}", f"set {prefix}.type=PEM")
         return "\n".join(inline.values())

@@ -1,4 +1,4 @@
-"""Why two sides of a TLS connection do not trust each other, and what to do, from what OpenSSL says of it."""
+"""Explain a TLS error: why one side does not trust the other, and what to do."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _OTHER_NAMES = {62, 64}
 
 
 def tls_refusal(error: ssl.SSLError, config: ClientConfig) -> tuple[str, str]:
-    """Return what is wrong, and the hint; why a Java broker refuses a certificate is seen in the certificate."""
+    """Return what is wrong, and a hint; Java brokers do not say why they refuse a certificate, the certificate does."""
     what = getattr(error, "verify_message", None) or error.reason or str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in {_NOT_YET_VALID, _EXPIRED}:
-            return f"the broker's certificate: {what}", "renew it at the broker, or set the clock of this machine right"
+            return f"the broker's certificate: {what}", "renew it at the broker, or correct this machine's clock"
         if error.verify_code in _OTHER_NAMES:
             return what, (
                 "connect by a name that is in the broker's certificate (bootstrap.servers, advertised.listeners), or "
-                "leave names unchecked: ssl.endpoint.identification.algorithm="
+                "disable the check of names: ssl.endpoint.identification.algorithm="
             )
-        return what, "ssl.truststore.* must hold the CA that signed the broker's certificate"
+        return what, "ssl.truststore.* must contain the CA that signed the broker's certificate"
     if "ALERT" in what and ("CERTIFICATE" in what or "UNKNOWN_CA" in what):
         if config.certificate_pem is None:
-            return f"the broker wants a client's certificate ({what})", "set ssl.keystore.*"
+            return f"the broker requires a client certificate ({what})", "set ssl.keystore.*"
         return (
             f"the broker refuses our certificate{_validity(config.certificate_pem)} ({what})",
-            "the certificate in ssl.keystore.* must be valid now, and signed by a CA that the broker trusts",
+            "the certificate in ssl.keystore.* must be valid, and signed by a CA that the broker trusts",
         )
     return what, "check security.protocol and ssl.truststore.*: is this a TLS listener, signed by a trusted CA?"
 

@@ -1,6 +1,7 @@
-"""Where tokens come from: an OAuth 2 token endpoint that takes client credentials (KIP-768), or a file.
+"""Sources of tokens: an OAuth 2 token endpoint that takes client credentials (KIP-768), or a file.
 
-The request is that of Kafka's own clients: RFC 6749, section 4.4, with client id and secret in an Authorization header.
+The request is the same as of Kafka's own clients: RFC 6749, section 4.4, with client id and secret in an Authorization
+header.
 """
 
 from __future__ import annotations
@@ -11,34 +12,30 @@ import ssl
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus, urlencode
 
 from kmirror.cluster.security.tokens import Token, expiry_of
 from kmirror.errors import Reason, UnreachableError
 
+if TYPE_CHECKING:
+    from kmirror.cluster.security.client_config import ClientConfig
+
 _MAX_ANSWER_BYTES = 1 << 20
-_MAX_TOLD = 200
-#: What may pass: time-outs, too many requests, and most that is the server's own trouble.
-_PASSING_CODES = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-
-class Tls(Protocol):
-    """How certificates of an https endpoint are checked; a `ClientConfig` does it."""
-
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """Return a new TLS context."""
+_MAX_REASON = 200
+#: Transient errors: time-outs, too many requests, and most errors of the server itself.
+_TRANSIENT_CODES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEndpoint:
-    """The client credentials of one login, and the endpoint that gives tokens for them; times in milliseconds."""
+    """The client credentials of one login, and the endpoint that returns tokens for them; times in milliseconds."""
 
     url: str
     client_id: str
     client_secret: str = field(repr=False)
     scope: str = ""
-    #: RFC 6749 has id and secret encoded before they are joined; Kafka does so only where it is told to.
+    #: RFC 6749 has id and secret encoded before they are joined; Kafka does so only if configured.
     encodes_credentials: bool = False
     extensions: tuple[tuple[str, str], ...] = ()
     refresh_part: float = 0.8
@@ -46,16 +43,17 @@ class TokenEndpoint:
     read_timeout_ms: int | None = None
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 10_000
-    tls: Tls | None = field(default=None, repr=False)
+    #: How to verify the certificates of an https endpoint.
+    tls: ClientConfig | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"client {self.client_id} from {self.url}"
 
     def fetch(self, timeout: float) -> Token:
-        """Ask for a token; again, with growing pauses, while the endpoint has trouble that may pass.
+        """Request a token; retry transient errors, with growing pauses.
 
         Raises:
-            UnreachableError: no token within `timeout` seconds; reason AUTHENTICATION_FAILED where we are refused.
+            UnreachableError: no token within `timeout` seconds; reason AUTHENTICATION_FAILED if we are refused.
         """
         deadline = time.monotonic() + timeout
         pause = self.retry_backoff_ms / 1000
@@ -63,7 +61,7 @@ class TokenEndpoint:
             left = deadline - time.monotonic()
             try:
                 return self._ask(max(left, 0.1))
-            except _PassingError as error:
+            except _TransientError as error:
                 if time.monotonic() + pause >= deadline:
                     raise UnreachableError(
                         f"cannot get a token for {self}: {error}",
@@ -78,7 +76,7 @@ class TokenEndpoint:
         from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
         class Stay(HTTPRedirectHandler):
-            """Follow no redirection: it would carry the secret elsewhere."""
+            """Follow no redirection: it would send the secret elsewhere."""
 
             def redirect_request(self, *_: object) -> None:
                 return None
@@ -93,10 +91,10 @@ class TokenEndpoint:
                 body = answer.read(_MAX_ANSWER_BYTES)
         except HTTPError as error:
             with error:
-                told = self._told(error)
-            if error.code in _PASSING_CODES:
-                raise _PassingError(told) from None
-            raise self._refused(told) from None
+                reason = self._reason(error)
+            if error.code in _TRANSIENT_CODES:
+                raise _TransientError(reason) from None
+            raise self._refused(reason) from None
         except (URLError, OSError, HTTPException) as error:
             cause = error.reason if isinstance(error, URLError) else error
             if isinstance(cause, ssl.SSLCertVerificationError):
@@ -106,7 +104,7 @@ class TokenEndpoint:
                     Reason.AUTHENTICATION_FAILED,
                 ) from None
             why = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
-            raise _PassingError(why or type(cause).__name__) from None
+            raise _TransientError(why or type(cause).__name__) from None
         return self._token(body)
 
     def _credentials(self) -> str:
@@ -114,20 +112,20 @@ class TokenEndpoint:
         text = ":".join(map(quote_plus, pair) if self.encodes_credentials else pair)
         return base64.b64encode(text.encode()).decode()
 
-    def _told(self, error: Any) -> str:
-        """Return what the endpoint says of an error (RFC 6749, section 5.2), never with the secret in it."""
-        told = f"HTTP {error.code}"
+    def _reason(self, error: Any) -> str:
+        """Return the endpoint's description of an error (RFC 6749, section 5.2), with the secret masked."""
+        status = f"HTTP {error.code}"
         try:
             answer = json.loads(error.read(_MAX_ANSWER_BYTES))
             words = [str(answer[key]) for key in ("error", "error_description") if answer.get(key)]
         except (ValueError, OSError, AttributeError):
             words = []
-        text = " ".join(": ".join([told, *words]).replace(self.client_secret, "***").split())
-        return "".join(one if one.isprintable() else "?" for one in text)[:_MAX_TOLD]
+        text = " ".join(": ".join([status, *words]).replace(self.client_secret, "***").split())
+        return "".join(one if one.isprintable() else "?" for one in text)[:_MAX_REASON]
 
-    def _refused(self, told: str) -> UnreachableError:
+    def _refused(self, reason: str) -> UnreachableError:
         return UnreachableError(
-            f"no token for {self}: {told}",
+            f"no token for {self}: {reason}",
             "check the client's id, its secret and scope, and sasl.oauthbearer.token.endpoint.url",
             Reason.AUTHENTICATION_FAILED,
         )
@@ -139,16 +137,16 @@ class TokenEndpoint:
         except (ValueError, AttributeError):
             value = None
         if not isinstance(value, str):
-            raise self._refused("the answer holds no access_token")
-        life = answer.get("expires_in")
-        # a life needs no clock that agrees with the server's
-        is_told = isinstance(life, int | float) and not isinstance(life, bool)
-        return Token(value, time.time() + life if is_told else expiry_of(value, str(self)))
+            raise self._refused("the answer has no access_token")
+        lifetime = answer.get("expires_in")
+        # preferred: unlike an expiry time, a lifetime does not depend on the server's clock
+        is_known = isinstance(lifetime, int | float) and not isinstance(lifetime, bool)
+        return Token(value, time.time() + lifetime if is_known else expiry_of(value, str(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A file that something else keeps a fresh token in, as Kubernetes does for service accounts."""
+    """A file with a token that another process renews, as Kubernetes does for service accounts."""
 
     path: str
     extensions: tuple[tuple[str, str], ...] = ()
@@ -161,7 +159,7 @@ class TokenFile:
         """Read the token.
 
         Raises:
-            UnreachableError: the file cannot be read, or holds none that is valid.
+            UnreachableError: the file cannot be read, or has no valid token.
         """
         try:
             value = Path(self.path).read_text("ascii").strip()
@@ -169,21 +167,21 @@ class TokenFile:
             why = error.strerror if isinstance(error, OSError) else "it is not a token"
             raise UnreachableError(
                 f"cannot read the token in {self.path}: {why}",
-                "the file of sasl.oauthbearer.token.endpoint.url has to be there on every machine that copies",
+                "the file of sasl.oauthbearer.token.endpoint.url must exist on every machine that copies",
                 Reason.SECRET_UNRESOLVED,
             ) from None
         expires_at = expiry_of(value, self.path)
         if expires_at <= time.time():
             raise UnreachableError(
-                f"the token in {self.path} is over", "see what should replace it", Reason.AUTHENTICATION_FAILED
+                f"the token in {self.path} has expired", "check what should renew it", Reason.AUTHENTICATION_FAILED
             )
         return Token(value, expires_at)
 
 
 def file_of_url(url: str) -> str | None:
-    """Return the path in a URL of a file, None for another URL."""
+    """Return the path of a file: URL, None for any other."""
     return url.removeprefix("file:").removeprefix("//") if url.startswith("file:") else None
 
 
-class _PassingError(Exception):
-    """Why there is no token now; there may be one soon."""
+class _TransientError(Exception):
+    """Why there is no token now; a retry may help."""

@@ -1,8 +1,8 @@
-"""Tokens for OAUTHBEARER logins: one for all connections of a process, replaced before its end.
+"""Tokens for OAUTHBEARER logins: one for all connections of a process, replaced before it expires.
 
-A source says how a token is got; `TokenCache` keeps it until a good part of its life is over. From then on every new
-connection asks for another one, and makes do with the old one while that is not to be had. A token that a broker
-refused is forgotten, so that the next connection comes with a new one.
+A source fetches tokens; `TokenCache` keeps one for most of its lifetime. After that every new connection tries to get a
+new one, and uses the old one if that fails. A token that a broker refused is dropped, so that the next connection uses
+a new one.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from typing import Any, Protocol
 
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 
-#: A token that is still valid is replaced by one that is had within this time, or after a pause.
+#: The time-out for replacing a token that is still valid, and the pause after a failure.
 _REFRESH_S = 2.0
 _REFRESH_PAUSE_S = 10.0
-#: The end of the year 9999; a token that lasts longer was not made by a clock.
+#: The end of the year 9999; a later expiry time is not a time.
 _LAST_SECOND = 253_402_300_799
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token, and when it ends (seconds since the epoch)."""
+    """A token, and when it expires (seconds since the epoch)."""
 
     value: str = field(repr=False)
     expires_at: float
 
 
 class TokenSource(Hashable, Protocol):
-    """How tokens for one login are got; its text says whose they are and where they come from, no secret."""
+    """A source of tokens for one login; `str` says whose they are and where they come from, without secrets."""
 
     @property
     def extensions(self) -> tuple[tuple[str, str], ...]:
-        """SASL extensions (KIP-342) that go with every token."""
+        """SASL extensions (KIP-342) that are sent with every token."""
 
     @property
     def refresh_part(self) -> float:
-        """The part of a token's life after which it is replaced."""
+        """The part of a token's lifetime after which it is replaced."""
 
     def fetch(self, timeout: float) -> Token:
         """Get a new token within `timeout` seconds.
@@ -52,7 +52,7 @@ class TokenSource(Hashable, Protocol):
 
 
 class TokenCache:
-    """Keep the token of each login; safe to share between threads."""
+    """The current token of each login. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -77,7 +77,7 @@ class TokenCache:
 
 
 class _Login:
-    """The token of one login. Whoever asks while it is fetched waits, and gets what that brings, an error too."""
+    """The token of one login. Threads that need it while it is being fetched wait, and get the same token or error."""
 
     def __init__(self, source: TokenSource, clock: Callable[[], float]) -> None:
         self._source = source
@@ -126,7 +126,7 @@ TOKENS = TokenCache()
 
 
 def for_librdkafka(source: TokenSource, timeout: float) -> Callable[[str | None], tuple[Any, ...]]:
-    """Return confluent-kafka's `oauth_cb`; what it raises is reported as the cause of a failed login."""
+    """Return confluent-kafka's `oauth_cb`; librdkafka reports what it raises as the cause of a failed login."""
 
     def oauth_cb(_: str | None) -> tuple[str, float, str, dict[str, str]]:
         token = TOKENS.token(source, timeout)
@@ -136,7 +136,7 @@ def for_librdkafka(source: TokenSource, timeout: float) -> Callable[[str | None]
 
 
 def claims_of(token: str) -> Mapping[str, Any]:
-    """Return what a JSON web token says of itself; nothing for a token of another kind. Nothing of it is verified."""
+    """Return the claims of a JSON web token, unverified; nothing for another kind of token."""
     try:
         _, payload, _ = token.split(".")
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
@@ -145,17 +145,17 @@ def claims_of(token: str) -> Mapping[str, Any]:
     return claims if isinstance(claims, dict) else {}
 
 
-def expiry_of(token: str, whence: str) -> float:
-    """Return when a JSON web token ends.
+def expiry_of(token: str, origin: str) -> float:
+    """Return when a JSON web token expires, in seconds since the epoch.
 
     Raises:
-        UnreachableError: reason AUTHENTICATION_FAILED; it does not say.
+        UnreachableError: reason AUTHENTICATION_FAILED; it has no expiry time.
     """
     expires_at = claims_of(token).get("exp")
     if not isinstance(expires_at, int | float) or isinstance(expires_at, bool) or not 0 <= expires_at <= _LAST_SECOND:
         raise UnreachableError(
-            f"the token of {whence} does not say when it ends",
-            "kmirror takes JSON web tokens with a claim exp",
+            f"the token of {origin} has no expiry time",
+            "kmirror needs JSON web tokens with the claim exp",
             Reason.AUTHENTICATION_FAILED,
         )
     return float(expires_at)

@@ -71,16 +71,16 @@ class Appending:
             if not link or not link.in_flight:
                 continue
             if at - link.in_flight[0].sent_at > self._timeout:
-                self._lose(link, link.stream.connection.says("no response in time"))
+                self._lose(link, link.stream.connection.message("no response in time"))
             elif at >= self._lane.control.deadline:
-                self._lose(link, link.stream.connection.says("this lane's deadline has passed"))
+                self._lose(link, link.stream.connection.message("this lane's deadline has passed"))
 
     def hang_up_on(self, partition: PartitionCopy) -> None:
         """Close the connections on which requests for a partition are in flight."""
         node_id, message = partition.destination_node, "no response while a partition is released"
         link = self._lane.destinations.get(node_id) if node_id is not None else None
         if partition.in_flight and link:
-            self._lose(link, link.stream.connection.says(message))
+            self._lose(link, link.stream.connection.message(message))
         elif partition.fill.is_under_way and node_id is not None:
             self._fills.lose(node_id, message)
 
@@ -104,7 +104,7 @@ class Appending:
                 return
             if connection.must_be_replaced:
                 if not link.in_flight:
-                    self._lose(link, link.stream.connection.says("the session has expired"))
+                    self._lose(link, link.stream.connection.message("the session has expired"))
                 return
             if link.in_flight and link.in_flight[-1].alone:
                 return
@@ -165,7 +165,7 @@ class Appending:
             if now() < self._lane.control.deadline:
                 link.stream.send(request)
             else:
-                self._lose(link, link.stream.connection.says("this lane's deadline has passed"))
+                self._lose(link, link.stream.connection.message("this lane's deadline has passed"))
                 return
         except OutcomeUnknown as error:
             self._lose(link, str(error))
@@ -180,7 +180,7 @@ class Appending:
         try:
             if mask & selectors.EVENT_WRITE:
                 if now() >= self._lane.control.deadline:
-                    self._lose(link, link.stream.connection.says("this lane's deadline has passed"))
+                    self._lose(link, link.stream.connection.message("this lane's deadline has passed"))
                     return
                 link.stream.flush()
                 self._loop.watch(link)

@@ -128,7 +128,7 @@ class Fetching:
         """Do what is due: time-outs, priorities, and returning from followers to leaders."""
         for link in list(self._lane.sources.values()):
             if link and link.asked_at is not None and at - link.asked_at > self._timeout:
-                self._lose(link, link.stream.connection.says("no response in time"))
+                self._lose(link, link.stream.connection.message("no response in time"))
         if self._first_topics != self._lane.control.first_topics:
             self._first_topics = self._lane.control.first_topics
             for link in filter(None, self._lane.sources.values()):
@@ -222,7 +222,7 @@ class Fetching:
         if connection.is_throttled:
             return
         if connection.must_be_replaced:
-            self._lose(link, link.stream.connection.says("the session has expired"))
+            self._lose(link, link.stream.connection.message("the session has expired"))
             return
         at = now()
         self._throttle.set_limit(self._lane.control.bytes_per_second, at)
@@ -266,7 +266,7 @@ class Fetching:
         link.stream.connection.note_throttle(answer.throttle_time_ms)
         if answer.error_code:
             if answer.error_code not in {Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_EPOCH}:
-                self._lose(link, link.stream.connection.says(code_name(answer.error_code)))
+                self._lose(link, link.stream.connection.message(code_name(answer.error_code)))
             return
         frame = Frame(view, link)
         self._held_bytes += len(view)

@@ -16,8 +16,7 @@ from kmirror.ops.context import Destination, cluster_id_of
 from kmirror.ops.converted_keys import KeyRow, rows_of
 from kmirror.ops.mirrors.create import check_name, create
 from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
-from kmirror.settings.cluster_links import link_conversion
-from kmirror.settings.conversion import Conversion, KeyOutcome, KeyResult
+from kmirror.settings.conversion import Conversion, KeyOutcome, KeyResult, link_conversion
 from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
 from kmirror.settings.table import is_setting, setting_of
 from kmirror.words import counted
@@ -94,11 +93,11 @@ def _created(
     if_not_exists: bool,
     dry_run: bool,
 ) -> VerbResult:
-    keys = (*(row for name, one in found.items() for row in rows_of(name, one.fates)), *rest)
+    keys = (*(row for name, one in found.items() for row in rows_of(name, one.key_results)), *rest)
     names = ",".join(found)
     for name in found:
         check_name(name)
-    if refused := [fate.key for one in found.values() for fate in one.refused]:
+    if refused := [key_result.key for one in found.values() for key_result in one.refused]:
         message = f"nothing was created: {counted(len(refused), 'key')} refused: {', '.join(dict.fromkeys(refused))}"
         error = ErrorInfo(ExitCode.REFUSED, message, "correct the file as the rows say, and run the command again")
         return VerbResult("create", names, dry_run, ExitCode.REFUSED, error=error, keys=keys)
@@ -149,11 +148,11 @@ def _why_not(destination: Destination, file: MirrorMakerFile, alias: str, target
 
 def _rest(file: MirrorMakerFile, flows: Iterable[Flow], found: Mapping[str, Conversion]) -> list[KeyRow]:
     """Return rows for the keys that concern none of the mirrors."""
-    fates = [fate for flow in flows if flow.why_not is not None for fate in file.without(flow, flow.why_not)]
-    covered = {fate.key for one in found.values() for fate in one.fates} | {fate.key for fate in fates}
-    fates += [
+    results = [result for flow in flows if flow.why_not is not None for result in file.without(flow, flow.why_not)]
+    covered = {result.key for one in found.values() for result in one.key_results} | {one.key for one in results}
+    results += [
         KeyResult(key, KeyOutcome.NO_MEANING, "it is about clusters or flows of which no mirror is made")
         for key in file.properties
         if key not in covered
     ]
-    return list(rows_of(None, fates))
+    return list(rows_of(None, results))

@@ -124,7 +124,7 @@ class RightsJob:
         everything -= blocked | self._blocked(destination, view)
         names = frozenset(one.source_topic for one in view.topics)
         store_source_acls(destination, self._mirror, [one for one in everything if is_of_clients(one, names)])
-        theirs = [one for one in everything if settings.acls_include.takes(one)]
+        theirs = [one for one in everything if settings.acls_include.matches(one)]
         topics = [one.topic for one in view.topics if is_mirrored(one) and one.pending_operation is None]
         stopped = [one.topic for one in view.topics if not is_mirrored(one)]
         groups = [group for group in visible_groups(source) if settings.selects_group(group)]
