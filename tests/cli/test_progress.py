@@ -12,7 +12,7 @@ from kmirror.cli import progress
 from kmirror.cli.copying import headline
 from kmirror.cli.screen import Screen
 from kmirror.engine.control.driver import RunView
-from kmirror.engine.control.engines import Apart
+from kmirror.engine.control.engines import NotCopied
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import Reason
@@ -63,7 +63,9 @@ def test_several_mirrors_have_a_column() -> None:
 
 
 def test_a_mirror_that_has_no_engine_here_has_a_line_that_says_why() -> None:
-    lines = drawn(replace(VIEW, mirrors=("m", "n"), topics=(ORDERS,), apart={"n": Apart("process 7 took over")}))
+    lines = drawn(
+        replace(VIEW, mirrors=("m", "n"), topics=(ORDERS,), not_copied={"n": NotCopied("process 7 took over")})
+    )
     assert lines[1].split()[:2] == ["n", "-"]
     assert lines[1].endswith("not copied by this engine: process 7 took over")
 

@@ -16,7 +16,7 @@ from kmirror.cli.output import JsonOutput, TableOutput
 from kmirror.cli.run_log import JSON, TEXT, ChangeTracker, Entry, RunLog, ended
 from kmirror.cli.screen import Screen
 from kmirror.engine.control.driver import RunView
-from kmirror.engine.control.engines import Apart
+from kmirror.engine.control.engines import NotCopied
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import Reason, UnreachableError
@@ -77,14 +77,14 @@ def test_what_changes_is_a_line_at_once() -> None:
 def test_a_mirror_that_another_engine_took_is_told_at_once_and_every_minute() -> None:
     changes, both = ChangeTracker(), replace(VIEW, mirrors=("m", "n"))
     changes.entries(both)
-    apart = {"n": Apart("process 7 on h took over\nat 7:03", Level.ERROR, Reason.FENCED)}
+    not_copied = {"n": NotCopied("process 7 on h took over\nat 7:03", Level.ERROR, Reason.FENCED)}
     taken = (Level.ERROR, "n", "not copied by this engine: process 7 on h took over at 7:03")
-    assert told(changes, replace(later(both, 1), apart=apart)) == [taken]
-    assert told(changes, replace(later(both, 2), apart=apart)) == []
-    assert told(changes, replace(later(both, 61), apart=apart))[1] == taken
+    assert told(changes, replace(later(both, 1), not_copied=not_copied)) == [taken]
+    assert told(changes, replace(later(both, 2), not_copied=not_copied)) == []
+    assert told(changes, replace(later(both, 61), not_copied=not_copied))[1] == taken
     assert told(changes, later(both, 62)) == [(Level.INFO, "n", "this engine is in charge")]
     # one that was deleted is none of this run any more
-    changes.entries(replace(later(both, 63), apart=apart))
+    changes.entries(replace(later(both, 63), not_copied=not_copied))
     assert told(changes, later(VIEW, 64)) == []
 
 

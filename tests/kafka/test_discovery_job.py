@@ -130,7 +130,7 @@ def test_a_topic_that_exists_is_listed_once_and_never_adopted(
     assert (left.what, left.result, left.details["topic"]) == ("discovery", "REFUSED", f"{prefix}-a")
     assert "already exists on the destination" in (left.note or "")
     assert (added.note or "").endswith(f": {prefix}-b")
-    mirror.job._again_at.clear()
+    mirror.job._retry_at.clear()
     assert mirror.look() == []
     assert set(mirror.topics()) == {f"{prefix}-b"}
     # another mirror here cannot have it either

@@ -80,7 +80,7 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
                 assert value(samples, "kmirror_source_up", mirror=mirror) == 0
                 status, cause = get("/readyz")
                 assert (status, f"{topic}-0 is not healthy: " in cause) == (503, True), cause
-                assert get("/healthz") == (200, "the driver turns\n")
+                assert get("/healthz") == (200, "the driver is running\n")
             finally:
                 source.signal(1, signal.SIGCONT)
             wait_until(lambda: (seen().lag, seen().state) == (0, "ACTIVE"), 90)

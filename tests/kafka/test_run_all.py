@@ -69,10 +69,10 @@ def test_mirrors_come_and_go(
         # failed over, the first is let go, and may be deleted
         failed_over = typed(destination, "failover", "--mirror", first.mirror, "--yes")
         assert failed_over.returncode == 0, failed_over
-        wait_until(lambda: f"{first.mirror} failed over as a whole: let go" in engine.output)
+        wait_until(lambda: f"{first.mirror} failed over as a whole: no longer copied" in engine.output)
         assert typed(destination, "delete", "--mirror", first.mirror, "--yes").returncode == 0
         assert typed(destination, "delete", "--mirror", "locked", "--yes").returncode == 0
-        wait_until(lambda: "locked deleted: let go" in engine.output)
+        wait_until(lambda: "locked deleted: no longer copied" in engine.output)
         second.fill(10)
         second.wait_until_equal(engine)
         listed = {row["mirror"]: row["reason"] for row in json.loads(typed(destination, "list", "--json").stdout)}

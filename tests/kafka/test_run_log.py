@@ -48,7 +48,7 @@ def test_a_destination_that_goes_and_comes_back_is_in_the_log(
         assert "lag unknown, 0 B/s, 1 LINK_FAILED; " in summary["message"]
         assert summary["message"].endswith(lost["message"].partition("): ")[2])
         # it lives, but is not ready, and says why as its log does; what the destination has accepted is old
-        assert get("/healthz") == (200, "the driver turns\n")
+        assert get("/healthz") == (200, "the driver is running\n")
         status, why = get("/readyz")
         assert (status, "the destination has not accepted a heartbeat of this engine since 20" in why) == (503, True), (
             why

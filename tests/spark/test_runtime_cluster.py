@@ -156,7 +156,7 @@ def test_a_cluster_that_is_full_is_told_from_one_that_is_slow(
     with pytest.raises(TimedOutError, match="accepted a task within 2 s") as caught:
         SparkRuntime(greedy).start()
 
-    assert caught.value.hint == "it may have no free cores or memory (--spark-conf spark.executor.memory=512m)"
+    assert caught.value.hint == "free some cores or memory, or ask for less (--spark-conf spark.executor.memory=512m)"
 
 
 def test_a_master_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:

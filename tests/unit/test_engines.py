@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from kmirror.engine.control.driver import COPYING, Ending, Limits, RunView, drive, view_of
-from kmirror.engine.control.engines import Apart, Engines
+from kmirror.engine.control.engines import Engines, NotCopied
 from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.topic_views import TopicView
@@ -74,9 +74,9 @@ def test_one_that_is_fenced_ends_and_the_other_copies_on() -> None:
     assert lost.calls == ["start", "tick", "tick", "stop", "close"]
     assert good.calls == ["start", "tick", "tick", "tick"]
     assert [engine.mirror for engine in engines.running] == ["good"]
-    assert engines.apart == {"lost": Apart("process 7 on h took over", Level.ERROR, Reason.FENCED)}
+    assert engines.not_copied == {"lost": NotCopied("process 7 on h took over", Level.ERROR, Reason.FENCED)}
     view = view_of(engines, COPYING, 1.0)
-    assert (view.mirrors, view.apart, view.phase) == (("good", "lost"), engines.apart, COPYING)
+    assert (view.mirrors, view.not_copied, view.phase) == (("good", "lost"), engines.not_copied, COPYING)
     assert [note.text for note in view.notes] == ["closed"]
     assert list(view.idle) == [("good", "t")]
     assert view_of(engines, COPYING, 2.0).notes == ()
@@ -89,7 +89,7 @@ def test_one_that_breaks_ends_alone() -> None:
     engines.tick()
     assert bad.calls == ["start", "tick", "close"]
     assert good.calls == ["start", "tick", "tick"]
-    assert engines.apart["bad"].why == "never seen before"
+    assert engines.not_copied["bad"].why == "never seen before"
 
 
 def test_the_turn_of_one_does_not_wait_for_that_of_another() -> None:
@@ -105,18 +105,18 @@ def test_the_turn_of_one_does_not_wait_for_that_of_another() -> None:
 def test_of_one_that_is_let_go_nothing_is_said() -> None:
     gone, good = FakeEngine("gone"), FakeEngine("good")
     engines = engines_of(gone, good)
-    engines.let_go("gone")
+    engines.drop("gone")
     engines.tick()
     assert gone.calls == ["start", "stop", "tick", "close"]
     assert [engine.mirror for engine in engines.last] == ["good"]
-    assert (engines.apart, view_of(engines, COPYING, 1.0).mirrors) == ({}, ("good",))
+    assert (engines.not_copied, view_of(engines, COPYING, 1.0).mirrors) == ({}, ("good",))
 
 
 def test_of_one_that_was_lost_before_it_is_let_go_nothing_is_said_either() -> None:
     engines = engines_of(FakeEngine("gone", broken), FakeEngine("good"))
     engines.tick()
-    engines.let_go("gone")
-    assert (engines.apart, view_of(engines, COPYING, 1.0).mirrors) == ({}, ("good",))
+    engines.drop("gone")
+    assert (engines.not_copied, view_of(engines, COPYING, 1.0).mirrors) == ({}, ("good",))
 
 
 def test_a_mirror_whose_engines_keep_breaking_leaves_one_error_and_no_more() -> None:
@@ -126,9 +126,9 @@ def test_a_mirror_whose_engines_keep_breaking_leaves_one_error_and_no_more() -> 
         engines.tick()
     assert (len(engines.last), len(engines._broken)) == (1, 1)
     engines.add(cast(MirrorEngine, FakeEngine("bad", broken)))
-    engines.let_go("bad")
+    engines.drop("bad")
     engines.tick()
-    assert (engines.running, engines.last, engines._let_go) == ((), (), set())
+    assert (engines.running, engines.last, engines._dropped) == ((), (), set())
 
 
 def run_to_its_end(*fakes: FakeEngine) -> tuple[Engines, Ending, list[RunView]]:
@@ -141,28 +141,38 @@ def test_a_run_whose_only_mirror_is_lost_fails_with_the_cause() -> None:
     lost = FakeEngine("m")
     lost.lost = FENCED
     engines, ending, views = run_to_its_end(lost)
-    assert (ending, views[-1].apart["m"].reason) == (Ending.LOST, Reason.FENCED)
+    assert (ending, views[-1].not_copied["m"].reason) == (Ending.LOST, Reason.FENCED)
     with pytest.raises(RefusedError, match="took over"):
-        outcome(RunRequest(("m",)), engines, ending, engines.apart)
+        outcome(RunRequest(("m",)), engines, ending, engines.not_copied)
     engines, ending, _ = run_to_its_end(FakeEngine("m", broken))
     with pytest.raises(ValueError, match="never seen before"):
-        outcome(RunRequest(("m",)), engines, ending, engines.apart)
+        outcome(RunRequest(("m",)), engines, ending, engines.not_copied)
 
 
 @pytest.mark.parametrize(
-    ("apart", "ending", "result", "code"),
+    ("not_copied", "ending", "result", "code"),
     [
-        (Apart("fenced", Level.ERROR, Reason.FENCED), Ending.STOPPED, Outcome.REFUSED, ExitCode.REFUSED),
-        (Apart("another one copies it", Level.INFO, Reason.FENCED), Ending.STOPPED, Outcome.NOOP, ExitCode.OK),
-        (Apart("no answer", reason=Reason.SOURCE_UNREACHABLE), Ending.TIMED_OUT, Outcome.TIMED_OUT, ExitCode.TIMED_OUT),
-        (Apart("no answer", reason=Reason.SOURCE_UNREACHABLE), Ending.STOPPED, Outcome.FAILED, ExitCode.UNREACHABLE),
-        (Apart("no idea"), Ending.STOPPED, Outcome.FAILED, ExitCode.PARTLY_DONE),
+        (NotCopied("fenced", Level.ERROR, Reason.FENCED), Ending.STOPPED, Outcome.REFUSED, ExitCode.REFUSED),
+        (NotCopied("another one copies it", Level.INFO, Reason.FENCED), Ending.STOPPED, Outcome.NOOP, ExitCode.OK),
+        (
+            NotCopied("no answer", reason=Reason.SOURCE_UNREACHABLE),
+            Ending.TIMED_OUT,
+            Outcome.TIMED_OUT,
+            ExitCode.TIMED_OUT,
+        ),
+        (
+            NotCopied("no answer", reason=Reason.SOURCE_UNREACHABLE),
+            Ending.STOPPED,
+            Outcome.FAILED,
+            ExitCode.UNREACHABLE,
+        ),
+        (NotCopied("no idea"), Ending.STOPPED, Outcome.FAILED, ExitCode.PARTLY_DONE),
     ],
 )
 def test_how_a_run_ends_for_a_mirror_without_an_engine(
-    apart: Apart, ending: Ending, result: Outcome, code: ExitCode
+    not_copied: NotCopied, ending: Ending, result: Outcome, code: ExitCode
 ) -> None:
-    done = outcome(RunRequest(("m",)), Engines(), ending, {"m": apart})
-    assert [(row.topic, row.result, row.reason) for row in done.results] == [(None, result, apart.reason)]
+    done = outcome(RunRequest(("m",)), Engines(), ending, {"m": not_copied})
+    assert [(row.topic, row.result, row.reason) for row in done.results] == [(None, result, not_copied.reason)]
     assert (done.exit_code, done.mirror) == (code, "m")
     assert (done.results[0].message or "").startswith("mirror m: ")

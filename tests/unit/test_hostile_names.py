@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from kmirror.cli.main import kmirror
 from kmirror.cli.name_cache import cached_mirrors, cached_topics, lines_of, names_folder, write_names
 from kmirror.cluster.security.properties import parse_properties, read_properties
-from kmirror.engine.control.engines import Apart
+from kmirror.engine.control.engines import NotCopied
 from kmirror.ops.mirrors.create import LONGEST_NAME, check_name
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import MirrorNow, Now
+from kmirror.ops.serve.metrics import MirrorTotals, RunStatus
 from kmirror.sandbox.broker_config import properties_text
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import split
@@ -63,7 +63,9 @@ def test_metrics_carry_names_as_they_are(amount: int) -> None:
     def check(given: tuple[str, list[str]]) -> None:
         mirror, topics = given
         copied = snapshot(*(row(topic) for topic in topics), mirror=mirror_record(mirror))
-        now = Now("copying", NOW_MS, None, (MirrorNow.of(live_mirror(copied)),), {f"{mirror}-": Apart("why")})
+        now = RunStatus(
+            "copying", NOW_MS, None, (MirrorTotals.of(live_mirror(copied)),), {f"{mirror}-": NotCopied("why")}
+        )
         for accept in ("", OPENMETRICS):
             text, _ = exposition(now, accept)
             labels = [

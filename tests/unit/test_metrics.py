@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kmirror.engine.control.engines import Apart
+from kmirror.engine.control.engines import NotCopied
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, MirrorNow, Now
+from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, MirrorTotals, RunStatus
 from kmirror.ops.show.tables import PARTITIONS
 from kmirror.state.group_records import GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.records import DesiredState, Latencies, PartitionState, ProgressRow
@@ -27,8 +27,8 @@ DOWN = UnreachableError("the source: no answer", None, Reason.SOURCE_UNREACHABLE
 
 def served(*found: object, accept: str = "", **more: object) -> Samples:
     """Return the samples of a run that copies these mirrors."""
-    mirrors = tuple(MirrorNow.of(live_mirror(one)) for one in found)  # type: ignore[arg-type]
-    text, content_type = exposition(Now("copying", NOW_MS, None, mirrors, **more), accept)  # type: ignore[arg-type]
+    mirrors = tuple(MirrorTotals.of(live_mirror(one)) for one in found)  # type: ignore[arg-type]
+    text, content_type = exposition(RunStatus("copying", NOW_MS, None, mirrors, **more), accept)  # type: ignore[arg-type]
     assert ("openmetrics" in content_type) == bool(accept)
     return read(text.decode(), accept)
 
@@ -181,7 +181,7 @@ def test_losses_and_restarts_are_counted() -> None:
 
 def test_each_mirror_of_a_run_has_its_series_and_one_without_an_engine_is_not_healthy() -> None:
     other = snapshot(row("u"), mirror=mirror_record("n"))
-    found = served(snapshot(row()), other, apart={"o": Apart("its lease is held elsewhere")})
+    found = served(snapshot(row()), other, not_copied={"o": NotCopied("its lease is held elsewhere")})
     healthy = {mirror: value(found, "kmirror_healthy", mirror=mirror) for mirror in ("m", "n", "o")}
     assert healthy == {"m": 1, "n": 1, "o": 0}
     assert value(found, "kmirror_topic_lag_offsets", mirror="n", topic="u") == 10
@@ -189,7 +189,7 @@ def test_each_mirror_of_a_run_has_its_series_and_one_without_an_engine_is_not_he
 
 
 def test_before_it_copies_a_run_tells_its_phase_and_nothing_of_mirrors() -> None:
-    text, _ = exposition(Now("waiting", NOW_MS, "waiting"), "")
+    text, _ = exposition(RunStatus("waiting", NOW_MS, "waiting"), "")
     found = read(text.decode())
     assert {name for name, _ in found} == {"kmirror_build_info", "kmirror_run_phase"}
     assert value(found, "kmirror_run_phase", phase="waiting") == 1

@@ -12,11 +12,11 @@ from tests.support.waiting import wait_until
 def test_an_engine_that_has_ended_says_why() -> None:
     properties = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "NONE"}
     with OwnEngine("m", properties) as engine:
-        assert engine.said() == ""
+        assert engine.error_text() == ""
         engine.start()
         wait_until(lambda: not engine.is_running)
-        assert engine.said() == "kmirror: security.protocol=NONE is not known"
-    assert engine.said() == ""
+        assert engine.error_text() == "kmirror: security.protocol=NONE is not known"
+    assert engine.error_text() == ""
 
 
 def test_of_one_that_ended_before_it_could_say_why_the_last_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,4 +24,4 @@ def test_of_one_that_ended_before_it_could_say_why_the_last_line_is_told(monkeyp
     with OwnEngine("m", {"bootstrap.servers": "127.0.0.1:1"}) as engine:
         engine.start()
         wait_until(lambda: not engine.is_running)
-        assert engine.said() == "OSError: no space left"
+        assert engine.error_text() == "OSError: no space left"

@@ -17,7 +17,7 @@ import pytest
 
 from kmirror.engine.clock import now_ms
 from kmirror.engine.control.driver import STOPPING
-from kmirror.engine.control.engines import Apart
+from kmirror.engine.control.engines import NotCopied
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.snapshots import Snapshots
 from kmirror.errors import ExitCode, RefusedError, UsageError
@@ -64,7 +64,7 @@ def test_what_is_no_address_is_refused_with_two_that_are(text: str) -> None:
 def test_while_records_flow_everything_says_so() -> None:
     with turning(snapshot(row(copied=100))) as found:
         get = asking(found)
-        assert get("/healthz") == (200, "the driver turns\n")
+        assert get("/healthz") == (200, "the driver is running\n")
         assert get("/readyz") == (200, "records flow\n")
         told = json.loads(get("/status.json")[1])
         check("status", told)
@@ -94,8 +94,8 @@ def test_the_last_hour_is_told_and_events_that_nobody_knows_are_not_none() -> No
 
 
 def test_each_mirror_that_is_not_well_is_named_with_its_cause() -> None:
-    apart = {"o": Apart("an engine is in charge of it elsewhere")}
-    with turning(silent(snapshot(row(), row("u"))), apart=apart) as found:
+    not_copied = {"o": NotCopied("an engine is in charge of it elsewhere")}
+    with turning(silent(snapshot(row(), row("u"))), not_copied=not_copied) as found:
         get = asking(found)
         assert get("/healthz")[0] == 200
         status, text = get("/readyz")
@@ -154,9 +154,9 @@ def test_a_driver_that_does_not_turn_is_dead_and_nothing_is_known(monkeypatch: p
     time.sleep(0.06)
     get = asking(found)
     status, why = get("/healthz")
-    assert (status, why.startswith("the driver does not turn: its loop last did at 20")) == (503, True)
+    assert (status, why.startswith("the driver is stuck: its loop last ran at 20")) == (503, True)
     for path in ("/readyz", "/metrics"):
-        assert get(path) == (503, "the driver does not turn: it has not answered for 0.05 s\n")
+        assert get(path) == (503, "the driver is stuck: it has not answered for 0.05 s\n")
     status, body = get("/status.json")
     check("error", json.loads(body))
     assert status == 503
@@ -165,9 +165,9 @@ def test_a_driver_that_does_not_turn_is_dead_and_nothing_is_known(monkeypatch: p
 def test_whoever_asks_often_is_given_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     known = snapshot(row())
     with turning(known) as found:
-        assert found.now() is found.now()
+        assert found.status() is found.status()
         monkeypatch.setattr(service, "_SAME_SECONDS", 0.0)
-        assert found.now() is not found.now()
+        assert found.status() is not found.status()
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def asked(address: Address, method: str, path: str, **headers: str) -> tuple[int
 def test_head_is_get_without_the_body_and_nothing_else_is_allowed() -> None:
     with served() as address:
         status, headers, body = asked(address, "GET", "/healthz?probe=1")
-        assert (status, body) == (200, b"the driver turns\n")
+        assert (status, body) == (200, b"the driver is running\n")
         assert headers["Content-Type"] == "text/plain; charset=utf-8"
         assert (headers["Cache-Control"], headers["Server"].strip()) == ("no-store", "kmirror")
         again, same, nothing = asked(address, "HEAD", "/healthz")

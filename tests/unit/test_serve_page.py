@@ -248,10 +248,8 @@ def test_the_page_asks_shows_and_says_when_nobody_answers() -> None:
     assert shown("alarm") == "What is shown here is 30s old and may be wrong."
     assert (shown("shown", "className"), shown("age", "className")) == ("old", "bad")
     page.run("(turn(), 0)")
-    answer("status.json", 503, {"error": {"message": "the driver does not turn"}})
-    assert shown("alarm").startswith(
-        "The engine does not answer: the driver does not turn. What is shown here is 30s old"
-    )
+    answer("status.json", 503, {"error": {"message": "the driver is stuck"}})
+    assert shown("alarm").startswith("The engine does not answer: the driver is stuck. What is shown here is 30s old")
     page.run("(turn(), 0)")
     page.run("(questions.pop().fail(new TypeError('Failed to fetch')), 0)")
     assert shown("alarm").startswith("The engine does not answer: it cannot be reached.")

@@ -257,9 +257,9 @@ def run_table(view: RunView, most: int) -> Table:
     ):
         found.add_column(name, footer if rows else "", justify="right", footer_style="dim", no_wrap=True)
     found.add_column("STATE", f"{view.phase} {_at(view.elapsed_seconds)}", footer_style="dim", overflow="fold")
-    for mirror, apart in sorted(view.apart.items())[:most]:
-        style = tables.style_of("FAILED") if apart.level is Level.ERROR else ""
-        why = Text(f"not copied by this engine: {one_line(apart.why)}", style=style)
+    for mirror, not_copied in sorted(view.not_copied.items())[:most]:
+        style = tables.style_of("FAILED") if not_copied.level is Level.ERROR else ""
+        why = Text(f"not copied by this engine: {one_line(not_copied.why)}", style=style)
         found.add_row(*([mirror, UNKNOWN] if several else [mirror]), "", UNKNOWN, "", why)
     for topic in rows[:most]:
         state = Text(topic.state, style=tables.style_of(topic.state))

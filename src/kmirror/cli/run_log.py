@@ -23,7 +23,7 @@ from kmirror.words import at_time, byte_rate, counted, one_line
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView
-    from kmirror.engine.control.engines import Apart
+    from kmirror.engine.control.engines import NotCopied
     from kmirror.engine.control.topic_views import TopicView
     from kmirror.ops.results import VerbResult
 
@@ -143,10 +143,10 @@ class ChangeTracker:
 
     def _engine_changes(self, view: RunView, *, in_summary: bool) -> Iterator[Entry]:
         """Yield the mirrors that lost their engine here, or for another reason, and those that have one again."""
-        not_copied = {mirror: (one.level, one.reason or one.why) for mirror, one in view.apart.items()}
-        for mirror, apart in view.apart.items():
+        not_copied = {mirror: (one.level, one.reason or one.why) for mirror, one in view.not_copied.items()}
+        for mirror, cause in view.not_copied.items():
             if self._not_copied.get(mirror) != not_copied[mirror] and not in_summary:
-                yield _not_copied(view, mirror, apart)
+                yield _not_copied(view, mirror, cause)
         for mirror in sorted(self._not_copied.keys() - not_copied.keys()):
             if mirror in view.mirrors:
                 yield Entry(view.time_ms, Level.INFO, mirror, "this engine is in charge")
@@ -183,12 +183,12 @@ class ChangeTracker:
 
     def _summaries(self, view: RunView) -> Iterator[Entry]:
         fields = {"phase": view.phase}
-        if not view.topics and not view.apart and view.phase != COPYING:
+        if not view.topics and not view.not_copied and view.phase != COPYING:
             yield Entry(view.time_ms, view.level, ",".join(view.mirrors), view.phase, fields)
             return
         for mirror in view.mirrors:
-            if (apart := view.apart.get(mirror)) is not None:
-                yield _not_copied(view, mirror, apart)
+            if (not_copied := view.not_copied.get(mirror)) is not None:
+                yield _not_copied(view, mirror, not_copied)
             elif own := [topic for topic in view.topics if topic.mirror == mirror]:
                 yield self._summary(view, mirror, own)
             else:
@@ -278,9 +278,9 @@ def ended(time_ms: int, done: VerbResult, headline: str) -> Iterator[Entry]:
     yield Entry(time_ms, level, done.mirror, headline, {"exitCode": int(done.exit_code)})
 
 
-def _not_copied(view: RunView, mirror: str, apart: Apart) -> Entry:
-    text = f"not copied by this engine: {one_line(apart.why)}"
-    return Entry(view.time_ms, apart.level, mirror, text, {"phase": view.phase, "reason": apart.reason})
+def _not_copied(view: RunView, mirror: str, not_copied: NotCopied) -> Entry:
+    text = f"not copied by this engine: {one_line(not_copied.why)}"
+    return Entry(view.time_ms, not_copied.level, mirror, text, {"phase": view.phase, "reason": not_copied.reason})
 
 
 def _level(state: str, reason: Reason | None) -> Level:

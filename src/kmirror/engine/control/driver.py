@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.control.engines import STOP_SECONDS, Apart, Engines, Recruiting
+from kmirror.engine.control.engines import STOP_SECONDS, Engines, NotCopied, Supervisor
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.snapshots import Snapshots
 from kmirror.engine.control.topic_views import TopicView
@@ -49,7 +49,7 @@ class RunView:
     #: By mirror and topic, what is wanted of topics that are not to be copied: PAUSED, STOPPED.
     idle: Mapping[tuple[str, str], str] = field(default_factory=dict)
     #: The mirrors that have no engine in this run now, and why.
-    apart: Mapping[str, Apart] = field(default_factory=dict)
+    not_copied: Mapping[str, NotCopied] = field(default_factory=dict)
     #: The file into which Spark logs.
     spark_log: str | None = None
 
@@ -75,7 +75,7 @@ def drive(
     limits: Limits,
     watcher: Watcher,
     began: float,
-    recruiting: Recruiting | None = None,
+    supervisor: Supervisor | None = None,
     snapshots: Snapshots | None = None,
 ) -> Ending:
     """Turn until stopped, caught up, out of time, or until no mirror is left; then end every lane.
@@ -83,7 +83,7 @@ def drive(
     Who asks `snapshots` what the engines know is answered with each turn.
     """
     snapshots = snapshots or Snapshots()
-    ending = _turn(engines, stop, limits, watcher, began, recruiting, snapshots)
+    ending = _turn(engines, stop, limits, watcher, began, supervisor, snapshots)
     engines.end_all()
     deadline = now() + STOP_SECONDS
     while now() < deadline and engines.running:
@@ -91,7 +91,7 @@ def drive(
         snapshots.turned(engines.last)
         threading.Event().wait(_TURN_SECONDS / 5)
     engines.close()
-    watcher(view_of(engines, STOPPING, now() - began, recruiting))
+    watcher(view_of(engines, STOPPING, now() - began, supervisor))
     return ending
 
 
@@ -101,21 +101,21 @@ def _turn(
     limits: Limits,
     watcher: Watcher,
     began: float,
-    recruiting: Recruiting | None,
+    supervisor: Supervisor | None,
     snapshots: Snapshots,
 ) -> Ending:
     shown, pause = 0.0, _VIEW_SECONDS
     while not stop.wait(_TURN_SECONDS):
-        if recruiting is not None:
-            recruiting.tick(engines)
+        if supervisor is not None:
+            supervisor.tick(engines)
         engines.tick()
         snapshots.turned(engines.last)
         at = now()
         if at - shown >= pause:
             shown, worked = at, time.thread_time()
-            watcher(view_of(engines, COPYING, at - began, recruiting))
+            watcher(view_of(engines, COPYING, at - began, supervisor))
             pause = max(_VIEW_SECONDS, _PAUSE_PER_WORK * (time.thread_time() - worked))
-        if recruiting is None or recruiting.is_done:
+        if supervisor is None or supervisor.is_done:
             if not engines.running:
                 return Ending.LOST
             if limits.until_caught_up and all(engine.caught_up or engine.lost for engine in engines.running):
@@ -127,22 +127,24 @@ def _turn(
     return Ending.STOPPED
 
 
-def view_of(engines: Engines, phase: str, elapsed: float, recruiting: Recruiting | None = None) -> RunView:
+def view_of(engines: Engines, phase: str, elapsed: float, supervisor: Supervisor | None = None) -> RunView:
     """Sum up the mirrors' state; the engines' notes are taken over."""
     topics: list[TopicView] = []
     notes = engines.take_notes()
-    apart: Mapping[str, Apart] = engines.apart
-    if recruiting is not None:
-        notes += recruiting.take_notes()
-        apart = recruiting.apart
-    copied = [engine for engine in engines.last if engine.mirror not in apart]
+    not_copied: Mapping[str, NotCopied] = engines.not_copied
+    if supervisor is not None:
+        notes += supervisor.take_notes()
+        not_copied = supervisor.not_copied
+    copied = [engine for engine in engines.last if engine.mirror not in not_copied]
     for engine in copied:
         topics += engine.topic_views()
     rate = sum(topic.bytes_per_second for topic in topics)
     if phase == COPYING and not copied:
-        phase = "waiting" if apart else NO_MIRRORS
+        phase = "waiting" if not_copied else NO_MIRRORS
     elif phase == COPYING and topics and all(topic.reason in NOT_COPYING for topic in topics):
         phase = "not copying"
     idle = {(engine.mirror, topic): wanted for engine in copied for topic, wanted in engine.idle_topics().items()}
-    mirrors = (*(engine.mirror for engine in copied), *apart) or ("*",)
-    return RunView(now_ms(), elapsed, phase, mirrors, tuple(topics), rate, tuple(notes), idle=idle, apart=apart)
+    mirrors = (*(engine.mirror for engine in copied), *not_copied) or ("*",)
+    return RunView(
+        now_ms(), elapsed, phase, mirrors, tuple(topics), rate, tuple(notes), idle=idle, not_copied=not_copied
+    )

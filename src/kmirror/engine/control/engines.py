@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class NotCopied:
     """Why a mirror has no engine in this run, and how much attention that needs."""
 
     why: str
@@ -47,7 +47,7 @@ class Engines:
         self._ending: dict[MirrorEngine, float] = {}
         #: Errors that no engine should raise.
         self._broken: dict[MirrorEngine, Exception] = {}
-        self._let_go: set[MirrorEngine] = set()
+        self._dropped: set[MirrorEngine] = set()
         #: What engines said that have ended since.
         self._last_notes: list[Note] = []
         #: Those that were closed in this turn.
@@ -82,10 +82,10 @@ class Engines:
         return self._broken.get(engine) or engine.lost
 
     @property
-    def apart(self) -> dict[str, Apart]:
+    def not_copied(self) -> dict[str, NotCopied]:
         """The mirrors whose last engine has ended by itself."""
         return {
-            engine.mirror: Apart(str(why), reason=getattr(why, "reason", None))
+            engine.mirror: NotCopied(str(why), reason=getattr(why, "reason", None))
             for engine in self.ended.values()
             if engine in self.last and (why := self.why_ended(engine)) is not None
         }
@@ -96,13 +96,13 @@ class Engines:
             self._ending[engine] = now() + STOP_SECONDS
             engine.stop()
 
-    def let_go(self, mirror: str) -> None:
+    def drop(self, mirror: str) -> None:
         """Ask a mirror's engine to end, if it runs: the mirror is none of this run any more, and is not told of."""
         if (before := self.ended.pop(mirror, None)) is not None:
             self._broken.pop(before, None)
         for engine in self._running:
             if engine.mirror == mirror:
-                self._let_go.add(engine)
+                self._dropped.add(engine)
                 self.end(engine)
 
     def renew_logins(self) -> None:
@@ -166,8 +166,8 @@ class Engines:
         with contextlib.suppress(Exception) if engine in self._broken else contextlib.nullcontext():
             engine.close()
         self._last_notes += engine.journal.notes
-        if engine in self._let_go:
-            self._let_go.remove(engine)
+        if engine in self._dropped:
+            self._dropped.remove(engine)
             self._broken.pop(engine, None)
             return
         if (before := self.ended.get(engine.mirror)) is not None:
@@ -175,7 +175,7 @@ class Engines:
         self.ended[engine.mirror] = engine
 
 
-class Recruiting(Protocol):
+class Supervisor(Protocol):
     """What brings engines, and ends them, while others run."""
 
     def tick(self, engines: Engines) -> None:
@@ -186,7 +186,7 @@ class Recruiting(Protocol):
         """True when no other engine will come."""
 
     @property
-    def apart(self) -> Mapping[str, Apart]:
+    def not_copied(self) -> Mapping[str, NotCopied]:
         """Return the mirrors that have no engine in this run now."""
 
     def take_notes(self) -> Sequence[Note]:

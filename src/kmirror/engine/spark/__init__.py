@@ -1,1 +1,1 @@
-"""Spark: the JVM, the application, and what runs around our functions in its workers."""
+"""Spark: the JVM, the application, and the code that runs our functions in its workers."""

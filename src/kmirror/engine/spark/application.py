@@ -1,11 +1,10 @@
-"""One Spark application, held from this process: start it, run functions in its workers, stop it in bounded time.
+"""One Spark application, held by this process: start it, run functions in its workers, stop it in bounded time.
 
-Every function is a job of its own with a single task, so that stopping or losing one stalls no other. A worker that
-dies is replaced by Spark (the function runs again, its `attempt` one higher); an exception of the function is its
-result.
+Every function is a job of its own with one task, so that stopping or losing one stalls no other. Spark replaces a
+worker that dies and runs the function again, with the next `attempt`; an exception of the function is its result.
 
-The SparkContext is made in a helper thread: PySpark installs a SIGINT handler where it finds itself in the main thread,
-and signals are the caller's. Calls into the JVM that could hang with it run in threads too, and are given up in time.
+PySpark installs a SIGINT handler when it runs in the main thread, and signals belong to the caller: so a helper thread
+creates the SparkContext. Other calls into the JVM that could hang also run in threads, with a time limit.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from kmirror.engine.spark.context import (
     run_job,
     stop_context,
 )
+from kmirror.engine.spark.executor_tracker import ExecutorTracker
 from kmirror.engine.spark.failures import TaskCancelledError, WorkerTraceback, explain, first_line
 from kmirror.engine.spark.launch import Launched, all_settings, launch
-from kmirror.engine.spark.places import Places
 from kmirror.engine.spark.run_folder import run_folder
 from kmirror.engine.spark.shipping import WORKER_MODULES
-from kmirror.engine.spark.task import Mark, Outcome, introduce, run_task
+from kmirror.engine.spark.task import Mark, Outcome, check_imports, run_task
 from kmirror.engine.threads import call_with_timeout, wait_until
 from kmirror.errors import KmirrorError, RefusedError, TimedOutError
 
@@ -60,17 +59,17 @@ _CONTEXT_SECONDS = 90.0
 _FIRST_TASK_SECONDS = 60.0
 _EXECUTORS_SECONDS = 3.0
 _CALL_SECONDS = 3.0
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _DEATH_SECONDS = 2.0
 _THREADS_SECONDS = 1.0
 
-#: Held by the runtime that is started: PySpark keeps its context in the class, one for each process.
-_the_only_one = threading.Lock()
+#: Held by the runtime that is started: PySpark allows one context in a process.
+_one_runtime = threading.Lock()
 
 
 @dataclass(slots=True)
 class _Job:
-    """A function on its way: `group` is what Spark calls it, never used again; `place` where it was meant to run."""
+    """A submitted function: `group` is its Spark job group, never reused; `place` is the preferred executor."""
 
     name: str
     group: str
@@ -80,14 +79,14 @@ class _Job:
     cancelled: bool = False
 
     def forbid(self) -> None:
-        """Let no worker begin it any more."""
+        """Keep workers from starting it."""
         self.cancelled = True
         if self.mark is not None:
             self.mark.cancelled_file.touch()
 
 
 class SparkRuntime:
-    """A Spark application for functions of the form ``function(argument, attempt)``; use it as a context manager."""
+    """A Spark application for functions of the form ``function(argument, attempt)``; a context manager."""
 
     def __init__(self, options: SparkOptions, environ: Mapping[str, str] | None = None) -> None:
         self._options = options
@@ -97,7 +96,7 @@ class SparkRuntime:
         self._folder: Path | None = None
         self._launched: Launched | None = None
         self._context: SparkContext | None = None
-        self._places: Places | None = None
+        self._executors: ExecutorTracker | None = None
         self._jobs: dict[str, _Job] = {}
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count()
@@ -121,24 +120,24 @@ class SparkRuntime:
 
     @property
     def master(self) -> str:
-        """The Spark master, as Spark is told."""
+        """The Spark master that Spark is given."""
         return spark_conf.effective_master(self._options)
 
     @property
     def application_id(self) -> str:
-        """Spark's name for this application."""
+        """The ID of the Spark application."""
         return str(self._running().applicationId)
 
     @property
     def slots(self) -> int:
-        """How many functions can run at once: as many as asked for, fewer where the cluster has fewer cores now."""
+        """How many functions can run at once: as many as requested, or as many cores as the cluster has now."""
         if self._local:
             return self._options.slots
         return min(self._options.slots, sum(executor.cores for executor in executors(self._running())))
 
     @property
     def spare_slots(self) -> int:
-        """How many functions more could begin now."""
+        """How many more functions could start now."""
         if self._local:
             capacity = spark_conf.local_threads(self._options)
         else:
@@ -148,52 +147,52 @@ class SparkRuntime:
 
     @property
     def driver_host(self) -> str:
-        """Where workers reach this process."""
+        """The address at which workers reach this process."""
         return str(self._running().getConf().get("spark.driver.host"))
 
     @property
     def bind_address(self) -> str:
-        """The address of this machine that is."""
+        """The local address to listen on for workers."""
         return str(self._running().getConf().get("spark.driver.bindAddress") or self.driver_host)
 
     @property
     def placement(self) -> Placement | None:
-        """Where functions ran a moment ago; None with a local master, and while Spark does not answer."""
-        return self._places.last if self._places is not None else None
+        """Where functions ran a moment ago; None with a local master and while Spark does not answer."""
+        return self._executors.last if self._executors is not None else None
 
     @property
     def is_lost(self) -> bool:
-        """True when Spark's Java process has ended by itself: nothing can be run any more."""
+        """True when Spark's Java process has ended by itself: nothing more can run."""
         launched = self._launched
         return launched is not None and not self._stopping.is_set() and launched.gateway.has_ended
 
     def start(self) -> None:
-        """Start Spark; on a cluster, also see that its workers can run us.
+        """Start Spark; on a cluster, also check that its workers can run our code.
 
-        Raises UsageError, RefusedError, UnreachableError or TimedOutError, and StoppedError when another thread calls
-        `stop` meanwhile; nothing is left running then.
+        Raises UsageError, RefusedError, UnreachableError or TimedOutError, or StoppedError when another thread calls
+        `stop` meanwhile; then nothing is left running.
         """
         spark_conf.check(self._options, self._environ)
         with self._changing:
-            if not _the_only_one.acquire(blocking=False):
+            if not _one_runtime.acquire(blocking=False):
                 raise RuntimeError("this process runs another Spark runtime")
-            self._resources.callback(_the_only_one.release)
+            self._resources.callback(_one_runtime.release)
             try:
                 self._start()
             except BaseException as error:
-                said, cause = first_line(error), error if from_java(error) is None else None
+                message, cause = first_line(error), error if from_java(error) is None else None
                 self._end()
                 if isinstance(error, Exception) and not isinstance(error, KmirrorError):
-                    raise RefusedError(f"Spark did not start: {said}", f"see {self._options.log_file}") from cause
+                    raise RefusedError(f"Spark did not start: {message}", f"see {self._options.log_file}") from cause
                 raise
 
     def submit(
         self, name: str, function: Callable[[A, int], R], argument: A, place: Executor | None = None
     ) -> Future[R]:
-        """Run function(argument, attempt) in a worker; the names of functions that run at the same time differ.
+        """Run function(argument, attempt) in a worker; functions that run at the same time need different names.
 
-        It runs at `place` if that has room within a second, else, and without one, where the fewest functions are.
-        The future fails with what the function raised, or with TaskFailedError, TaskCancelledError or SparkLostError.
+        It runs on `place` if that has a free core within a second, otherwise where the fewest functions run. The future
+        fails with what the function raised, or with TaskFailedError, TaskCancelledError or SparkLostError.
         """
         from pyspark import cloudpickle
 
@@ -214,10 +213,10 @@ class SparkRuntime:
     def map(
         self, name: str, function: Callable[[A, int], R], arguments: Iterable[A], at_once: int | None = None
     ) -> Generator[R, None, None]:
-        """Yield function(argument, attempt) of all `arguments`, each as it comes; no more run at once than fit.
+        """Yield function(argument, attempt) for all `arguments`, in the order in which they finish.
 
-        `at_once` limits that further. The first failure is raised and ends the others; closing the iterator ends them
-        too.
+        At most `slots` of them run at once, or `at_once`. The first failure is raised and cancels the others, as does
+        closing the iterator.
         """
         waiting = enumerate(arguments)
         running: dict[Future[R], str] = {}
@@ -239,9 +238,9 @@ class SparkRuntime:
                 self.cancel(left)
 
     def cancel(self, name: str) -> None:
-        """End the function at once, without its `finally`: its worker is killed. Does nothing when none has this name.
+        """Kill the function's worker at once: its `finally` blocks do not run. An unknown name is ignored.
 
-        With a local master the worker is dead on return; on a cluster it dies within 3 s, if it can be reached at all.
+        With a local master the worker is dead on return; on a cluster it dies within 3 s if it can be reached.
         """
         with self._lock:
             job = self._jobs.get(name)
@@ -253,21 +252,21 @@ class SparkRuntime:
         self._kill_worker(job)
 
     def is_waiting(self, name: str) -> bool:
-        """Tell whether no worker has begun the function yet, as far as Spark says so within a second."""
+        """Return True if Spark says, within a second, that no worker has started the function yet."""
         with self._lock:
             job = self._jobs.get(name)
         if job is None:
             return False
         try:
-            return call_with_timeout(partial(is_waiting, self._running(), job.group), _LOOK_SECONDS)
+            return call_with_timeout(partial(is_waiting, self._running(), job.group), _CHECK_SECONDS)
         except Exception:
             return False
 
     def stop(self) -> None:
-        """End Spark and everything it started, within some 5 s, frozen workers and a frozen JVM included.
+        """Stop Spark and everything it started, frozen workers or a frozen JVM included, within some 5 s.
 
-        Functions that still run are killed and their futures fail with TaskCancelledError. May be called from any
-        thread, at any time, again.
+        Running functions are killed and their futures fail with TaskCancelledError. Any thread may call this, at any
+        time and more than once.
         """
         self._stopping.set()
         with self._changing:
@@ -281,29 +280,29 @@ class SparkRuntime:
         self._context = call_with_timeout(
             partial(make_context, launched.gateway, settings, python), _CONTEXT_SECONDS, self._stopping
         )
-        # Locally this only wakes the Python daemon up while the caller goes on.
-        introduction = self.submit("introduction", introduce, WORKER_MODULES)
+        # With a local master this only starts the Python daemon while the caller continues.
+        first_task = self.submit("import check", check_imports, WORKER_MODULES)
         if not self._local:
-            self._await_workers(introduction)
+            self._await_workers(first_task)
             is_elastic = settings.get("spark.dynamicAllocation.enabled", "").lower() == "true"
-            places = self._places = Places(self._context, self._groups, is_elastic=is_elastic)
-            threading.Thread(target=places.follow, args=(self._stopping,), name="spark places", daemon=True).start()
+            tracker = self._executors = ExecutorTracker(self._context, self._groups, is_elastic=is_elastic)
+            threading.Thread(target=tracker.follow, args=(self._stopping,), name="spark executors", daemon=True).start()
 
     def _groups(self) -> dict[str, str]:
-        """Return what Spark calls the functions that are under way, by name."""
+        """Return the Spark job groups of the functions that run, by name."""
         with self._lock:
             return {name: job.group for name, job in self._jobs.items()}
 
-    def _await_workers(self, introduction: Future[None]) -> None:
+    def _await_workers(self, first_task: Future[None]) -> None:
         """Wait for the first task, then a moment for more executors, so that functions spread over them."""
         try:
-            wait_until(introduction.done, _FIRST_TASK_SECONDS, self._stopping)
+            wait_until(first_task.done, _FIRST_TASK_SECONDS, self._stopping)
         except TimedOutError as error:
             raise TimedOutError(
                 f"no worker of {self.master} accepted a task within {_FIRST_TASK_SECONDS:.0f} s",
-                "it may have no free cores or memory (--spark-conf spark.executor.memory=512m)",
+                "free some cores or memory, or ask for less (--spark-conf spark.executor.memory=512m)",
             ) from error
-        introduction.result()
+        first_task.result()
         with contextlib.suppress(TimedOutError):
             wait_until(lambda: self.slots >= self._options.slots, _EXECUTORS_SECONDS, self._stopping)
 
@@ -314,7 +313,7 @@ class SparkRuntime:
             job.forbid()
             self._kill_worker(job)
         if self._context is not None and not self._local:
-            # A local Spark ends well enough with its JVM.
+            # A local Spark ends with its JVM.
             with contextlib.suppress(Exception):
                 call_with_timeout(partial(stop_context, self._context), _CALL_SECONDS)
         if self._launched is not None:
@@ -329,7 +328,7 @@ class SparkRuntime:
         self._folder = self._launched = self._context = None
 
     def _run(self, job: _Job, payload: bytes) -> None:
-        """Carry one job from submission to the end of its future; the body of its thread."""
+        """Run one job and complete its future; the target of its thread."""
         try:
             self._place(job)
             function = partial(run_task, payload=payload, generations=3 if self._local else 2, mark=job.mark)
@@ -348,21 +347,21 @@ class SparkRuntime:
             job.future.set_exception(outcome.error)
 
     def _place(self, job: _Job) -> None:
-        """Choose the executor with the fewest functions of ours; Spark alone would put all of them on one."""
+        """Choose the executor that runs the fewest of our functions; Spark alone would put all of them on one."""
         if self._local:
             return
         alive = executors(self._running())
         if job.place in alive:
             return
-        seen = self.placement
+        placement = self.placement
         with self._lock:
-            known = seen.places if seen is not None else {}
+            known = placement.places if placement is not None else {}
             load = Counter(known.get(name, other.place) for name, other in self._jobs.items() if other is not job)
             free = [executor for executor in alive if load[executor] < executor.cores]
             job.place = min(free, key=lambda executor: (load[executor], executor.name), default=None)
 
     def _kill_worker(self, job: _Job) -> None:
-        """Kill the process that runs `job`, if it is on this machine and runs it, and see it dead."""
+        """Kill the process that runs `job` if it is on this machine, and wait until it is dead."""
         if job.mark is None or self._launched is None:
             return
         with contextlib.suppress(OSError, ValueError, TimedOutError):

@@ -1,9 +1,9 @@
-"""Java's class-data archive for Spark: the loaded classes kept in a file, which halves the time to start.
+"""Java's class-data archive for Spark: the loaded classes, kept in a file, which halves the start-up time.
 
-The first run has Java write down which classes it loads (0.15 s dearer). When it has ended well, a process of its own
-turns the list into an archive: 80 MB, some ten seconds of a core, at the lowest priority. Later runs name the archive.
-Java checks it against its own build and against every jar, and goes on without where it does not fit; a JVM that does
-not start with an archive is started again without it (`launch`). Nothing here can make a run fail.
+The first run has Java list the classes it loads (this costs 0.15 s). When it has ended well, a separate process turns
+the list into an archive: 80 MB, some ten seconds of a core, at the lowest priority. Later runs use the archive. Java
+checks it against its own build and every jar, and ignores one that does not fit; a JVM that does not start with an
+archive is started again without it (`launch`). Nothing here can make a run fail.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_UNUSED_SECONDS = 30 * 24 * 3600
+UNUSED_SECONDS = 30 * 24 * 3600
 _BUILD_SECONDS = 600
 _RECORD = "-XX:DumpLoadedClassList="
 
 #: $1 the class list, $2 the unfinished archive, $3 the finished one; the command follows. The outer shell ends at once,
-#: so that the builder is not our child; the rename makes the archive appear whole or not at all.
+#: so that the builder is not our child; the rename makes the archive appear complete or not at all.
 _BUILD = """
 list=$1 unfinished=$2 finished=$3; shift 3
 (nice -n 19 "$@" && mv -f "$unfinished" "$finished"; rm -f "$list" "$unfinished") >/dev/null 2>&1 </dev/null &
@@ -31,13 +31,13 @@ list=$1 unfinished=$2 finished=$3; shift 3
 
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """Where the archive for one Java and one Spark is, or will be."""
+    """The path of the archive for one Java and one Spark, whether it exists yet or not."""
 
     path: Path
 
     @classmethod
     def locate(cls, java: Path, home: Path, folder: Path) -> ClassArchive | None:
-        """Return the archive for this Java and this Spark; None where `folder` cannot be written."""
+        """Return the archive for this Java and this Spark; None if `folder` is not writable."""
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
@@ -52,30 +52,30 @@ class ClassArchive:
         return self.path.exists()
 
     def record(self, class_list: Path) -> list[str]:
-        """Return Java's options to write the names of loaded classes to `class_list`, from which `build` works."""
+        """Return the Java options that write the names of loaded classes to `class_list`, for `build`."""
         return [f"{_RECORD}{class_list}"]
 
     def use(self) -> list[str]:
-        """Return Java's options to use the archive, if its checksums are right: they cost 0.05 s."""
+        """Return the Java options that use the archive if its checksums are right: checking costs 0.05 s."""
         with contextlib.suppress(OSError):
             os.utime(self.path)
         return ["-Xshare:auto", "-XX:+VerifySharedSpaces", f"-XX:SharedArchiveFile={self.path}"]
 
     def discard(self) -> None:
-        """Remove the archive; the next run begins a new one."""
+        """Remove the archive; the next run builds a new one."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 
     def build(self, command: Sequence[str], class_list: Path) -> None:
-        """Start making the archive from `class_list` in the background; `command` is the one that wrote the list.
+        """Build the archive from `class_list` in the background; `command` is the one that wrote the list.
 
-        Does nothing when there is no list, or when another process is at it.
+        Does nothing if there is no list, or if another process is building the archive.
         """
         building = self.path.with_suffix(".building")
         with contextlib.suppress(OSError):
-            _remove_older(self.path.parent, "*.jsa", _UNUSED_SECONDS)
-            _remove_older(self.path.parent, "*.building", _BUILD_SECONDS)
-            _remove_older(self.path.parent, "*.unfinished", _BUILD_SECONDS)
+            remove_older(self.path.parent, "*.jsa", UNUSED_SECONDS)
+            remove_older(self.path.parent, "*.building", _BUILD_SECONDS)
+            remove_older(self.path.parent, "*.unfinished", _BUILD_SECONDS)
             if self.exists:
                 return
             names = class_list.read_bytes()
@@ -88,7 +88,9 @@ class ClassArchive:
             subprocess.run(["/bin/sh", "-c", _BUILD, "sh", *files, *options], start_new_session=True, check=False)
 
 
-def _remove_older(folder: Path, pattern: str, seconds: float) -> None:
+def remove_older(folder: Path, pattern: str, seconds: float) -> None:
+    """Remove the matching files in `folder` that were not touched for this long."""
     for path in folder.glob(pattern):
-        if path.stat().st_mtime < time.time() - seconds:
-            path.unlink()
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - seconds:
+                path.unlink()

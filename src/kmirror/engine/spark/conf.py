@@ -1,4 +1,4 @@
-"""Which Spark settings a run gets: from the master it is told to use, and from the user's own, which win."""
+"""The Spark settings of a run: ours, which depend on the master, and the user's, which win."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kmirror.engine.spark.daemon import PRELOAD_VARIABLE
 from kmirror.engine.spark.shipping import UNPACKED
 from kmirror.errors import RefusedError, UsageError
 
-#: For a JVM that schedules and carries no data: quick to start, small. Of its own accord it would let 100 MB be filled
-#: before it first looks for what is not needed any more.
+#: For a JVM that schedules and carries no data: quick to start, and small. With its default young generation it would
+#: fill 100 MB before its first collection.
 JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmn24m")
-#: A worker that died is replaced this often for one task before the job fails.
+#: How often Spark replaces a worker that died for one task before the job fails.
 TASK_FAILURES = 4
-#: Unix socket paths end at 107 bytes, and Spark adds a name of 43 to the folder.
+#: A Unix socket path has at most 107 bytes, and Spark appends a name of 43 to the folder.
 _SOCKET_FOLDER_BYTES = 64
 
 _LOCAL = re.compile(r"local(?:\[\s*(?P<threads>\*|[0-9]+)\s*(?:,\s*(?P<failures>[0-9]+)\s*)?\])?")
@@ -29,12 +29,12 @@ _CLUSTER = re.compile(r"local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """What the caller decides about Spark.
+    """The caller's choices for Spark.
 
-    `slots` is how many functions may run at once: lanes and one spare, so that a lane whose worker died finds a place.
-    `later_slots` are those that may be wanted later: a local master has them from the start.
-    `conf` is the user's `--spark-conf`. `preload` names modules that every worker imports before it is forked (a name
-    that ends in ``*``: all modules beginning so). `log_file` takes all that Spark and the workers print.
+    `slots` is how many functions may run at once: lanes, plus one, so that a lane whose worker died finds a free core.
+    `later_slots` may be needed later: a local master provides them from the start.
+    `conf` is the user's `--spark-conf`. `preload` names modules that the daemon imports before it forks workers (a name
+    that ends in ``*`` means all modules with that prefix). `log_file` receives all output of Spark and the workers.
     """
 
     slots: int
@@ -64,14 +64,14 @@ def check(options: SparkOptions, environ: Mapping[str, str]) -> None:
 
 
 def is_local(master: str) -> bool:
-    """Say whether workers are processes of this machine, below the driver's own JVM."""
+    """Return True if workers are processes on this machine, below the driver's own JVM."""
     return _LOCAL.fullmatch(master) is not None
 
 
 def effective_master(options: SparkOptions) -> str:
-    """Return the master as Spark is told: a local one gets threads for all slots, and replaces workers that died.
+    """Return the master to give to Spark: a local one gets threads for all slots, and replaces workers that died.
 
-    Threads beyond the cores do no harm, as they wait for the network most of the time.
+    More threads than cores do no harm: they wait for the network most of the time.
     """
     if (local := _LOCAL.fullmatch(options.master)) is None:
         return options.master
@@ -84,7 +84,7 @@ def local_threads(options: SparkOptions) -> int:
 
 
 def worker_python(options: SparkOptions, environ: Mapping[str, str]) -> str:
-    """Return the Python that workers run: this very one on this machine, one of its minor version elsewhere."""
+    """Return the Python for workers: this interpreter on this machine, the same minor version elsewhere."""
     if chosen := options.conf.get("spark.pyspark.python"):
         return chosen
     if options.master.startswith("local"):
@@ -95,16 +95,16 @@ def worker_python(options: SparkOptions, environ: Mapping[str, str]) -> str:
 def settings(options: SparkOptions, folder: Path, archive: Path | None, address: str | None) -> dict[str, str]:
     """Return all Spark settings.
 
-    `folder` is the run's own, `archive` what is shipped to workers of a cluster, `address` ours as a standalone master
-    sees it.
+    `folder` is the run's own, `archive` is shipped to the workers of a cluster, `address` is our own as a standalone
+    master sees it.
     """
     ours = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.speculation": "false",
-        # A lane that waits for a free core finds a spare one at once.
+        # A lane that waits for a core finds the spare one at once.
         "spark.dynamicAllocation.enabled": "false",
-        # A frozen executor is given up after 20 s rather than 120.
+        # Spark gives up on a frozen executor after 20 s instead of 120.
         "spark.network.timeout": "20s",
         "spark.network.timeoutInterval": "5s",
         "spark.executor.heartbeatInterval": "5s",
@@ -131,8 +131,8 @@ def settings(options: SparkOptions, folder: Path, archive: Path | None, address:
 def log_configuration() -> str:
     """Return a log4j2 configuration that sends warnings and errors to standard error, which is the log file.
 
-    Times are UTC and look like those of our own log, so that what belongs together is found.
-    The root level is no higher than `warn`, or Spark would announce on its own what it changed it to.
+    Times are UTC, in the format of our own log, so that lines can be matched. The root level is not above `warn`:
+    Spark would announce that it changes it.
     """
     return """\
 status = error
@@ -151,7 +151,7 @@ def _local_settings(folder: Path) -> dict[str, str]:
     return {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # The only executor is the JVM itself: after a suspension it must not take itself for lost.
+        # The only executor is the JVM itself: after a suspension it must not count itself as lost.
         "spark.storage.blockManagerHeartbeatTimeoutMs": "365d",
         "spark.local.dir": str(folder),
         "spark.python.unix.domain.socket.enabled": str(short).lower(),
@@ -167,7 +167,7 @@ def _cluster_settings(options: SparkOptions, address: str | None) -> dict[str, s
         **({"spark.driver.host": address} if address else {}),
     }
     if options.master.startswith("spark://"):
-        # Twice the slots: when one of two machines is lost, the other has room for all.
+        # Twice the slots: when one of two machines is lost, the other has room for all functions.
         return {**common, "spark.cores.max": str(2 * options.slots)}
     if options.master.startswith("local-cluster"):
         return {**common, "spark.driver.host": "127.0.0.1"}
@@ -175,6 +175,6 @@ def _cluster_settings(options: SparkOptions, address: str | None) -> dict[str, s
 
 
 def _source_folder() -> str:
-    """Return the folder that kmirror is imported from, unless it is one every Python of this installation looks in."""
+    """Return the folder that kmirror is imported from; "" if every Python of this installation finds it anyway."""
     folder = Path(kmirror.__file__).parent.parent
     return "" if folder.name in {"site-packages", "dist-packages"} else str(folder)

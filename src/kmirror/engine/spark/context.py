@@ -1,6 +1,6 @@
-"""The one place that touches PySpark: a SparkContext on a gateway of ours, and what its public face does not offer.
+"""The only module that touches PySpark: a SparkContext on our own gateway, and what its public API does not offer.
 
-PySpark is imported when a function here is first called: the commands that need no Spark must not wait for it.
+PySpark is imported on first use: commands that need no Spark must not wait for it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
     from kmirror.engine.spark.gateway import Gateway
 
-#: So many attempts of a task are looked through for the one that runs.
+#: How many attempts of a task are searched for the running one.
 TASK_ATTEMPTS = 16
 
 
 def make_context(gateway: Gateway, settings: Mapping[str, str], worker_python: str) -> SparkContext:
     """Connect to the JVM and create the SparkContext in it.
 
-    Not to be called in the main thread, where PySpark would install a handler for SIGINT.
+    Must not run in the main thread, where PySpark would install a SIGINT handler.
     """
     from py4j import java_gateway
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
-    # Py4J reports a lost JVM to the root logger, which would print it; its own logger is silent unless one asks.
+    # Py4J reports a lost JVM to the root logger, which would print it; its own logger is silent by default.
     java_gateway.logging = java_gateway.logger
     with _environment(
         PYSPARK_GATEWAY_PORT=str(gateway.port), PYSPARK_GATEWAY_SECRET=gateway.secret, PYSPARK_PIN_THREAD="true"
@@ -41,19 +41,19 @@ def make_context(gateway: Gateway, settings: Mapping[str, str], worker_python: s
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     context = SparkContext(conf=conf, gateway=connection)
     context.pythonExec = worker_python
-    # When the JVM is killed, the server that it reports to would print a traceback.
+    # When the JVM is killed, PySpark's accumulator server would print a traceback.
     server: socketserver.BaseServer = context._accumulatorServer
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     return context
 
 
 def stop_context(context: SparkContext) -> None:
-    """Stop the application in the JVM, which tells the cluster that it has finished. Blocks as long as the JVM does."""
+    """Stop the application, which tells the cluster that it has finished. Blocks as long as the JVM does."""
     context._jsc.stop()
 
 
 def forget_context(context: SparkContext | None) -> None:
-    """Drop the context and its gateway after the JVM has ended, so that another can be started in this process."""
+    """Drop the context and its gateway after the JVM has ended, so that this process can start another."""
     from pyspark import SparkContext
 
     if context is not None:
@@ -69,9 +69,9 @@ def forget_context(context: SparkContext | None) -> None:
 def run_job(
     context: SparkContext, group: str, name: str, place: Executor | None, function: Callable[[Any], Iterator[bytes]]
 ) -> bytes:
-    """Run `function` over one row, as a job of one task, preferably at `place`; return the one row that it yields.
+    """Run `function` over one row, as a job with one task, preferably on `place`; return the one row that it yields.
 
-    Blocks until the job has ended. Threads may call this at the same time, each for a group of its own.
+    Blocks until the job ends. Several threads may call this at once, each with a group of its own.
     """
     from pyspark.core.rdd import RDD
     from pyspark.serializers import NoOpSerializer
@@ -87,33 +87,33 @@ def run_job(
 
 
 def cancel_job(context: SparkContext, group: str) -> None:
-    """Cancel the job of `group`, also when it has not begun yet. Blocks as long as the JVM does."""
+    """Cancel the job of `group`, even if it has not started yet. Blocks as long as the JVM does."""
     context._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
 
 def is_waiting(context: SparkContext, group: str) -> bool:
-    """Tell whether the job of `group` is there and none of its tasks runs. Blocks as long as the JVM does."""
+    """Return True if the job of `group` exists and none of its tasks runs. Blocks as long as the JVM does."""
     tracker = context.statusTracker()
     stages = [tracker.getStageInfo(stage) for stage in stages_of(context, group)]
     return bool(stages) and not any(stage is not None and stage.numActiveTasks for stage in stages)
 
 
 def stages_of(context: SparkContext, group: str) -> list[int]:
-    """Return Spark's numbers of the stages of `group`, none before its job began. Blocks as long as the JVM does."""
+    """Return the stage ids of `group`, none before its job starts. Blocks as long as the JVM does."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     return [stage for job in jobs if job is not None for stage in job.stageIds]
 
 
 def executor_of(context: SparkContext, stage: int) -> str | None:
-    """Return the name of the executor that runs the one task of a stage now. Blocks as long as the JVM does."""
+    """Return the id of the executor that runs the only task of a stage now. Blocks as long as the JVM does."""
     tasks = context._jsc.sc().statusStore().taskList(stage, 0, TASK_ATTEMPTS)
     running = [task for task in map(tasks.apply, range(tasks.size())) if task.status() == "RUNNING"]
     return str(running[-1].executorId()) if running else None
 
 
 def executors(context: SparkContext) -> list[Executor]:
-    """Return the executors that are alive now; none with a local master, where the JVM itself runs the tasks."""
+    """Return the executors that are alive; none with a local master, where the JVM itself runs the tasks."""
     listed = context._jsc.sc().statusStore().executorList(True)
     summaries = [listed.apply(index) for index in range(listed.size())]
     return [
@@ -124,12 +124,12 @@ def executors(context: SparkContext) -> list[Executor]:
 
 
 def _host_of(address: str) -> str:
-    """Return the host of an executor's address, which has a port only when its block manager has come."""
+    """Return the host of an executor's address, which has no port until its block manager registers."""
     return address.rpartition(":")[0] or address
 
 
 def from_java(error: BaseException) -> str | None:
-    """Return the JVM's own message when `error` is an exception raised there; None when the connection failed."""
+    """Return the JVM's message if `error` is an exception raised there; None if the connection failed."""
     from py4j.protocol import Py4JJavaError
 
     if not isinstance(error, Py4JJavaError):
@@ -141,7 +141,7 @@ def from_java(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for the moment: the only way to hand PySpark a gateway that runs already."""
+    """Set environment variables temporarily: the only way to give PySpark a gateway that already runs."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

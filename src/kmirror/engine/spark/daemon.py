@@ -1,12 +1,12 @@
 """The process that forks Python workers: Spark's own, prepared so that a worker starts quickly and never outlives it.
 
-Spark runs it with `spark.python.daemon.module`. Before it hands over to Spark's loop it
+Spark runs it as `spark.python.daemon.module`. Before Spark's own loop starts, it
 
 * takes Spark's zip of pyspark off the path where the same pyspark is installed unpacked: a zip holds no bytecode, and
   compiling costs half a second at every start;
-* imports what every worker needs, so that a fork shares it (KMIRROR_PRELOAD: module names, comma-separated; a name that
-  ends in ``*`` stands for all modules of that package whose names begin so);
-* ties every worker to itself (`lifeline`).
+* imports what every worker needs, so that forks share it (KMIRROR_PRELOAD: module names, comma-separated; a name that
+  ends in ``*`` means all modules of that package with that prefix);
+* makes every worker end with it (`lifeline`).
 
 Standard output is Spark's: it carries the address of the daemon, so nothing else may print there.
 """
@@ -29,7 +29,7 @@ PRELOAD_VARIABLE = "KMIRROR_PRELOAD"
 
 
 def main() -> None:
-    """Prepare, then fork workers until Spark closes standard input."""
+    """Prepare the process, then fork workers until Spark closes standard input."""
     sys.path[:] = without_bundled_pyspark(sys.path)
     with contextlib.redirect_stdout(sys.stderr):
         preload(["pyspark.daemon", "pyspark.worker", *os.environ.get(PRELOAD_VARIABLE, "").split(",")])
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def without_bundled_pyspark(path: list[str]) -> list[str]:
-    """Return `path` without pyspark's zip and the py4j zip beside it, if the installation they belong to is on it."""
+    """Return `path` without the bundled zips of pyspark and py4j, if the installation they belong to is on it."""
     others = [entry for entry in path if not entry.endswith(".zip")]
     spec = importlib.machinery.PathFinder.find_spec("pyspark", others)
     if spec is None or spec.origin is None or importlib.machinery.PathFinder.find_spec("py4j", others) is None:
@@ -50,7 +50,7 @@ def without_bundled_pyspark(path: list[str]) -> list[str]:
 
 
 def preload(names: list[str]) -> None:
-    """Import the modules named; one that fails is reported on stderr and left for the task that needs it to fail on."""
+    """Import the named modules; print the traceback of one that fails: the task that needs it will fail."""
     for name in names:
         for module in _expand(name.strip()):
             try:
@@ -62,12 +62,12 @@ def preload(names: list[str]) -> None:
 def _expand(name: str) -> list[str]:
     if not name.endswith("*"):
         return [name] if name else []
-    package_name, _, beginning = name[:-1].rpartition(".")
+    package_name, _, prefix = name[:-1].rpartition(".")
     package = importlib.import_module(package_name)
     return [
         f"{package_name}.{module.name}"
         for module in pkgutil.iter_modules(package.__path__)
-        if module.name.startswith(beginning)
+        if module.name.startswith(prefix)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What can become of a function in Spark besides a result, said in our words."""
+"""Failures of a function in Spark, as kmirror errors."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from kmirror.errors import KmirrorError, RefusedError
 
 
 class SparkLostError(KmirrorError):
-    """Spark's Java process is gone, and all functions with it."""
+    """Spark's Java process is gone, and with it all functions."""
 
 
 class TaskFailedError(KmirrorError):
-    """Spark gave a function up: its workers died again and again, or could not be started."""
+    """Spark gave up on a function: its workers died repeatedly, or could not be started."""
 
 
 class TaskCancelledError(KmirrorError):
     """The function was cancelled, or the runtime stopped, before it ended."""
 
 
-class WorkerTraceback(Exception):  # noqa: N818 - never raised: it is the cause of what was
-    """Where in the worker an exception was raised, as text."""
+class WorkerTraceback(Exception):  # noqa: N818 - never raised: it is only a `__cause__`
+    """The traceback of an exception in a worker, as text."""
 
 
 def explain(name: str, error: BaseException, log_file: Path) -> KmirrorError:
-    """Return the error to report for function `name`, given what Spark raised instead of a result."""
+    """Return the error to report for function `name`, given the exception that Spark raised."""
     text = from_java(error)
     if text is None:
         return SparkLostError(f"the connection to Spark's Java process broke: {first_line(error)}", f"see {log_file}")
@@ -52,9 +52,9 @@ def translate(name: str, text: str, log_file: Path) -> KmirrorError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what `error` says, the JVM's own words where it comes from there.
+    """Return the first line of an error's message: the JVM's message where the error comes from there.
 
-    To be asked while the JVM lives: Py4J's errors have to ask it what they say.
+    Call it while the JVM lives: Py4J's errors have to ask it for their text.
     """
     lines: list[str] = []
     with contextlib.suppress(Exception):

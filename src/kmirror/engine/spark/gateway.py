@@ -1,11 +1,11 @@
-"""The JVM process behind a Spark driver: how it is started, found to be ready, and brought to an end.
+"""The JVM process of a Spark driver: how it is started, found to be ready, and ended.
 
-It gets a session of its own, so that neither a Ctrl-C on the terminal nor a signal to our process group reaches it, and
-whatever it prints goes to a log file, never to the terminal. It ends by itself when its standard input closes, which
-also happens when the driver is killed.
+It gets a session of its own, so that neither a Ctrl-C on the terminal nor a signal to our process group reaches it. Its
+output goes to a log file, never to the terminal. It ends by itself when its standard input closes, which also happens
+when the driver is killed.
 
-Java is started directly where Spark's own start-up scripts would add nothing; that saves a second. They are used where
-they may know more than we do: see `needs_scripts`.
+Java is started directly where Spark's own scripts would add nothing; that saves a second. Where they may know more than
+we do, they are used: see `needs_scripts`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kmirror.errors import KmirrorError, RefusedError, TimedOutError, Unreachabl
 
 _READY_SECONDS = 60.0
 _MASTER_SECONDS = 5.0
-#: The driver's JVM schedules tasks and carries no data; less than 450 MB Spark refuses.
+#: The driver's JVM schedules tasks and carries no data; Spark refuses less than 450 MB.
 _HEAP = "512m"
 _SCRIPT_VARIABLES = (
     "SPARK_CONF_DIR",
@@ -50,7 +50,7 @@ class GatewayError(KmirrorError):
 
 @dataclass(slots=True)
 class Gateway:
-    """A running JVM that waits for Py4J connections on `port`, given `secret`."""
+    """A running JVM that accepts Py4J connections on `port` with `secret`."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -58,11 +58,11 @@ class Gateway:
 
     @property
     def has_ended(self) -> bool:
-        """True when the JVM has ended; it stays to be reaped by `close`."""
+        """True when the JVM has ended; `close` reaps it."""
         return _has_ended(self.process.pid)
 
     def close(self, timeout: float) -> bool:
-        """Ask the JVM to end and wait `timeout` seconds, then kill its whole session; say whether it went by itself."""
+        """Ask the JVM to end, kill its session after `timeout` seconds; return True if it ended by itself."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -83,12 +83,12 @@ def spark_home(environ: Mapping[str, str]) -> Path:
 
 
 def _has_ended(process: int) -> bool:
-    """Say whether a child has ended, and do not reap it: until that is done no other process can get its id."""
+    """Return True if a child has ended, without reaping it: until it is reaped, no other process can get its id."""
     return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def address_towards(master: str) -> str:
-    """Return our own address as the standalone `master` sees it; raise UnreachableError when none of it answers."""
+    """Return our own address as the standalone `master` sees it; raise UnreachableError if no master answers."""
     for place in master.removeprefix("spark://").split(","):
         host, _, port = place.rpartition(":")
         with (
@@ -100,7 +100,7 @@ def address_towards(master: str) -> str:
 
 
 def needs_scripts(master: str, conf: Mapping[str, str], home: Path, environ: Mapping[str, str]) -> bool:
-    """Say whether Spark's own scripts must start it: for resource managers, or the user's own Spark or settings."""
+    """Return True if Spark's own scripts must start it: for resource managers, or a user's own Spark or settings."""
     return (
         master.startswith(("yarn", "k8s"))
         or home.resolve() != spark_home({}).resolve()
@@ -112,7 +112,7 @@ def needs_scripts(master: str, conf: Mapping[str, str], home: Path, environ: Map
 
 
 def direct_command(java: Path, home: Path, java_options: Sequence[str]) -> list[str]:
-    """Return the command that starts the gateway without a script, as spark-submit would in the end."""
+    """Return the command that starts the gateway without a script, as spark-submit finally would."""
     return [
         str(java),
         f"-Xmx{_HEAP}",
@@ -135,9 +135,9 @@ def script_command(home: Path, java_options: Sequence[str], conf: Mapping[str, s
 
 
 def module_options(home: Path) -> list[str]:
-    """Return the options for Java's modules that this version of Spark needs.
+    """Return the Java module options that this version of Spark needs.
 
-    Spark's launcher holds them as string constants of one small class, and a class file keeps those as plain text.
+    They are string constants of a small class of Spark's launcher, and a class file stores those as plain text.
     """
     (launcher,) = _launchers(home)
     with zipfile.ZipFile(launcher) as jar:
@@ -146,7 +146,7 @@ def module_options(home: Path) -> list[str]:
 
 
 def scala_version(home: Path) -> str:
-    """Return the version of Scala that this Spark is built for, which its scripts would put into the environment."""
+    """Return the Scala version of this Spark, which its scripts would put into the environment."""
     (launcher,) = _launchers(home)
     return launcher.name.removeprefix("spark-launcher_").partition("-")[0]
 
@@ -160,8 +160,8 @@ def start(
 ) -> Gateway:
     """Start the JVM and wait until it answers.
 
-    `folder` is the run's own: the JVM leaves port and secret there. Raises GatewayError when the JVM ends instead,
-    TimedOutError after a minute, StoppedError when `stopping` is set. No exception leaves a process behind.
+    `folder` is the run's own: the JVM writes its port and secret there. Raises GatewayError if the JVM ends instead,
+    TimedOutError after a minute, StoppedError if `stopping` is set. No exception leaves a process behind.
     """
     answer = folder / "gateway"
     with log_file.open("ab") as log:
@@ -189,9 +189,9 @@ def start(
 
 
 def kill_session(leader: int) -> None:
-    """Kill the session that `leader` began: the JVM, its Python daemon and workers, frozen ones too.
+    """Kill the session of `leader`: the JVM, its Python daemon and workers, including frozen ones.
 
-    Without /proc only the process group of the leader is known; the rest follows it (`lifeline`).
+    Without /proc only the leader's process group is known; the rest ends with it (`lifeline`).
     """
     with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Launching Spark's JVM for a run: with which Java, which command and which settings."""
+"""Launch Spark's JVM for a run: which Java, which command, which settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STOP_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A JVM that runs: the command it was started with, and where it records classes for an archive, if it does."""
+    """A running JVM, the command that started it, and where it lists classes for an archive, if it does."""
 
     gateway: Gateway
     command: list[str]
@@ -29,15 +29,15 @@ class Launched:
     class_list: Path
 
     def close(self) -> None:
-        """End the JVM, within some 3 s; have the class archive made when it ended well and there is none."""
+        """End the JVM within some 3 s; if it ended well and there is no class archive, build one."""
         if self.gateway.close(_STOP_SECONDS) and self.classes is not None:
             self.classes.build(self.command, self.class_list)
 
 
 def all_settings(options: SparkOptions, environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return the settings of Spark for this run, `folder` being its own; on a cluster, make what is shipped to workers.
+    """Return the Spark settings of this run, whose folder is `folder`; on a cluster, build what workers are sent.
 
-    Raises UnreachableError when a standalone master does not answer, RefusedError when there is nothing to ship.
+    Raises UnreachableError if a standalone master does not answer, RefusedError if a library to send is missing.
     """
     archive = address = None
     if not spark_conf.is_local(options.master):
@@ -57,10 +57,10 @@ def launch(
     settings: Mapping[str, str],
     stopping: threading.Event,
 ) -> Launched:
-    """Start the JVM: by Spark's scripts where those are needed, else directly and with the class archive.
+    """Start the JVM: by Spark's scripts where those are needed, otherwise directly and with the class archive.
 
-    An archive with which the JVM does not start is given up. Raises RefusedError when there is no Java or it does not
-    start, TimedOutError when it does not answer, StoppedError when `stopping` is set.
+    An archive with which the JVM does not start is discarded. Raises RefusedError if there is no Java or it does not
+    start, TimedOutError if it does not answer, StoppedError if `stopping` is set.
     """
     java, home = find_java(environ), gateway.spark_home(environ)
     log_configuration = folder / "log4j2.properties"
@@ -69,10 +69,10 @@ def launch(
     java_options += [f"-XX:ErrorFile={options.log_file.absolute()}.crash", *spark_conf.JAVA_OPTIONS]
     class_list = folder / "classes"
     if options.master.startswith("local"):
-        # Spares Java the search for a host name that others could use.
+        # Java then does not look for a host name that other machines could use.
         environ = {"SPARK_LOCAL_IP": "127.0.0.1", **environ}
     if options.master.startswith("local-cluster"):
-        # Its executors are started by this JVM, which writes their work folders into the home it is given.
+        # This JVM starts the executors, which write their work folders into the home they are given.
         links = str(_home_of_links(home, folder / "spark"))
         environ = {**environ, "SPARK_HOME": links, "SPARK_SCALA_VERSION": gateway.scala_version(home)}
 
@@ -100,7 +100,7 @@ def launch(
 
 
 def _home_of_links(home: Path, place: Path) -> Path:
-    """Make a Spark home of links, so that what is written there is ours to remove."""
+    """Create a Spark home of symbolic links, so that what is written there is ours to remove."""
     place.mkdir()
     for entry in home.iterdir():
         if entry.name != "work":

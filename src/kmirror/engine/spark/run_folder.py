@@ -1,4 +1,4 @@
-"""The temporary folder of one run of Spark, gone with it: sockets, process ids, what the JVM unpacks.
+"""The temporary folder of one Spark run: sockets, process ids, what the JVM unpacks.
 
 A run that is killed cannot clean up. So each run holds a lock on a file in its folder, and the next run on this machine
 removes the folders whose lock is free.
@@ -20,12 +20,12 @@ _LOCK = "lock"
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """Yield a new folder of our own; remove it in the end, and those of killed runs at the beginning."""
+    """Yield a new folder, removed at the end; first remove those of killed runs."""
     remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         with (folder / "new-lock").open("wb") as lock:
-            # Under its final name the file is locked from its first moment, so no run takes the folder for abandoned.
+            # The file gets its final name when it is locked, so that no other run takes the folder for abandoned.
             fcntl.flock(lock, fcntl.LOCK_EX)
             os.rename(lock.name, folder / _LOCK)
             yield folder
@@ -34,7 +34,7 @@ def run_folder() -> Iterator[Path]:
 
 
 def remove_abandoned() -> None:
-    """Remove the folders that runs of this user left behind when they were killed."""
+    """Remove the folders that killed runs of this user left behind."""
     for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""The archive that carries kmirror to workers which have Python and Spark, and nothing else of ours.
+"""The archive that carries kmirror to workers that have Python and Spark, but not kmirror.
 
-It is put together from what this interpreter itself runs: kmirror's own files and the installed files of the libraries
-that a worker imports. No network, no pip. It holds compiled modules, so workers need the same Python minor version and
-platform. Spark unpacks it beside each executor (`spark.archives`), where the workers' PYTHONPATH names it.
+It holds the files that this interpreter runs: kmirror's own and those of the installed libraries that a worker imports.
+No network, no pip. Some are compiled, so workers need the same Python minor version and platform. Spark unpacks the
+archive beside each executor (`spark.archives`), and the workers' PYTHONPATH names it.
 """
 
 from __future__ import annotations
@@ -11,35 +11,31 @@ import hashlib
 import importlib.metadata
 import os
 import tempfile
-import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import kmirror
+from kmirror.engine.spark.class_archive import UNUSED_SECONDS, remove_older
 from kmirror.errors import RefusedError
 
-#: What modules that run in workers import. The command line's own libraries stay at home.
+#: What modules that run in workers import; the libraries of the command line are not shipped.
 WORKER_DISTRIBUTIONS = ("cffi", "cramjam", "crc32c", "cryptography", "kafka-python")
 WORKER_MODULES = ("cramjam", "crc32c", "kafka", "kmirror.engine")
-#: The folder that Spark unpacks the archive to, beside each executor.
+#: The folder into which Spark unpacks the archive, beside each executor.
 UNPACKED = "kmdeps"
-
-_UNUSED_SECONDS = 30 * 24 * 3600
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder for what can be made again: kmirror's, below XDG_CACHE_HOME or ~/.cache."""
+    """Return kmirror's folder for files that can be made again, in XDG_CACHE_HOME or ~/.cache."""
     base = environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "kmirror"
 
 
 def worker_archive(folder: Path, distributions: Sequence[str] = WORKER_DISTRIBUTIONS) -> Path:
-    """Return the archive for workers, made in `folder` unless one with the same content is there already.
+    """Return the archive for workers, made in `folder` unless one with the same content exists.
 
-    Raises RefusedError when a library is not installed in a way that tells its files, OSError when `folder` cannot be
-    written.
+    Raises RefusedError if a library's installation does not list its files, OSError if `folder` is not writable.
     """
     content = {name: path.read_bytes() for name, path in sorted(_files(distributions).items())}
     digest = hashlib.sha256()
@@ -51,7 +47,7 @@ def worker_archive(folder: Path, distributions: Sequence[str] = WORKER_DISTRIBUT
     if archive.exists():
         os.utime(archive)
         return archive
-    _remove_unused(folder)
+    remove_older(folder, "workers-*", UNUSED_SECONDS)
     descriptor, unfinished = tempfile.mkstemp(dir=folder, prefix="workers-", suffix=".unfinished")
     with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, data in content.items():
@@ -61,7 +57,7 @@ def worker_archive(folder: Path, distributions: Sequence[str] = WORKER_DISTRIBUT
 
 
 def _files(distributions: Sequence[str]) -> dict[str, Path]:
-    """Map each name in the archive to the file it is made from."""
+    """Return the file to pack for each name in the archive."""
     package = Path(kmirror.__file__).parent
     files = {
         str(Path(package.name, path.relative_to(package))): path
@@ -87,10 +83,3 @@ def _distribution_files(name: str) -> dict[str, Path]:
     if not any(entry.endswith((".py", ".so")) for entry in files):
         raise RefusedError(f"the installation of {name} does not list its files", hint)
     return files
-
-
-def _remove_unused(folder: Path) -> None:
-    for path in folder.glob("workers-*"):
-        with suppress(OSError):
-            if path.stat().st_mtime < time.time() - _UNUSED_SECONDS:
-                path.unlink()

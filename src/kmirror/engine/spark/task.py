@@ -1,11 +1,11 @@
-"""What runs in a Spark worker around a function of ours: ties the worker to its driver, and carries the result home.
+"""The code that runs a function of ours in a Spark worker: it ties the worker to its driver and returns the result.
 
-An exception raised by the function is a result like another: it travels back as data and is raised at the driver. Spark
-repeats a task that *fails*, and repeating is for workers that died, never for an answer that displeases.
+An exception raised by the function is a result too: it is sent back as data and raised at the driver. Spark repeats a
+task that *fails*, and only a worker that died is a reason to repeat.
 
-A driver on the same machine gives a *mark*, two file names: the worker keeps its process id in one while the function
-runs, and does not run it when the other exists. The driver writes the second before it reads the first, so that a
-cancelled function is either killed by its process id or never begins.
+A driver on the same machine passes a *mark*, two file names: the worker keeps its process id in one while the function
+runs, and does not run it if the other exists. The driver writes the second before it reads the first, so that a
+cancelled function is either killed by its process id or never starts.
 
 This module runs in workers.
 """
@@ -27,7 +27,7 @@ from kmirror.errors import KmirrorError
 
 
 class RemoteError(KmirrorError):
-    """An exception in a worker that could not be carried to the driver itself; the message holds its type and text."""
+    """An exception in a worker that could not be sent to the driver; the message holds its type and text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Mark(NamedTuple):
 def run_task(rows: Iterable[object], *, payload: bytes, generations: int, mark: Mark | None) -> Iterator[bytes]:
     """Run the pickled (function, argument) of `payload` as function(argument, attempt); yield one pickled Outcome.
 
-    `rows` is drained, or Spark would not use the worker again. `attempt` counts from 0: how many workers have died with
-    this task before. `generations` is for `lifeline.tie_to_driver`.
+    `rows` is drained, otherwise Spark would not reuse the worker. `attempt` counts the workers that have died with this
+    task, from 0. `generations` is for `lifeline.tie_to_driver`.
     """
     lifeline.tie_to_driver(generations)
     from pyspark.taskcontext import TaskContext
@@ -78,7 +78,7 @@ def _outcome(payload: bytes, attempt: int) -> Outcome:
 
 
 def _dump(outcome: Outcome) -> bytes:
-    """Pickle `outcome`; what cannot make the way there and back becomes a RemoteError that can."""
+    """Pickle `outcome`; one that does not survive the round trip becomes a RemoteError, which does."""
     from pyspark import cloudpickle
 
     try:
@@ -106,7 +106,7 @@ def _marked(mark: Mark | None) -> Iterator[None]:
         mark.pid_file.unlink(missing_ok=True)
 
 
-def introduce(modules: tuple[str, ...], attempt: int) -> None:
-    """Import `modules`: the first thing a worker is asked for, which fails where ours are missing or do not fit."""
+def check_imports(modules: tuple[str, ...], attempt: int) -> None:
+    """Import `modules`: the first task of a worker, which fails if our libraries are missing or do not fit."""
     for module in modules:
         importlib.import_module(module)

@@ -1,1 +1,1 @@
-"""The jobs that an engine does beside copying."""
+"""The jobs that an engine runs beside the copy."""

@@ -1,7 +1,7 @@
-"""The job beside the copy that makes topics which appear at the source mirror topics, as the mirror's filters say.
+"""The job that makes new source topics mirror topics, as the mirror's filters say.
 
-It takes the way of `add`, a hundred topics at a time, and adopts nothing. What cannot be taken is told once, and tried
-again now and then.
+It adds topics as `add` does, a hundred at a time, and adopts none. A topic that cannot be added is reported once, and
+retried from time to time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from kmirror.sync.discovery import is_deleted, new_source_topics
 
 _TOPICS_AT_ONCE = 100
 _TOPICS_IN_NOTE = 10
-#: How soon a topic that could not be taken is tried again.
-_AGAIN_S = 60.0
+#: How soon a topic that could not be added is retried.
+_RETRY_S = 60.0
 
 
 class DiscoveryJob:
-    """Take new topics of the source into the mirror; see `engine.side_jobs.SideJob`."""
+    """Add new topics of the source to the mirror; see `engine.control.side_jobs.SideJob`."""
 
     name = "discovery"
 
@@ -49,30 +49,30 @@ class DiscoveryJob:
         self._properties = dict(destination_properties)
         self._destination: Destination | None = None
         self._pace = Pace()
-        #: By source topic, what was told last of why it is not taken, and when it is tried again.
-        self._said: dict[str, str] = {}
-        self._again_at: dict[str, float] = {}
-        #: Claims as the last look saw them, None before the first.
+        #: By source topic, the last reported reason why it is not added, and when it is retried.
+        self._reported: dict[str, str] = {}
+        self._retry_at: dict[str, float] = {}
+        #: Topics that an `add` had claimed when they were last read; None before that.
         self._claims: dict[str, TopicRecord] | None = None
 
     def interval_s(self, settings: Settings) -> float:
-        """Return the time between two looks: `refresh.interval.seconds`, longer where looking takes much work."""
+        """Return `refresh.interval.seconds`, or more where reading the source's topics takes much work."""
         return self._pace.interval_s(settings.refresh_interval_seconds)
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
-        """Look once, and add what is new."""
+        """Read the source's topics once, and add new ones."""
         if view.settings.discovers and not view.mirror.discovery_ended:
             yield from self._discover(view)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         if self._destination is not None:
             self._destination.close()
             self._destination = None
 
     def _discover(self, view: JobView) -> Iterator[JobEvent]:
         with source_client(view.mirror.source) as source:
-            # what is found is work of its own, and no reason to look less often
+            # adding what is found is other work, and no reason to read less often
             with self._pace.measured():
                 found = _topics_of(source, view.mirror, view.settings)
                 if not self._may_be_new(view, found):
@@ -86,7 +86,7 @@ class DiscoveryJob:
                 yield from self._take(self._destination, source, state, mirror, settings, found)
 
     def _may_be_new(self, view: JobView, found: Mapping[str, TopicMetadata]) -> bool:
-        """Tell, from what the engine knows, whether a closer look is worth it: most looks end here."""
+        """Return whether, by what the engine knows, a closer check is worth it: most runs end here."""
         deleted = {p.topic for p, known in view.partitions.items() if _says_deleted(known.reason)}
         settled = [t for t in view.topics if t.topic not in deleted and t.pending_operation != PENDING_ADD]
         new = new_source_topics(view.settings, found, settled)
@@ -94,7 +94,7 @@ class DiscoveryJob:
 
     def _due(self, names: Iterable[str]) -> list[str]:
         at = now()
-        return [name for name in names if self._again_at.get(name, 0.0) <= at]
+        return [name for name in names if self._retry_at.get(name, 0.0) <= at]
 
     def _take(
         self,
@@ -109,8 +109,8 @@ class DiscoveryJob:
         unsettled = self._unsettled(destination.client, state, mirrored)
         new = new_source_topics(settings, found, [topic for topic in mirrored if topic.topic not in unsettled])
         for name in self._due(new.hidden):
-            told = f"no right to see source topic {name}, or it does not exist; grant DESCRIBE and READ on it"
-            yield from self._left(name, TopicResult(None, None, Outcome.REFUSED, told, Reason.NOT_AUTHORIZED))
+            message = f"no right to see source topic {name}, or it does not exist; grant DESCRIBE and READ on it"
+            yield from self._skip(name, TopicResult(None, None, Outcome.REFUSED, message, Reason.NOT_AUTHORIZED))
         due = self._due(new.topics)
         existing = _existing(destination.client, settings.topic_prefix, due)
         names = []
@@ -119,8 +119,8 @@ class DiscoveryJob:
             if topic in existing and state.topic(mirror.name, topic) is None:
                 owner = owner_of(state, topic, mirror.name)
                 whose = f"belongs to mirror {owner}" if owner else "already exists on the destination"
-                told = f"topic {topic} {whose}, and is not adopted; adopt it with `kmirror add --adopt`"
-                yield from self._left(name, TopicResult(topic, None, Outcome.REFUSED, told))
+                message = f"topic {topic} {whose}, and is not adopted; adopt it with `kmirror add --adopt`"
+                yield from self._skip(name, TopicResult(topic, None, Outcome.REFUSED, message))
             else:
                 names.append(name)
         if names:
@@ -132,9 +132,9 @@ class DiscoveryJob:
                 yield from self._outcome(rows, settings.topic_prefix)
 
     def _unsettled(self, client: ClusterClient, state: State, mirrored: Sequence[TopicRecord]) -> set[str]:
-        """Return mirror topics that begin anew: claimed by an `add` that did not finish, or deleted by their owner."""
+        """Return mirror topics to add again: claimed by an `add` that did not finish, or deleted by their owner."""
         claims = {topic.topic: topic for topic in mirrored if topic.pending_operation == PENDING_ADD}
-        # an `add` that is at work has finished its own before the next look; before the first, an engine died of it
+        # a running `add` finishes its claims before the next run; those found by the first run are of a dead engine
         before, self._claims = claims if self._claims is None else self._claims, claims
         abandoned = {name for name, claim in claims.items() if before.get(name) == claim}
         suspects = [
@@ -151,28 +151,28 @@ class DiscoveryJob:
             name = (row.topic or "").removeprefix(prefix)
             if row.result is Outcome.DONE:
                 added.append(name)
-                self._said.pop(name, None)
-                self._again_at.pop(name, None)
+                self._reported.pop(name, None)
+                self._retry_at.pop(name, None)
             else:
-                yield from self._left(name, row)
+                yield from self._skip(name, row)
         if added:
             more = len(added) - _TOPICS_IN_NOTE
             shown = ", ".join(added[:_TOPICS_IN_NOTE]) + (f" and {more} more" if more > 0 else "")
-            # their event was written together with them
+            # `add` has written their event
             yield JobEvent(f"now mirroring new source topics: {shown}")
 
-    def _left(self, name: str, row: TopicResult) -> Iterator[JobEvent]:
-        """Tell once why a topic is not taken; that it is not meant to be is no news."""
-        self._again_at[name] = now() + _AGAIN_S
+    def _skip(self, name: str, row: TopicResult) -> Iterator[JobEvent]:
+        """Report once why a topic is not added, unless it is not meant to be."""
+        self._retry_at[name] = now() + _RETRY_S
         message = row.message or row.result.value
-        if row.result is not Outcome.NOOP and self._said.get(name) != message:
-            self._said[name] = message
+        if row.result is not Outcome.NOOP and self._reported.get(name) != message:
+            self._reported[name] = message
             details = {"sourceTopic": name, "topic": row.topic, "reason": row.reason, "message": message}
             yield JobEvent(f"not mirrored: {message}", "discovery", row.result.value, details, Level.WARNING)
 
 
 def _topics_of(source: ClusterClient, mirror: MirrorRecord, settings: Settings) -> dict[str, TopicMetadata]:
-    """Return all topics of the source, and what it says of those that filters name and a list keeps silent about."""
+    """Return all topics of the source, and what it says of those that filters name and its list leaves out."""
     metadata = source.metadata()
     require_same_cluster(mirror.source_cluster_id, metadata.cluster_id)
     unseen = [name for name in settings.named_topics if name not in metadata.topics]
@@ -180,7 +180,7 @@ def _topics_of(source: ClusterClient, mirror: MirrorRecord, settings: Settings) 
 
 
 def _existing(client: ClusterClient, prefix: str, names: Sequence[str]) -> set[str]:
-    """Return the destination topics of these source topics that are there already, whether we may see them or not."""
+    """Return which destination topics of these source topics exist, visible to us or not."""
     here = _topics_here(client, [prefix + name for name in names])
     return {name for name, topic in here.items() if topic.error_code in (0, Code.TOPIC_AUTHORIZATION_FAILED)}
 

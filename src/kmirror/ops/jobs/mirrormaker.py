@@ -1,8 +1,8 @@
-"""The jobs beside the copy that write MirrorMaker 2's own topics at the destination, for programs that read them.
+"""The jobs that write MirrorMaker 2's own topics at the destination, for programs that read them.
 
-`RemoteClusterUtils.translateOffsets` reads checkpoints; who watches MirrorMaker 2 reads heartbeats. Nothing is written
-unless it is asked for, and never into a topic that is itself a mirror topic. A heartbeat is written only when the
-source has just answered.
+`RemoteClusterUtils.translateOffsets` reads checkpoints; monitoring of MirrorMaker 2 reads heartbeats. Both are off by
+default, and never written into a topic that is itself a mirror topic. A heartbeat is written only when the source has
+just answered.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COMPACTED = {"cleanup.policy": "compact"}
 
 
 class _Job:
-    """What both jobs need: connections, and a way to write records that are not there yet."""
+    """What both jobs need: connections, and a way to write records that have changed."""
 
     def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
         self._mirror = mirror
@@ -50,12 +50,12 @@ class _Job:
         self._source: ClusterClient | None = None
         self._destination: Destination | None = None
         self._producer: Any = None
-        #: What was written last, by topic and key.
+        #: What was last written, by topic and key.
         self._written: dict[str, dict[bytes, bytes]] = {}
-        self._said: str | None = None
+        self._reported: str | None = None
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         self._source = self._destination = self._producer = None
         self._written.clear()
         self._stack.close()
@@ -70,7 +70,7 @@ class _Job:
         return self._source, self._destination
 
     def _write(self, destination: Destination, settings: Settings, topic: str, entries: Mapping[bytes, bytes]) -> None:
-        """Write what differs from what was written last, the topic created if need be. Raises KmirrorError."""
+        """Write the entries that have changed; create the topic if needed. Raises KmirrorError."""
         from confluent_kafka import Producer
 
         written = self._written.get(topic)
@@ -94,28 +94,30 @@ class _Job:
             self._producer.poll(0)
         if self._producer.flush(_TIMEOUT_S):
             self.close()
-            raise UnreachableError(f"writing to {topic}: not done within {_TIMEOUT_S:g} s", "the engine tries again")
+            raise UnreachableError(f"writing to {topic}: not done within {_TIMEOUT_S:g} s", "the engine retries")
         if errors:
             grant = grant_line(destination.config, ("CREATE", "WRITE"), f"--topic {topic}")
             raise known_error(errors[0], f"writing to {topic}", grant)
 
     def _taken(self, destination: Destination, topics: Iterable[str]) -> list[JobEvent] | None:
-        """Return what to tell where one of these is a mirror topic, which only its mirror may write; else None."""
+        """Return the events to report if one of these is a mirror topic, which only its mirror may write; else None."""
         state = destination.state()
         for topic in topics:
             for mirror in state.mirrors:
                 record = state.topic(mirror.name, topic)
                 if record is not None and record.desired is not DesiredState.STOPPED:
-                    told = f"{topic} is a topic of mirror {mirror.name}: nothing is written into it for MirrorMaker 2"
-                    events = [] if told == self._said else [JobEvent(told, level=Level.WARNING)]
-                    self._said = told
+                    message = (
+                        f"{topic} is a topic of mirror {mirror.name}: nothing is written into it for MirrorMaker 2"
+                    )
+                    events = [] if message == self._reported else [JobEvent(message, level=Level.WARNING)]
+                    self._reported = message
                     return events
-        self._said = None
+        self._reported = None
         return None
 
 
 class CheckpointsJob(_Job):
-    """Write offset syncs and checkpoints; see `engine.side_jobs.SideJob`."""
+    """Write offset syncs and checkpoints; see `engine.control.side_jobs.SideJob`."""
 
     name = "checkpoints"
 
@@ -124,11 +126,11 @@ class CheckpointsJob(_Job):
         self._pace = Pace()
 
     def interval_s(self, settings: Settings) -> float:
-        """Return the time between two looks, in seconds."""
+        """Return the time between two runs, in seconds."""
         return self._pace.interval_s(settings.emit_checkpoints_interval_seconds)
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
-        """Write what is new. Raises KmirrorError; what was not written is written the next time."""
+        """Write what has changed. Raises KmirrorError; what was not written is written by the next run."""
         settings = view.settings
         syncs, marks = offset_syncs_topic(settings), checkpoints_topic(settings)
         wanted = {syncs: settings.emit_offset_syncs_enabled, marks: settings.emit_checkpoints_enabled}
@@ -136,8 +138,8 @@ class CheckpointsJob(_Job):
             self.close()
             return ()
         source, destination = self._open(view.mirror.source)
-        if (told := self._taken(destination, [topic for topic in wanted if wanted[topic]])) is not None:
-            return told
+        if (events := self._taken(destination, [topic for topic in wanted if wanted[topic]])) is not None:
+            return events
         with self._pace.measured():
             state = destination.state()
             topics = mirrored_topics(state, self._mirror)
@@ -155,23 +157,24 @@ class CheckpointsJob(_Job):
 
 
 class HeartbeatsJob(_Job):
-    """Write heartbeats while the source answers; see `engine.side_jobs.SideJob`."""
+    """Write heartbeats while the source answers; see `engine.control.side_jobs.SideJob`."""
 
     name = "heartbeats"
 
     def interval_s(self, settings: Settings) -> float:
-        """Return the time between two heartbeats, in seconds; without any, how soon it is seen that they are wanted."""
+        """Return the seconds between two heartbeats, or until the setting is read again while they are off."""
         seconds = settings.emit_heartbeats_interval_seconds
         return float(seconds if settings.emit_heartbeats_enabled else settings.refresh_interval_seconds)
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
-        """Write one. Raises KmirrorError where a cluster does not answer."""
+        """Write one heartbeat. Raises KmirrorError if a cluster does not answer."""
         if not view.settings.emit_heartbeats_enabled:
             self.close()
             return ()
         source, destination = self._open(view.mirror.source)
-        if HEARTBEATS_TOPIC not in self._written and (told := self._taken(destination, [HEARTBEATS_TOPIC])) is not None:
-            return told
+        is_new = HEARTBEATS_TOPIC not in self._written
+        if is_new and (events := self._taken(destination, [HEARTBEATS_TOPIC])) is not None:
+            return events
         with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
             require_same_cluster(view.mirror.source_cluster_id, cluster_id_of(source))
         self._write(destination, view.settings, HEARTBEATS_TOPIC, dict([heartbeat(view.settings, now_ms())]))

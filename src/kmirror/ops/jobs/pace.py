@@ -1,7 +1,7 @@
-"""How often an engine's jobs look at both clusters: as often as they are asked to, but never at the copy's expense.
+"""How often the jobs of an engine read both clusters: as often as their settings say, but not at the copy's expense.
 
-Reading what brokers say of thousands of topics takes processor time. A job that looks again and again is paced by what
-its last look took, so that it never needs more than a small share of one core.
+Reading what brokers return for thousands of topics takes processor time. How long a job pauses depends on what its last
+run took, so that it uses a small share of one core at most.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _PAUSE_PER_WORK = 200.0
 
 
 class Pace:
-    """Say how long to pause after a look; for one thread."""
+    """Compute how long to pause after a run; for one thread."""
 
     def __init__(self) -> None:
         self._work_s = 0.0
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Measure the processor time that the body takes in this thread."""
+        """Measure the processor time of this thread in the body."""
         began = time.thread_time()
         try:
             yield
@@ -30,5 +30,5 @@ class Pace:
             self._work_s = time.thread_time() - began
 
     def interval_s(self, wanted_s: float) -> float:
-        """Return the pause in seconds, `wanted_s` unless the last look took much work."""
+        """Return the pause in seconds: `wanted_s`, or more if the last run took much work."""
         return max(float(wanted_s), self._work_s * _PAUSE_PER_WORK)

@@ -1,7 +1,7 @@
-"""The job beside the copy that lets mirror topics follow the settings of their sources.
+"""The job that keeps the settings of mirror topics equal to those of their sources.
 
-The brokers are changed first, then the record says what kmirror has set. Whoever dies between the two leaves a key that
-counts as set by somebody here: it is kept, never removed.
+It changes the brokers first, then records what kmirror has set. If it dies between the two, a key counts as set by
+someone at the destination: it is kept, never removed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kmirror.sync.topic_settings import SettingsSync, as_first_source, sync_sett
 
 _WHAT = "settings"
 _RECORDS_AT_ONCE = 200
-#: How old the record may be of when the first source's settings were seen.
+#: How old the recorded time may be at which the first source's settings were read.
 _RECORDED_EVERY_MS = 600_000
 
 
 class SettingsSyncJob:
-    """Keep the settings of mirror topics as their sources have them; see `engine.side_jobs.SideJob`."""
+    """Keep the settings of mirror topics equal to their sources'; see `engine.control.side_jobs.SideJob`."""
 
     name = "topic settings"
 
@@ -40,22 +40,22 @@ class SettingsSyncJob:
         self._properties = dict(destination_properties)
         self._destination: Destination | None = None
         self._pace = Pace()
-        #: By topic, what was told last of trouble with it.
-        self._said: dict[str, str] = {}
+        #: By topic, the last reported trouble.
+        self._reported: dict[str, str] = {}
 
     def interval_s(self, settings: Settings) -> float:
-        """Return the time between two looks: `refresh.interval.seconds`, longer where looking takes much work."""
+        """Return `refresh.interval.seconds`, or more where reading settings takes much work."""
         return self._pace.interval_s(settings.refresh_interval_seconds)
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
-        """Look once, and change what differs."""
+        """Read both sides once, and change what differs."""
         topics = [topic for topic in view.topics if _follows(topic)]
         if topics and view.settings.sync_topic_configs_enabled:
             with self._pace.measured():
                 yield from self._sync(view, topics)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         if self._destination is not None:
             self._destination.close()
             self._destination = None
@@ -74,22 +74,22 @@ class SettingsSyncJob:
             found = source_settings(source, view.mirror.source, [topic.source_topic for topic in same])
         with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
             same = _still_ours(destination.client, same)
-            told_here = topic_settings(destination.client, [topic.topic for topic in same])
+            settings_here = topic_settings(destination.client, [topic.topic for topic in same])
         wanted: dict[str, SettingsSync] = {}
         for topic in same:
-            there, present = found.topics.get(topic.source_topic, 0), told_here.get(topic.topic, 0)
+            there, present = found.topics.get(topic.source_topic, 0), settings_here.get(topic.topic, 0)
             if isinstance(there, int) or isinstance(present, int):
                 side, code = ("source", there) if isinstance(there, int) else ("destination", present)
                 assert isinstance(code, int)
                 yield from self._trouble(topic.topic, f"the {side} does not return its settings: {code_name(code)}")
                 continue
             seen_ms = found.first_source_seen_ms.get(topic.source_topic)
-            if unreadable := found.unreadable.get(topic.source_topic):
+            if unknown := found.unreadable.get(topic.source_topic):
                 yield from self._trouble(
                     topic.topic,
-                    f"its source is a mirror topic too, and its deferred settings there are unknown: {unreadable}",
+                    f"its source is a mirror topic too, and its deferred settings there are unknown: {unknown}",
                 )
-                # what was known before of the settings behind it stays
+                # keep what was known of the first source's settings
                 there = as_first_source(there, topic)
                 seen_ms = topic.first_source_seen_ms
             sync = sync_settings(topic, there, present, view.settings.excluded_properties)
@@ -98,8 +98,8 @@ class SettingsSyncJob:
                 after = replace(after, first_source_seen_ms=seen_ms)
             if sync.changes or after != topic:
                 wanted[topic.topic] = replace(sync, record=after)
-            elif not unreadable:
-                self._said.pop(topic.topic, None)
+            elif not unknown:
+                self._reported.pop(topic.topic, None)
         yield from self._apply(destination, {topic.topic: topic for topic in same}, wanted)
 
     def _apply(
@@ -116,11 +116,11 @@ class SettingsSyncJob:
             some = names[start : start + _RECORDS_AT_ONCE]
             self._record(destination, {name: (before[name], wanted[name].record) for name in some})
             for name in some:
-                self._said.pop(name, None)
-                yield _told(before[name], wanted[name])
+                self._reported.pop(name, None)
+                yield _change_event(before[name], wanted[name])
 
     def _record(self, destination: Destination, records: Mapping[str, tuple[TopicRecord, TopicRecord]]) -> None:
-        """Remember what was set; a topic that somebody took in hand meanwhile gets only what is about settings."""
+        """Record what was set; of a topic that a command has changed meanwhile, only the fields about settings."""
 
         def decide(state: State) -> Changes:
             changed = []
@@ -142,14 +142,14 @@ class SettingsSyncJob:
         change(destination, self._mirror, decide)
 
     def _trouble(self, topic: str, message: str) -> Iterator[JobEvent]:
-        if self._said.get(topic) != message:
-            self._said[topic] = message
+        if self._reported.get(topic) != message:
+            self._reported[topic] = message
             note = f"the settings of {topic} cannot be synced from its source: {message}"
             yield JobEvent(note, _WHAT, "FAILED", {"topic": topic, "message": message}, Level.WARNING)
 
 
 def _is_stale(recorded_ms: int | None, seen_ms: int | None) -> bool:
-    """Tell whether it is to be recorded again when the first source's settings were seen."""
+    """Return whether the time at which the first source's settings were read must be recorded again."""
     if recorded_ms is None or seen_ms is None:
         return recorded_ms is not seen_ms
     return seen_ms - recorded_ms >= _RECORDED_EVERY_MS
@@ -164,7 +164,7 @@ def _identity(topic: TopicRecord) -> tuple[str | None, str | None]:
 
 
 def _still_ours(client: ClusterClient, topics: Sequence[TopicRecord]) -> list[TopicRecord]:
-    """Return those whose destination topic is the one that was made a mirror topic, not another of its name."""
+    """Return those whose destination topic is the original mirror topic, not another one of its name."""
     here = client.metadata([topic.topic for topic in topics]).topics if topics else {}
     return [
         topic
@@ -175,8 +175,8 @@ def _still_ours(client: ClusterClient, topics: Sequence[TopicRecord]) -> list[To
     ]
 
 
-def _told(before: TopicRecord, sync: SettingsSync) -> JobEvent:
-    """Return the event of one topic's change; what is only remembered for the stop is no news for watchers."""
+def _change_event(before: TopicRecord, sync: SettingsSync) -> JobEvent:
+    """Return the event of one topic's change; a change that only a stop will apply is not shown to watchers."""
     after = sync.record
     set_to = {key: value for key, value in sync.changes.items() if value is not None}
     removed = sorted(key for key, value in sync.changes.items() if value is None)

@@ -1,4 +1,4 @@
-"""The jobs that an engine does for a mirror beside copying, in the order in which they are told of."""
+"""The jobs that an engine runs beside the copy, in the order in which they are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kmirror.ops.rights.client_sync import ClientsJob
 
 
 def side_jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list[SideJob]:
-    """Return the jobs of one mirror; each opens connections of its own when it is first done, and closes them."""
+    """Return the jobs of one mirror; each opens connections of its own when it first runs, and closes them."""
     return [
         RightsJob(mirror, destination_properties),
         ClientsJob(mirror, destination_properties),

@@ -1,6 +1,6 @@
-"""One mirror on its way to its engine, step by step: its source, its lease, its new topics, the engine.
+"""The start of one mirror's engine, step by step: check the source, take the lease, add new topics, create the engine.
 
-Each step may be tried again when it has failed.
+Each step may be retried after an error.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from kmirror.ops.context import Destination, actor, cluster_id_of, source_client
 from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.ops.jobs.side_jobs import side_jobs_of
 from kmirror.ops.rebuild import TopicRebuilder
-from kmirror.ops.run.patience import may_pass
 from kmirror.ops.run.request import RunRequest
+from kmirror.ops.run.retrying import is_transient
 from kmirror.settings.table import stored_settings
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import MirrorRecord
 
-#: How long a lane may go on writing after it last saw that nobody took its place.
+#: How long a lane may write after it last read that no other engine has taken over.
 LEASE_TTL_MS = 5_000
 _HEARTBEAT_TIMEOUT_S = 5.0
 
 
 def check_source(record: MirrorRecord, *, must_answer: bool) -> None:
-    """Refuse a source that refuses us or is another cluster; one that is silent only where it `must_answer`."""
+    """Refuse a source that refuses us or is another cluster; one that does not answer only if it `must_answer`."""
     try:
         with source_client(record.source) as client:
             found = cluster_id_of(client, timeout=5)
     except KmirrorError as error:
-        if must_answer or not may_pass(error):
+        if must_answer or not is_transient(error):
             raise
         return
     if record.source_cluster_id and found != record.source_cluster_id:
@@ -47,7 +47,7 @@ def check_source(record: MirrorRecord, *, must_answer: bool) -> None:
 
 
 class EngineStart:
-    """Make the engine of one mirror; for one thread at a time. `again`: this process may have its lease already."""
+    """Create the engine of one mirror; for one thread at a time. `again`: this process may hold its lease already."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class EngineStart:
         self._lease: Lease | None = None
 
     def take_lease(self) -> bool:
-        """Take the lease; False when stopped while standing by."""
+        """Take the lease; return False if stopped while standing by."""
         store, mirror, again = self._destination.store, self.mirror, self._again
         self._again = True
         if self._request.standby:
@@ -76,13 +76,13 @@ class EngineStart:
         return self._lease is not None
 
     def keep(self) -> None:
-        """Renew the lease while something else is waited for; what fails now is told when it is used."""
+        """Renew the lease while the start waits for something else; if that fails, using it will report the error."""
         if self._lease is not None:
             with suppress(KmirrorError, OutcomeUnknown):
                 self._lease.heartbeat({}, timeout=_HEARTBEAT_TIMEOUT_S)
 
     def discover(self) -> Iterator[str]:
-        """Take what the mirror's filters match at its source now; yield what is to be told."""
+        """Add the source topics that the mirror's filters match now; yield notes."""
         assert self._lease is not None
         state, record = self._destination.state(), self._record
         view = JobView(
@@ -97,15 +97,15 @@ class EngineStart:
             {},
         )
         with closing(DiscoveryJob(record.name, self._destination.properties)) as job:
-            for told in job.run(view):
+            for event in job.run(view):
                 self._lease.heartbeat({}, timeout=_HEARTBEAT_TIMEOUT_S)
-                if told.note is not None:
-                    yield told.note
+                if event.note is not None:
+                    yield event.note
                 if self._stop.is_set():
                     return
 
     def engine(self, runtime: SparkRuntime) -> MirrorEngine:
-        """Make the engine, which has the lease from then on."""
+        """Create the engine, which then owns the lease."""
         assert self._lease is not None
         mirror, properties = self.mirror, self._destination.properties
         return MirrorEngine(

@@ -1,4 +1,4 @@
-"""The last sync of consumer groups by a `run` that has caught up: nobody syncs them after it."""
+"""The last sync of consumer groups by a `run` that has caught up: after it no engine syncs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kmirror.ops.results import GroupResult, Outcome, TopicResult
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState
 
-#: How long groups whose offsets still move are followed when all is copied.
+#: How long to follow groups whose offsets still move when everything is copied.
 _GROUPS_S = 3.0
 _NAMED = 3
 
@@ -28,7 +28,7 @@ class SyncedGroups:
 
 
 def last_group_sync(destination: Destination, mirror: str) -> SyncedGroups:
-    """Leave a mirror's groups where they are at the source, as far as that can be done at once."""
+    """Sync a mirror's groups with the source, as far as that is possible at once."""
     try:
         topics = [topic.topic for topic in destination.state().topics(mirror) if topic.desired is DesiredState.ACTIVE]
         rows = final_sync(destination, mirror, topics, timeout_s=_GROUPS_S)
@@ -39,10 +39,7 @@ def last_group_sync(destination: Destination, mirror: str) -> SyncedGroups:
 
 
 def judged(mirror: str, rows: Sequence[GroupResult]) -> SyncedGroups:
-    """Say which rows are a failure, and which only a warning.
-
-    A group that is left alone on purpose, or whose offsets still move at the source, is a warning.
-    """
+    """Tell failures from warnings: a group that is skipped on purpose, or still moves at the source, is a warning."""
     failed = [row for row in rows if _is_failure(row)]
     behind = {row.group: row for row in rows if row.result in (Outcome.REFUSED, Outcome.TIMED_OUT)}
     warnings = [

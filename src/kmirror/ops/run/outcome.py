@@ -1,4 +1,4 @@
-"""How a run ended: a row for each partition that it copied, and for each mirror that it could not copy to the end."""
+"""The result of a run: a row for each partition that it copied, and for each mirror that it did not copy to the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.driver import Ending
-from kmirror.engine.control.engines import Apart, Engines
+from kmirror.engine.control.engines import Engines, NotCopied
 from kmirror.engine.control.journal import Level
 from kmirror.errors import Reason
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
@@ -15,21 +15,21 @@ from kmirror.state.records import PartitionState
 from kmirror.words import counted
 
 
-def outcome(request: RunRequest, engines: Engines, ending: Ending, apart: Mapping[str, Apart]) -> VerbResult:
-    """Return the result; `apart` are the mirrors that had no engine at the end.
+def outcome(request: RunRequest, engines: Engines, ending: Ending, not_copied: Mapping[str, NotCopied]) -> VerbResult:
+    """Return the result; `not_copied` are the mirrors without an engine at the end.
 
     Raises:
-        KmirrorError: why the engine of the only mirror, or of all, ended.
+        KmirrorError: why the engine of the only mirror, or of all mirrors, ended.
     """
-    copied = [engine for engine in engines.last if engine.mirror not in apart]
+    copied = [engine for engine in engines.last if engine.mirror not in not_copied]
     if not copied and not request.all_mirrors:
         for engine in engines.last:
             if (error := engines.why_ended(engine)) is not None:
                 raise error
-    mirrors = (*(engine.mirror for engine in copied), *apart)
-    rows = [_left_out(mirror, one, ending) for mirror, one in sorted(apart.items())]
+    mirrors = (*(engine.mirror for engine in copied), *not_copied)
+    rows = [_left_out(mirror, one, ending) for mirror, one in sorted(not_copied.items())]
     for engine in copied:
-        # how far behind it is counts from the end that was to be reached, else from what the source says now
+        # the lag counts from the source end that was to be reached, otherwise from the current one
         targets: dict[TopicPartition, int | None] = dict.fromkeys(a.destination for a in engine.orders.assignments())
         targets.update(engine.partitions.targets or {})
         for partition, target in sorted(targets.items()):
@@ -40,7 +40,7 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, apart: Mappin
             else:
                 lag = engine.lag(partition)
             reason, why = engine.trouble(partition) or ((row.reason, row.message) if row is not None else (None, None))
-            told = f"; {why}" if why else ""
+            detail = f"; {why}" if why else ""
             if row is not None and row.state is PartitionState.FAILED:
                 rows.append(
                     TopicResult(*partition, Outcome.FAILED, row.message, row.reason, lag=lag, hint=_hint(engine.mirror))
@@ -48,7 +48,7 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, apart: Mappin
             elif ending is Ending.TIMED_OUT and lag != 0:
                 unknown = "the number of missing records is unknown"
                 missing = unknown if lag is None else counted(lag, "record is missing", "records are missing")
-                message = f"{partition} has not caught up in time: {missing}{told}"
+                message = f"{partition} has not caught up in time: {missing}{detail}"
                 rows.append(
                     TopicResult(
                         *partition,
@@ -60,23 +60,23 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, apart: Mappin
                     )
                 )
             elif lag is None:
-                message = f"the lag of {partition} is unknown{told}"
+                message = f"the lag of {partition} is unknown{detail}"
                 rows.append(TopicResult(*partition, Outcome.DONE, message, reason))
             else:
                 rows.append(TopicResult(*partition, Outcome.DONE, why, reason, lag=lag))
     return VerbResult.of("run", ",".join(mirrors), rows)
 
 
-def _left_out(mirror: str, apart: Apart, ending: Ending) -> TopicResult:
-    """Return the row of a mirror without an engine; that another engine copies it while this one stands by is fine."""
+def _left_out(mirror: str, not_copied: NotCopied, ending: Ending) -> TopicResult:
+    """Return the row of a mirror without an engine; for a standby it is normal that another engine copies it."""
     if ending is Ending.TIMED_OUT:
         result = Outcome.TIMED_OUT
-    elif apart.level is Level.INFO:
+    elif not_copied.level is Level.INFO:
         result = Outcome.NOOP
     else:
-        result = Outcome.REFUSED if apart.reason is Reason.FENCED else Outcome.FAILED
-    hint = f"`kmirror list` shows who copies {mirror}" if apart.reason is Reason.FENCED else _hint(mirror)
-    return TopicResult(None, None, result, f"mirror {mirror}: {apart.why}", apart.reason, hint=hint)
+        result = Outcome.REFUSED if not_copied.reason is Reason.FENCED else Outcome.FAILED
+    hint = f"`kmirror list` shows who copies {mirror}" if not_copied.reason is Reason.FENCED else _hint(mirror)
+    return TopicResult(None, None, result, f"mirror {mirror}: {not_copied.why}", not_copied.reason, hint=hint)
 
 
 def _hint(mirror: str) -> str:

@@ -1,7 +1,7 @@
-"""An engine for the time of a command that needs one and found none: `kmirror run` as a process of its own.
+"""An engine for a command that needs one while none runs: `kmirror run` in a process of its own.
 
-A process, since a command may want Spark for itself as well. It ends with the command, also when that is killed; then
-it takes their folder away as well.
+A process, since the command may need Spark for itself too. It ends with the command, even if that is killed; then it
+also removes their folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ try:
     from kmirror.cli.main import entry_point
     entry_point()
 finally:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the death of a process with several threads is told several times
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the death of a parent with several threads signals several times
     if os.getppid() != {parent}:
         shutil.rmtree({folder!r}, ignore_errors=True)
 """
@@ -56,7 +56,7 @@ class OwnEngine:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it; the document it ends with is kept for `said`."""
+        """Start it; `error_text` returns the error of the JSON document with which it ends."""
         self.stop()
         self._folder = tempfile.TemporaryDirectory(prefix="kmirror-")
         folder = Path(self._folder.name)
@@ -77,8 +77,8 @@ class OwnEngine:
                 start_new_session=True,
             )
 
-    def said(self) -> str:
-        """Return the error it ended with; of one that left no document, the last line of what it logged."""
+    def error_text(self) -> str:
+        """Return the error it ended with; without a document, the last line of its log."""
         if self._folder is None:
             return ""
         folder = Path(self._folder.name)
@@ -105,6 +105,6 @@ class OwnEngine:
 
 
 def _escaped(text: str) -> str:
-    """Return text as a Java properties file has it."""
+    """Return text escaped for a Java properties file."""
     replaced = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     return "".join(f"\\{c}" if c in " =:#!" else c for c in replaced)

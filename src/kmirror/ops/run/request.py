@@ -10,10 +10,7 @@ from kmirror.ops.serve.address import Address
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What `run` is asked to do; durations in milliseconds, None for without end.
-
-    With `all_mirrors` none is named.
-    """
+    """What `run` is asked to do; durations in milliseconds, None for no limit. `all_mirrors` excludes `mirrors`."""
 
     mirrors: tuple[str, ...]
     master: str = "local[*]"
@@ -29,10 +26,10 @@ class RunRequest:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The mirrors as they are shown before more is known; `*` stands for all."""
+        """The mirrors to show before they are known; `*` stands for all."""
         return self.mirrors or ("*",)
 
     @property
-    def gives_up_at_once(self) -> bool:
-        """Tell whether nothing else would end the wait for a cluster that does not answer at the start."""
+    def fails_fast(self) -> bool:
+        """True if nothing else would end the wait for a cluster that does not answer at the start."""
         return self.until_caught_up and self.timeout_ms is None

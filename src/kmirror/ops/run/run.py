@@ -1,4 +1,4 @@
-"""`run`: be the engine of some mirrors, until told to stop or until all is copied."""
+"""`run`: be the engine of some mirrors, until it is asked to end or everything is copied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from kmirror import __version__
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.control.driver import NO_MIRRORS, Ending, Limits, RunView, Watcher, drive
-from kmirror.engine.control.engines import Apart, Engines, Recruiting
+from kmirror.engine.control.engines import Engines, NotCopied, Supervisor
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.snapshots import Snapshots
 from kmirror.engine.spark.application import SparkRuntime
@@ -23,15 +23,15 @@ from kmirror.engine.spark.failures import SparkLostError
 from kmirror.errors import RefusedError, UsageError
 from kmirror.ops.context import Destination, require_mirror
 from kmirror.ops.results import VerbResult
-from kmirror.ops.run.all_mirrors import AllMirrors, unreadable_mirrors, wanted_mirrors
 from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.run.last_group_sync import last_group_sync
 from kmirror.ops.run.memory import keep_memory_small
 from kmirror.ops.run.outcome import outcome
-from kmirror.ops.run.patience import Interrupted, Patience
 from kmirror.ops.run.request import RunRequest
+from kmirror.ops.run.retrying import Interrupted, Retries
 from kmirror.ops.run.signals import Hangup, at_hangup, stopping
 from kmirror.ops.run.spark import StartingSpark, new_log_file, spark_options, watched
+from kmirror.ops.run.supervisor import EngineSupervisor, unreadable_mirrors, wanted_mirrors
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.server import serving
 from kmirror.ops.serve.service import Service
@@ -41,18 +41,18 @@ from kmirror.state.snapshot import State
 
 
 def run(open_destination: Callable[[], Destination], request: RunRequest, watcher: Watcher) -> VerbResult:
-    """Copy until told to stop; `watcher` is called about once a second, from this thread.
+    """Copy until asked to stop; `watcher` is called about once a second, from this thread.
 
-    Ctrl-C and SIGTERM end it cleanly where this is the main thread. What may pass is waited for as long as it takes, or
-    until the time of `--timeout` or `--for` is over; with `--until-caught-up` alone a cluster that does not answer at
-    the start ends it, since nothing else would.
+    Ctrl-C and SIGTERM end it cleanly if this is the main thread. Transient errors are retried without limit, or until
+    the time of `--timeout` or `--for` is over; with `--until-caught-up` alone a cluster that does not answer at the
+    start ends it, since nothing else would.
 
     Raises:
         UsageError: a contradictory request.
         RefusedError: no such mirror, another engine in charge, another cluster at the source, taken over (FENCED), or
             the address for HTTP cannot be listened on.
-        UnreachableError: a cluster refuses us, or does not answer where that is not waited for.
-        TimedOutError: the time is over, and copying has not begun.
+        UnreachableError: a cluster refuses us, or does not answer and that is not retried.
+        TimedOutError: the time is over, and copying has not started.
         SparkLostError: Spark's Java process ended by itself.
     """
     if request.standby and request.take_over:
@@ -85,21 +85,21 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
         if listening is not None:
             paths = "/healthz, /readyz, /status.json, /history.json and /metrics"
             show(_phase(request), f"http://{listening} answers {paths}; / is a page for people")
-        patience = Patience(stop, limit_ms / 1000 if limit_ms is not None else None, show)
+        retries = Retries(stop, limit_ms / 1000 if limit_ms is not None else None, show)
         try:
-            started = patience.attempt(
+            started = retries.attempt(
                 "the clusters",
                 lambda: _connect(open_destination, request),
                 phase=_phase(request),
-                at_once=request.gives_up_at_once,
+                at_once=request.fails_fast,
             )
-            run_them = _Run(started.destination, request, watch, log_file, began, stop, hangup, patience, snapshots)
+            run_them = _Run(started.destination, request, watch, log_file, began, stop, hangup, retries, snapshots)
             try:
                 if request.all_mirrors:
                     return run_them.all_mirrors(started.state)
                 return run_them.named(started)
             finally:
-                if not patience.left_behind:
+                if not retries.has_running_attempt:
                     started.destination.close()
         except Interrupted:
             warning = "run was stopped before it started copying"
@@ -108,7 +108,7 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """What a run begins with: the destination, what is stored there, and the mirrors that are named."""
+    """What a run starts with: the destination, its stored state, and the records of the named mirrors."""
 
     destination: Destination
     state: State
@@ -116,7 +116,7 @@ class _Started:
 
 
 def _connect(open_destination: Callable[[], Destination], request: RunRequest) -> _Started:
-    """Reach the clusters, and see that there is something to run."""
+    """Connect to the clusters, and check that there is something to run."""
     destination = open_destination()
     try:
         state = destination.state()
@@ -137,7 +137,7 @@ def _connect(open_destination: Callable[[], Destination], request: RunRequest) -
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run, from the moment at which the clusters are reached."""
+    """One run, once its clusters are connected."""
 
     destination: Destination
     request: RunRequest
@@ -146,13 +146,13 @@ class _Run:
     began: float
     stop: threading.Event
     hangup: Hangup
-    patience: Patience
+    retries: Retries
     snapshots: Snapshots
 
     def named(self, started: _Started) -> VerbResult:
-        """Copy the named mirrors; what keeps one from its engine ends the run before it copies, and not later on."""
-        request, patience, records = self.request, self.patience, started.records
-        phase, at_once = _phase(request), request.gives_up_at_once
+        """Copy the named mirrors; what prevents an engine's start ends the run, but not once it copies."""
+        request, retries, records = self.request, self.retries, started.records
+        phase, at_once = _phase(request), request.fails_fast
         with ExitStack() as stack:
             self.watcher(_view(request, self.began, phase))
             spark = StartingSpark(spark_options(request, records, self.log_file))
@@ -169,14 +169,14 @@ class _Run:
             for start in starts:
                 stack.callback(start.close)
                 idle = partial(keep, start)
-                if not patience.attempt(f"the lease of {start.mirror}", start.take_lease, phase=phase, idle=idle):
+                if not retries.attempt(f"the lease of {start.mirror}", start.take_lease, phase=phase, idle=idle):
                     raise Interrupted
             if request.standby:
                 self.watcher(_view(request, self.began, "starting"))
                 spark.begin()
             for start in starts if request.until_caught_up else ():
-                # what the filters take now is part of what is to be copied
-                notes = patience.attempt(
+                # topics that the filters match now must be copied too
+                notes = retries.attempt(
                     "the source's topics",
                     lambda start=start: list(start.discover()),  # type: ignore[misc]
                     phase="starting",
@@ -184,48 +184,48 @@ class _Run:
                     idle=partial(keep, start),
                 )
                 self.watcher(_view(request, self.began, "starting", notes))
-            runtime = patience.attempt("Spark", spark.ready, phase="starting", at_once=at_once, idle=keep)
+            runtime = retries.attempt("Spark", spark.ready, phase="starting", at_once=at_once, idle=keep)
             engines = Engines(
                 [
-                    patience.attempt("the destination", partial(start.engine, runtime), phase="starting", idle=keep)
+                    retries.attempt("the destination", partial(start.engine, runtime), phase="starting", idle=keep)
                     for start in starts
                 ]
             )
-            again: AllMirrors | None = None
+            again: EngineSupervisor | None = None
             if not request.until_caught_up:
-                # a command that took a mirror for a moment does not bring it back
-                again = AllMirrors(self.destination, request, started.state, engines.running)
+                # a mirror that a command took for a moment is started again
+                again = EngineSupervisor(self.destination, request, started.state, engines.running)
                 again.runtime = runtime
                 stack.callback(again.close)
             ending = self._drive(runtime, engines, again)
-            patience.left_behind |= again is not None and again.is_under_way
-        return self._ended(engines, ending, engines.apart)
+            retries.has_running_attempt |= again is not None and again.is_busy
+        return self._ended(engines, ending, engines.not_copied)
 
     def all_mirrors(self, state: State) -> VerbResult:
-        """Copy whatever mirrors there are; what keeps one from its engine is nothing to the others."""
-        request, patience = self.request, self.patience
-        engines, everyone = Engines(), AllMirrors(self.destination, request, state)
+        """Copy all mirrors that there are; what keeps one from its engine does not affect the others."""
+        request, retries = self.request, self.retries
+        engines, everyone = Engines(), EngineSupervisor(self.destination, request, state)
         with ExitStack() as stack:
             stack.callback(everyone.close)
-            # Spark costs memory: it waits until there is something for it to do
+            # Spark costs memory: it starts when there is something to copy
             everyone.tick(engines)
             phase = _phase(request) if everyone.records else NO_MIRRORS
-            patience.attempt("a mirror", everyone.await_work, phase=phase, idle=lambda: everyone.tick(engines))
+            retries.attempt("a mirror", everyone.wait_for_work, phase=phase, idle=lambda: everyone.tick(engines))
             self.watcher(_view(request, self.began, "starting"))
             spark = StartingSpark(spark_options(request, everyone.records, self.log_file))
             stack.callback(spark.stop)
-            runtime = everyone.runtime = patience.attempt(
+            runtime = everyone.runtime = retries.attempt(
                 "Spark",
                 spark.ready,
                 phase="starting",
-                at_once=request.gives_up_at_once,
+                at_once=request.fails_fast,
                 idle=lambda: everyone.tick(engines),
             )
             ending = self._drive(runtime, engines, everyone)
-            patience.left_behind |= everyone.is_under_way
-        return self._ended(engines, ending, everyone.apart)
+            retries.has_running_attempt |= everyone.is_busy
+        return self._ended(engines, ending, everyone.not_copied)
 
-    def _drive(self, runtime: SparkRuntime, engines: Engines, recruiting: Recruiting | None) -> Ending:
+    def _drive(self, runtime: SparkRuntime, engines: Engines, supervisor: Supervisor | None) -> Ending:
         request = self.request
         limits = Limits(
             request.until_caught_up,
@@ -235,7 +235,7 @@ class _Run:
         self.hangup.then = engines.renew_logins
         engines.placement = lambda: runtime.placement
         with watched(runtime, self.stop) as lost:
-            ending = drive(engines, self.stop, limits, self.watcher, self.began, recruiting, self.snapshots)
+            ending = drive(engines, self.stop, limits, self.watcher, self.began, supervisor, self.snapshots)
         if lost.is_set():
             raise SparkLostError(
                 "Spark's Java process ended unexpectedly: copying has stopped",
@@ -243,16 +243,16 @@ class _Run:
             )
         return ending
 
-    def _ended(self, engines: Engines, ending: Ending, apart: Mapping[str, Apart]) -> VerbResult:
-        ended = outcome(self.request, engines, ending, apart)
+    def _ended(self, engines: Engines, ending: Ending, not_copied: Mapping[str, NotCopied]) -> VerbResult:
+        ended = outcome(self.request, engines, ending, not_copied)
         if ending is not Ending.CAUGHT_UP:
             return ended
-        caught_up = [engine.mirror for engine in engines.last if engine.mirror not in apart]
+        caught_up = [engine.mirror for engine in engines.last if engine.mirror not in not_copied]
         return _with_groups(self.destination, caught_up, ended)
 
 
 def _with_groups(destination: Destination, mirrors: Iterable[str], ended: VerbResult) -> VerbResult:
-    """Sync the groups of mirrors that have caught up once more, and return the result with what came of it."""
+    """Sync the groups of mirrors that have caught up once more, and return the result with theirs."""
     groups = [last_group_sync(destination, mirror) for mirror in mirrors]
     return VerbResult.of(
         "run",
@@ -268,8 +268,8 @@ def _view(
 ) -> RunView:
     """Return what is shown before there are engines."""
     at, mirrors = now_ms(), ",".join(request.named)
-    told = tuple(Note(at, level, mirrors, note) for note in notes)
-    return RunView(at, now() - began, phase, request.named, (), 0.0, told, level)
+    shown = tuple(Note(at, level, mirrors, note) for note in notes)
+    return RunView(at, now() - began, phase, request.named, (), 0.0, shown, level)
 
 
 def _phase(request: RunRequest) -> str:

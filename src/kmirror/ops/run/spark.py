@@ -1,4 +1,4 @@
-"""Spark for a run: what it is told, how it starts beside other things, and that it is still there."""
+"""Spark for a run: its options, its start in a thread, and a watch on its Java process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord
 
 _KEPT_LOGS = 20
-_LOOK_S = 1.0
-#: Room for the lanes of mirrors that come later; on a local master it costs nothing.
+_CHECK_S = 1.0
+#: Slots for the lanes of mirrors that are created later; on a local master they cost nothing.
 _LATER_SLOTS = 256
 
 
 def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file: Path) -> SparkOptions:
-    """Return what Spark is told so that the lanes of these mirrors run at the same time, and one more."""
+    """Return the options with which the lanes of these mirrors run at the same time, and one more."""
     lanes = sum(lanes_of(stored_settings(record.settings).copy_lanes, request.master) for record in records)
     what = "all mirrors" if request.all_mirrors else ",".join(request.mirrors)
     later = _LATER_SLOTS if request.all_mirrors else 0
@@ -33,7 +33,7 @@ def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file
 
 
 def new_log_file() -> Path:
-    """Return a file for Spark's own words, in the user's cache folder; old ones of ended runs are deleted."""
+    """Return a log file for Spark in the user's cache folder; delete old ones of runs that have ended."""
     folder = cache_folder(os.environ) / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     kept = sorted(folder.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)
@@ -44,7 +44,7 @@ def new_log_file() -> Path:
 
 
 class StartingSpark:
-    """Start Spark beside other things: the JVM takes seconds, and the lease takes none of its attention."""
+    """Start Spark in a thread: the JVM takes seconds, in which the lease can be taken."""
 
     def __init__(self, options: SparkOptions) -> None:
         self._options = options
@@ -53,7 +53,7 @@ class StartingSpark:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Start it, in a thread."""
+        """Start it in a thread."""
         self._error = None
         self._thread = threading.Thread(target=self._start, name="kmirror-spark-start", daemon=True)
         self._thread.start()
@@ -65,7 +65,7 @@ class StartingSpark:
             self._error = error
 
     def ready(self) -> SparkRuntime:
-        """Wait for Spark and return it, or raise what kept it from starting; it is started again by the next call."""
+        """Wait for Spark and return it, or raise why it did not start; the next call starts it again."""
         if self._thread is None:
             self._runtime = SparkRuntime(self._options)
             self.begin()
@@ -77,7 +77,7 @@ class StartingSpark:
         return self._runtime
 
     def stop(self) -> None:
-        """End Spark, also one that is still starting."""
+        """End Spark, even one that is still starting."""
         self._runtime.stop()
         if self._thread is not None:
             self._thread.join()
@@ -85,11 +85,11 @@ class StartingSpark:
 
 @contextmanager
 def watched(runtime: SparkRuntime, stop: threading.Event) -> Iterator[threading.Event]:
-    """Set `stop`, and the event given, when Spark's Java process ends by itself."""
+    """Set `stop` and the yielded event when Spark's Java process ends by itself."""
     lost, done = threading.Event(), threading.Event()
 
     def watch() -> None:
-        while not done.wait(_LOOK_S):
+        while not done.wait(_CHECK_S):
             if runtime.is_lost:
                 lost.set()
                 stop.set()

@@ -1,1 +1,1 @@
-"""What a running engine answers over HTTP: whether it turns, whether records flow, its rows and its metrics."""
+"""What a running engine answers over HTTP: whether its driver runs, whether records flow, its rows and its metrics."""

@@ -1,4 +1,4 @@
-"""Where a running engine listens, as `--http [HOST:]PORT` says it. Pure."""
+"""The address on which a running engine listens, as `--http [HOST:]PORT` gives it. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _FORM = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):)?(?P<port>
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host and a port to listen on; port 0 is any that is free."""
+    """A host and a port to listen on; port 0 means any free port."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str, flag: str = "--http") -> Address:
-        """Read `PORT` or `HOST:PORT`; an IPv6 address stands in brackets.
+        """Parse `PORT` or `HOST:PORT`; an IPv6 address is in brackets.
 
         Raises:
-            UsageError: it is neither.
+            UsageError: the text is neither.
         """
         found = _FORM.fullmatch(text.strip())
         if found is None or int(found["port"]) > 65_535:
             raise UsageError(
                 f"{flag} {text} is neither a port nor HOST:PORT",
-                f"write {flag} 8080 to listen on this machine only, {flag} 0.0.0.0:8080 on all its addresses",
+                f"use {flag} 8080 to listen on this machine only, {flag} 0.0.0.0:8080 on all its addresses",
             )
         return cls((found["host"] or LOCALHOST).strip("[]"), int(found["port"]))
 

@@ -1,4 +1,4 @@
-"""What each address of a running engine's HTTP server answers. No sockets here."""
+"""The answer for each path of a running engine's HTTP server. No sockets here."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from http import HTTPStatus
 from kmirror import __version__, columns
 from kmirror.columns import Column, Type, document
 from kmirror.ops.serve.exposition import exposition
-from kmirror.ops.serve.metrics import PHASES, Now
+from kmirror.ops.serve.metrics import PHASES, RunStatus
 from kmirror.ops.serve.page import page_text
 from kmirror.ops.serve.recent import HISTORY, LastHour
 from kmirror.ops.serve.service import Service, StuckError
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS, MirrorRow
 
 _TEXT, _JSON, _HTML = "text/plain; charset=utf-8", "application/json", "text/html; charset=utf-8"
-#: The page brings all that it needs, and asks nobody but us.
+#: The page contains all that it needs, and connects only to this server.
 _PAGE_POLICY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
     " img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -27,7 +27,7 @@ _NOT_COPYING = "copying has not begun"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer; its headers go beside those of every answer."""
+    """One answer; its headers are added to those that every answer has."""
 
     status: HTTPStatus
     content_type: str
@@ -36,55 +36,55 @@ class Answer:
 
     @classmethod
     def of_text(cls, status: HTTPStatus, text: str) -> Answer:
-        """Return one for people."""
+        """Return a plain text answer."""
         return cls(status, _TEXT, f"{text}\n".encode())
 
 
 #: The keys of /status.json.
-STATUS: tuple[Column[Now], ...] = (
+STATUS: tuple[Column[RunStatus], ...] = (
     Column("version", columns.TEXT, "the version of kmirror", lambda _: __version__),
-    Column("phase", Type("string", "phase", codes=PHASES), "what `run` does", lambda now: now.phase),
-    Column("asOf", columns.TIME, "when the engine knew what is here", lambda now: now.time_ms),
+    Column("phase", Type("string", "phase", codes=PHASES), "what `run` is doing", lambda run: run.phase),
+    Column("asOf", columns.TIME, "the time of this snapshot", lambda run: run.time_ms),
     Column(
         "ready",
         columns.FLAG,
         "whether records flow, as `wait --for healthy` judges it and /readyz answers",
-        lambda now: now.missing is None,
+        lambda run: run.missing is None,
     ),
     Column(
         "missing",
         columns.TEXT.null_when("records flow"),
         "why they do not, a line for each mirror",
-        lambda now: now.missing,
+        lambda run: run.missing,
     ),
     Column(
         "mirrors",
         MIRRORS.type.null_when(_NOT_COPYING),
         "the mirrors that this engine copies, as `list` shows them",
-        lambda now: None if now.waits_for is not None else [MIRRORS.document(row) for row in _mirror_rows(now)],
+        lambda run: None if run.waits_for is not None else [MIRRORS.document(row) for row in _mirror_rows(run)],
     ),
     Column(
         "partitions",
         PARTITIONS.type.null_when(_NOT_COPYING),
         "their partitions, as `describe` shows them",
-        lambda now: (
+        lambda run: (
             None
-            if now.waits_for is not None
-            else [PARTITIONS.document(row) for one in now.mirrors for row in one.live.partitions]
+            if run.waits_for is not None
+            else [PARTITIONS.document(row) for one in run.mirrors for row in one.live.partitions]
         ),
     ),
 )
 
 
-def _mirror_rows(now: Now) -> list[MirrorRow]:
-    return [one.live.row for one in now.mirrors if one.live.row is not None]
+def _mirror_rows(run: RunStatus) -> list[MirrorRow]:
+    return [one.live.row for one in run.mirrors if one.live.row is not None]
 
 
 def answer(service: Service, path: str, accept: str) -> Answer:
-    """Return what a path answers to a request with this Accept header."""
+    """Return the answer for a path and an Accept header."""
     found = ROUTES.get(path)
     if found is None:
-        return Answer.of_text(HTTPStatus.NOT_FOUND, f"nothing is here; there are: {', '.join(ROUTES)}")
+        return Answer.of_text(HTTPStatus.NOT_FOUND, f"no such path; there are: {', '.join(ROUTES)}")
     return found(service, accept)
 
 
@@ -95,12 +95,12 @@ def _page(service: Service, accept: str) -> Answer:
 def _health(service: Service, accept: str) -> Answer:
     if (stuck := service.stuck) is not None:
         return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, stuck)
-    return Answer.of_text(HTTPStatus.OK, "the driver turns")
+    return Answer.of_text(HTTPStatus.OK, "the driver is running")
 
 
 def _readiness(service: Service, accept: str) -> Answer:
     try:
-        missing = service.now().missing
+        missing = service.status().missing
     except StuckError as stuck:
         missing = str(stuck)
     if missing is not None:
@@ -109,16 +109,16 @@ def _readiness(service: Service, accept: str) -> Answer:
 
 
 def _status(service: Service, accept: str) -> Answer:
-    return _json(lambda: document(STATUS, service.now()))
+    return _json(lambda: document(STATUS, service.status()))
 
 
 def _history(service: Service, accept: str) -> Answer:
-    return _json(lambda: document(HISTORY, LastHour.of(service.now(), service.recent.last())))
+    return _json(lambda: document(HISTORY, LastHour.of(service.status(), service.recent.last())))
 
 
-def _json(made: Callable[[], object]) -> Answer:
+def _json(make: Callable[[], object]) -> Answer:
     try:
-        return Answer(HTTPStatus.OK, _JSON, json.dumps(made(), ensure_ascii=False).encode())
+        return Answer(HTTPStatus.OK, _JSON, json.dumps(make(), ensure_ascii=False).encode())
     except StuckError as stuck:
         error = {"error": {"code": 1, "message": str(stuck), "hint": None, "reason": None}}
         return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _JSON, json.dumps(error).encode())
@@ -126,7 +126,7 @@ def _json(made: Callable[[], object]) -> Answer:
 
 def _metrics(service: Service, accept: str) -> Answer:
     try:
-        found = service.now()
+        found = service.status()
     except StuckError as stuck:
         return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, str(stuck))
     body, content_type = exposition(found, accept)

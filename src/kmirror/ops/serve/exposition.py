@@ -1,7 +1,8 @@
-"""The text of /metrics: Prometheus' own format, or OpenMetrics for those who ask for it.
+"""The text of /metrics: Prometheus' own format, or OpenMetrics for clients that accept it.
 
-What a client asks for is told by prometheus-client, which is imported when it is needed: an engine that nobody scrapes
-does without. The lines are written here, since its samples cost eight times as much, and a mirror may have thousands.
+prometheus-client decides which of them a client accepts; it is imported on first use, so that an engine that is not
+scraped does without. The lines are written here: the library's samples cost eight times as much, and a mirror may have
+thousands.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, Now, Value
+from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, RunStatus, Value
 from kmirror.state.records import LATENCY_BOUNDS, Latencies
 
 _OPENMETRICS = "application/openmetrics-text"
@@ -19,15 +20,15 @@ _BOUNDS = (*(repr(bound) for bound in LATENCY_BOUNDS), "+Inf")
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-def exposition(now: Now, accept: str) -> tuple[bytes, str]:
+def exposition(run: RunStatus, accept: str) -> tuple[bytes, str]:
     """Return the text of all metrics, and its content type, in the format that an Accept header asks for."""
     from prometheus_client.exposition import choose_encoder
 
     _, content_type = choose_encoder(accept)
     is_openmetrics = content_type.startswith(_OPENMETRICS)
-    lines = [line for metric in RUN_METRICS for line in _lines(metric, [("", metric.values(now))], is_openmetrics)]
-    for of_mirror in METRICS if now.mirrors else ():
-        values = [(_label("mirror", one.mirror), of_mirror.values(one)) for one in now.mirrors]
+    lines = [line for metric in RUN_METRICS for line in _lines(metric, [("", metric.values(run))], is_openmetrics)]
+    for of_mirror in METRICS if run.mirrors else ():
+        values = [(_label("mirror", one.name), of_mirror.values(one)) for one in run.mirrors]
         lines += _lines(of_mirror, values, is_openmetrics)
     if is_openmetrics:
         lines.append("# EOF")
@@ -35,7 +36,7 @@ def exposition(now: Now, accept: str) -> tuple[bytes, str]:
 
 
 def _lines(metric: Metric[Any], values: Iterable[tuple[str, Iterable[Value]]], is_openmetrics: bool) -> Iterator[str]:
-    """Yield a metric's lines; each part of `values` comes with a label that all of them have, or with none."""
+    """Yield a metric's lines; each part of `values` comes with a label for all its samples, or with ""."""
     name = metric.name
     family = name.removesuffix("_total") if is_openmetrics else name
     yield f"# HELP {family} {metric.meaning}"

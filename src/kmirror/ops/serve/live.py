@@ -1,12 +1,11 @@
-"""The rows of `list` and `describe` from what a running engine knows, without a look at the clusters. Pure.
+"""The rows of `list` and `describe` from what a running engine knows, without reading the clusters. Pure.
 
-They are made by what makes those of the commands. In place of the looks at both clusters stand the source's ends, as
-far as the source told them lately, and the destination's as the lanes last reported them.
+The same code makes them as for the commands. Instead of reading both clusters it takes the source ends that the source
+returned lately, and the destination ends that the lanes last reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -26,25 +25,25 @@ from kmirror.words import at_time
 
 @dataclass(frozen=True, slots=True)
 class LiveMirror:
-    """One mirror under a running engine; `row` and `settings` are None where the mirror is deleted."""
+    """One mirror under a running engine; `row` and `settings` are None if the mirror is deleted."""
 
     snapshot: MirrorSnapshot
     state: State
     settings: Settings | None
     row: MirrorRow | None
     partitions: tuple[PartitionRow, ...]
-    #: What `wait --for healthy` would miss; None where it misses nothing.
+    #: What `wait --for healthy` would miss; None if it would succeed.
     missing: str | None
 
 
 def live_mirror(snapshot: MirrorSnapshot) -> LiveMirror:
-    """Return a mirror as its engine knew it at the moment of the snapshot."""
+    """Return a mirror as its engine knew it at the time of the snapshot."""
     state = _state(snapshot)
     record = state.mirror(snapshot.mirror)
     if record is None:
         return LiveMirror(snapshot, state, None, None, (), f"there is no mirror {snapshot.mirror} any more")
     topics, now_ms = state.topics(record.name), snapshot.time_ms
-    source = _source_look(snapshot, topics)
+    source = _source(snapshot, topics)
     destination = ClusterSnapshot(
         now_ms,
         log_end_offset={
@@ -61,7 +60,7 @@ def live_mirror(snapshot: MirrorSnapshot) -> LiveMirror:
 
 
 def _state(snapshot: MirrorSnapshot) -> State:
-    """Return what is stored; of its own lease the engine knows better, unless another engine took it."""
+    """Return the stored state; the engine's own lease record is newer, unless another engine took over."""
     records = dict(snapshot.stored)
     stored = records.get(snapshot.engine.key)
     is_ours = not isinstance(stored, EngineRecord) or stored.lease_id == snapshot.engine.lease_id
@@ -70,8 +69,8 @@ def _state(snapshot: MirrorSnapshot) -> State:
     return State.of(records.values())
 
 
-def _source_look(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> ClusterSnapshot:
-    """Return what the source said within the last moments; what it said before says nothing of now."""
+def _source(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> ClusterSnapshot:
+    """Return what the source said within the last `KNOWN_SECONDS`; older answers say nothing of now."""
     names = {topic.topic: topic.source_topic for topic in topics}
     ends: dict[TopicPartition, int] = {}
     seen_ms: dict[TopicPartition, int] = {}
@@ -107,15 +106,15 @@ def _is_fresh(snapshot: MirrorSnapshot, place: TopicPartition) -> bool:
 
 
 def _explained(rows: list[PartitionRow], snapshot: MirrorSnapshot) -> list[PartitionRow]:
-    """Return the rows; others see this engine silent when its heartbeats are not accepted, and it knows why."""
+    """Return the rows; when its heartbeats are not accepted, the engine knows why others call it silent."""
     if all(row.reason is not Reason.ENGINE_SILENT for row in rows):
         return rows
-    why = silence(snapshot)
+    why = silence_text(snapshot)
     return [replace(row, error_message=why) if row.reason is Reason.ENGINE_SILENT else row for row in rows]
 
 
-def silence(snapshot: MirrorSnapshot) -> str:
-    """Return the sentence for an engine that turns, and whose heartbeats do not arrive."""
+def silence_text(snapshot: MirrorSnapshot) -> str:
+    """Return the sentence for an engine that runs, but whose heartbeats do not arrive."""
     since = at_time(snapshot.engine.last_seen_ms)
     return f"the destination has not accepted a heartbeat of this engine since {since}; check the destination"
 
@@ -126,11 +125,8 @@ def _missing(snapshot: MirrorSnapshot, rows: list[PartitionRow]) -> str | None:
         return str(snapshot.lost)
     if not rows:
         return f"mirror {snapshot.mirror} has no topics yet"
-    bad = [one for one in judge(Condition.HEALTHY, rows, _NO_TARGETS) if one.result is not Outcome.DONE]
+    bad = [one for one in judge(Condition.HEALTHY, rows, {}) if one.result is not Outcome.DONE]
     if not bad:
         return None
     more = f", and {len(bad) - 1:,} more topics" if len(bad) > 2 else ", and one more topic" if len(bad) == 2 else ""
     return f"{bad[0].message}{more}"
-
-
-_NO_TARGETS: Mapping[TopicPartition, int] = {}

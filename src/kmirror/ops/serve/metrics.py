@@ -1,7 +1,7 @@
-"""The metrics of a running engine: each is declared once, with its meaning and where its value comes from. Pure.
+"""The metrics of a running engine: each is declared once, with its meaning and its value. Pure.
 
-What is not known has no sample: an absent series never looks like a zero. What is served and docs/metrics.md are both
-made from these declarations.
+A value that is not known has no sample: an absent series cannot be taken for a zero. /metrics and docs/metrics.md are
+both made from these declarations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Generic, Literal, TypeVar
 
 from kmirror import __version__
-from kmirror.engine.control.engines import Apart
+from kmirror.engine.control.engines import NotCopied
 from kmirror.engine.control.health import KNOWN_SECONDS
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.serve.live import LiveMirror
@@ -22,13 +22,13 @@ from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.state.group_records import LASTING_REASONS
 from kmirror.state.records import Latencies, PartitionState
 
-#: The values of its labels but `mirror`, and its own: that of a histogram is what requests were counted in.
+#: The values of its labels except `mirror`, and its own: that of a histogram are the latencies of requests.
 Value = tuple[tuple[str, ...], float | Latencies]
 
 
 @dataclass(frozen=True, slots=True)
-class TopicNow:
-    """Sum up one topic: unknown is None."""
+class TopicTotals:
+    """The partitions of one topic, summed up; None is unknown."""
 
     topic: str
     lag: int | None
@@ -37,55 +37,56 @@ class TopicNow:
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorNow:
-    """One mirror, and what is summed up of it for several metrics."""
+class MirrorTotals:
+    """One mirror, and the sums that several metrics need."""
 
     live: LiveMirror
-    topics: tuple[TopicNow, ...]
+    topics: tuple[TopicTotals, ...]
 
     @classmethod
-    def of(cls, live: LiveMirror) -> MirrorNow:
+    def of(cls, live: LiveMirror) -> MirrorTotals:
         """Sum up a mirror."""
         groups = groupby(live.partitions, lambda row: row.topic)
-        return cls(live, tuple(_topic_now(topic, list(rows)) for topic, rows in groups))
+        return cls(live, tuple(_topic_totals(topic, list(rows)) for topic, rows in groups))
 
     @property
-    def mirror(self) -> str:
+    def name(self) -> str:
         """The mirror's name."""
         return self.live.snapshot.mirror
 
     def age(self, moment: float) -> float:
-        """Return the seconds since a moment of the engine's clock."""
+        """Return the seconds since a time of the engine's clock."""
         return max(0.0, self.live.snapshot.at - moment)
 
 
-def _topic_now(topic: str, rows: Sequence[PartitionRow]) -> TopicNow:
+def _topic_totals(topic: str, rows: Sequence[PartitionRow]) -> TopicTotals:
     mirrored = [row for row in rows if row.state is not PartitionState.STOPPED]
     lags = [row.lag for row in mirrored if row.lag is not None]
     times = [row.time_lag_ms for row in mirrored if row.time_lag_ms is not None]
     is_known, is_time_known = len(lags) == len(mirrored) > 0, len(times) == len(mirrored) > 0
     failed = sum(row.state is PartitionState.FAILED for row in rows)
-    return TopicNow(topic, sum(lags) if is_known else None, max(times) if is_time_known else None, failed)
+    return TopicTotals(topic, sum(lags) if is_known else None, max(times) if is_time_known else None, failed)
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
-    """What a run knows: its phase, once it copies its mirrors, and those that have no engine in it now."""
+class RunStatus:
+    """What is known of a run: its phase; while it copies, its mirrors, and those without an engine."""
 
     phase: str
     time_ms: int
+    #: What it waits for; None once it copies.
     #: What is waited for, None once it copies.
     waits_for: str | None
-    mirrors: tuple[MirrorNow, ...] = ()
-    apart: Mapping[str, Apart] = field(default_factory=dict)
+    mirrors: tuple[MirrorTotals, ...] = ()
+    not_copied: Mapping[str, NotCopied] = field(default_factory=dict)
 
     @property
     def missing(self) -> str | None:
-        """Why records do not flow, a line for each mirror; None where they do."""
+        """Why records do not flow, a line for each mirror; None if they do."""
         if self.waits_for is not None:
             return self.waits_for
-        found = {one.mirror: one.live.missing for one in self.mirrors if one.live.missing is not None}
-        found |= {mirror: apart.why for mirror, apart in self.apart.items()}
+        found = {one.name: one.live.missing for one in self.mirrors if one.live.missing is not None}
+        found |= {mirror: not_copied.why for mirror, not_copied in self.not_copied.items()}
         if not self.mirrors and not found:
             return "there is no mirror to copy"
         return "\n".join(f"{mirror}: {why}" for mirror, why in sorted(found.items())) or None
@@ -98,7 +99,7 @@ T = TypeVar("T")
 class Metric(Generic[T]):
     """Declare one metric; those of mirrors have the label `mirror` before their `labels`.
 
-    `kip_1279` and `cluster_linking` name what comes nearest to it in Apache Kafka's proposal and at Confluent.
+    `kip_1279` and `cluster_linking` name the closest metric in Apache Kafka's proposal and at Confluent.
     """
 
     name: str
@@ -107,7 +108,7 @@ class Metric(Generic[T]):
     labels: tuple[str, ...]
     meaning: str
     values: Callable[[T], Iterable[Value]]
-    #: When there is no sample, in words; nothing where there always is one.
+    #: When there is no sample, in words; "" if there always is one.
     absent: str = ""
     kip_1279: str = ""
     cluster_linking: str = ""
@@ -118,18 +119,18 @@ def _one(value: float | Latencies | None) -> list[Value]:
 
 
 def _counted(codes: Iterable[str], found: Iterable[str | None]) -> Iterator[Value]:
-    """Yield how many there are of each code, of those that there are none of too."""
+    """Yield how many there are of each code, zeros included."""
     counts = Counter(found)
     return (((str(code),), counts[code]) for code in codes)
 
 
-def _healthy(now: Now) -> Iterator[Value]:
-    yield from (((one.mirror,), one.live.missing is None) for one in now.mirrors)
-    yield from (((mirror,), False) for mirror in now.apart)
+def _healthy(run: RunStatus) -> Iterator[Value]:
+    yield from (((one.name,), one.live.missing is None) for one in run.mirrors)
+    yield from (((mirror,), False) for mirror in run.not_copied)
 
 
 def _partition_state(row: PartitionRow) -> str:
-    """Return the state as `describe` shows it first: why nothing is copied goes before what is remembered."""
+    """Return the state as `describe` shows it: the reason why nothing is copied, otherwise the stored state."""
     return row.reason if row.is_idle and row.reason is not None else row.state
 
 
@@ -138,9 +139,9 @@ def _is_lag_missing(row: PartitionRow) -> bool:
     return row.lag is None and not is_idle
 
 
-def _topics(value: Callable[[TopicNow], float | None]) -> Callable[[MirrorNow], Iterator[Value]]:
-    def values(now: MirrorNow) -> Iterator[Value]:
-        return (((topic.topic,), found) for topic in now.topics if (found := value(topic)) is not None)
+def _topics(value: Callable[[TopicTotals], float | None]) -> Callable[[MirrorTotals], Iterator[Value]]:
+    def values(mirror: MirrorTotals) -> Iterator[Value]:
+        return (((topic.topic,), found) for topic in mirror.topics if (found := value(topic)) is not None)
 
     return values
 
@@ -149,89 +150,89 @@ def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _copied(of: Literal["records", "bytes"]) -> Callable[[MirrorNow], Iterator[Value]]:
-    def values(now: MirrorNow) -> Iterator[Value]:
-        copied = now.live.snapshot.counters.copied
-        return (((t.topic,), getattr(copied[t.topic], of) if t.topic in copied else 0) for t in now.topics)
+def _copied(of: Literal["records", "bytes"]) -> Callable[[MirrorTotals], Iterator[Value]]:
+    def values(mirror: MirrorTotals) -> Iterator[Value]:
+        copied = mirror.live.snapshot.counters.copied
+        return (((t.topic,), getattr(copied[t.topic], of) if t.topic in copied else 0) for t in mirror.topics)
 
     return values
 
 
-def _partitions(value: Callable[[PartitionRow], float | None]) -> Callable[[MirrorNow], Iterator[Value]]:
-    def values(now: MirrorNow) -> Iterator[Value]:
-        if now.live.settings is None or not now.live.settings.metrics_per_partition:
+def _partitions(value: Callable[[PartitionRow], float | None]) -> Callable[[MirrorTotals], Iterator[Value]]:
+    def values(mirror: MirrorTotals) -> Iterator[Value]:
+        if mirror.live.settings is None or not mirror.live.settings.metrics_per_partition:
             return
-        for row in now.live.partitions:
+        for row in mirror.live.partitions:
             if (found := value(row)) is not None and row.state is not PartitionState.STOPPED:
                 yield (row.topic, str(row.partition)), found
 
     return values
 
 
-def _source_offsets(now: MirrorNow) -> Iterator[Value]:
-    known_ms = now.live.snapshot.time_ms - KNOWN_SECONDS * 1000
+def _source_offsets(mirror: MirrorTotals) -> Iterator[Value]:
+    known_ms = mirror.live.snapshot.time_ms - KNOWN_SECONDS * 1000
     return _partitions(
         lambda row: row.source_offset if row.as_of_ms is not None and row.as_of_ms >= known_ms else None
-    )(now)
+    )(mirror)
 
 
-def _source_up(now: MirrorNow) -> list[Value]:
-    snapshot = now.live.snapshot
+def _source_up(mirror: MirrorTotals) -> list[Value]:
+    snapshot = mirror.live.snapshot
     is_known = snapshot.source_trouble is not None or snapshot.source_seen_at is not None
     return _one(snapshot.source_trouble is None if is_known else None)
 
 
-def _source_age(now: MirrorNow) -> list[Value]:
-    seen_at = now.live.snapshot.source_seen_at
-    return _one(None if seen_at is None else now.age(seen_at))
+def _source_age(mirror: MirrorTotals) -> list[Value]:
+    seen_at = mirror.live.snapshot.source_seen_at
+    return _one(None if seen_at is None else mirror.age(seen_at))
 
 
-def _lane_ages(now: MirrorNow) -> Iterator[Value]:
-    snapshot = now.live.snapshot
+def _lane_ages(mirror: MirrorTotals) -> Iterator[Value]:
+    snapshot = mirror.live.snapshot
     return (
-        ((str(lane),), now.age(at)) for lane, at in sorted(snapshot.lanes_heard_at.items()) if lane in snapshot.lanes
+        ((str(lane),), mirror.age(at)) for lane, at in sorted(snapshot.lanes_heard_at.items()) if lane in snapshot.lanes
     )
 
 
-def _job_ages(now: MirrorNow) -> Iterator[Value]:
-    snapshot = now.live.snapshot
+def _job_ages(mirror: MirrorTotals) -> Iterator[Value]:
+    snapshot = mirror.live.snapshot
     for name, job in JOBS.items():
         if name in snapshot.jobs:
-            yield (job,), now.age(snapshot.jobs_done_at.get(name, snapshot.began_at))
+            yield (job,), mirror.age(snapshot.jobs_done_at.get(name, snapshot.began_at))
 
 
-def _groups_skipped(now: MirrorNow) -> Iterator[Value]:
-    return _counted(sorted(LASTING_REASONS), (one.skipped for one in now.live.state.groups(now.mirror)))
+def _groups_skipped(mirror: MirrorTotals) -> Iterator[Value]:
+    return _counted(sorted(LASTING_REASONS), (one.skipped for one in mirror.live.state.groups(mirror.name)))
 
 
-def _groups(now: MirrorNow) -> list[Value]:
-    found = now.live.state.groups_checked(now.mirror)
+def _groups(mirror: MirrorTotals) -> list[Value]:
+    found = mirror.live.state.groups_checked(mirror.name)
     return _one(None if found is None else found.groups)
 
 
-def _heartbeat_age(now: MirrorNow) -> list[Value]:
-    snapshot = now.live.snapshot
+def _heartbeat_age(mirror: MirrorTotals) -> list[Value]:
+    snapshot = mirror.live.snapshot
     return _one(max(0, snapshot.time_ms - snapshot.engine.last_seen_ms) / 1000)
 
 
-def _throttle(now: MirrorNow) -> list[Value]:
-    return _one(now.live.row.throttle_bytes_per_second if now.live.row is not None else None)
+def _throttle(mirror: MirrorTotals) -> list[Value]:
+    return _one(mirror.live.row.throttle_bytes_per_second if mirror.live.row is not None else None)
 
 
-def _topic_records(now: MirrorNow, of: Literal["rebuild", "archive"]) -> int:
-    return sum(getattr(one, of) is not None for one in now.live.state.topics(now.mirror))
+def _topic_records(mirror: MirrorTotals, of: Literal["rebuild", "archive"]) -> int:
+    return sum(getattr(one, of) is not None for one in mirror.live.state.topics(mirror.name))
 
 
-#: The jobs beside the copy: their names in sentences, and in labels.
+#: The side jobs: their names in sentences, and in labels.
 JOBS = {"group offsets": "groups", "topic settings": "settings", "rights": "rights", "discovery": "discovery"}
 PARTITION_STATES = (*PartitionState, *sorted(NOT_COPYING))
 _FETCHER = "of `MirrorFetcherManager`"
 _LINK = "of `ClusterLinkFetcherManager`"
 _SETTING = "unless the mirror has `metrics.per.partition=true`"
 
-#: What is served of the run as a whole.
+#: The values of `phase`.
 PHASES = ("waiting", "starting", "copying", "stopping")
-RUN_METRICS: tuple[Metric[Now], ...] = (
+RUN_METRICS: tuple[Metric[RunStatus], ...] = (
     Metric(
         "kmirror_build_info",
         "gauge",
@@ -245,8 +246,8 @@ RUN_METRICS: tuple[Metric[Now], ...] = (
         "gauge",
         "1 or 0",
         ("phase",),
-        f"1 for the phase that `run` is in: {', '.join(PHASES)}; metrics of mirrors are there only while it copies",
-        lambda now: (((one,), one == now.phase) for one in PHASES),
+        f"1 for the current phase of `run`: {', '.join(PHASES)}; a mirror has metrics only while `run` is copying",
+        lambda run: (((one,), one == run.phase) for one in PHASES),
     ),
     Metric(
         "kmirror_healthy",
@@ -258,14 +259,14 @@ RUN_METRICS: tuple[Metric[Now], ...] = (
         "while `run` waits or starts",
     ),
 )
-METRICS: tuple[Metric[MirrorNow], ...] = (
+METRICS: tuple[Metric[MirrorTotals], ...] = (
     Metric(
         "kmirror_engine_start_time_seconds",
         "gauge",
         "epoch seconds",
         (),
-        "since when the engine is in charge of the mirror",
-        lambda now: _one(now.live.snapshot.engine.since_ms / 1000),
+        "when the engine took charge of the mirror",
+        lambda mirror: _one(mirror.live.snapshot.engine.since_ms / 1000),
     ),
     Metric(
         "kmirror_engine_heartbeat_age_seconds",
@@ -290,7 +291,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "gauge",
         "seconds",
         (),
-        "since the engine's last look at the source that was answered; one is due every `refresh.interval.seconds`",
+        "since the source last answered the source monitor; one answer is due every `refresh.interval.seconds`",
         _source_age,
         "before the first answer",
     ),
@@ -300,7 +301,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "topics",
         ("state",),
         "topics by topic state",
-        lambda now: _counted(TopicState, {row.topic: row.topic_state for row in now.live.partitions}.values()),
+        lambda mirror: _counted(TopicState, {row.topic: row.topic_state for row in mirror.live.partitions}.values()),
         cluster_linking="`mirror-topic-count`",
     ),
     Metric(
@@ -308,9 +309,9 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "gauge",
         "partitions",
         ("state",),
-        "partitions by state; those that nobody copies now count as "
-        f"{', '.join(f'`{code}`' for code in sorted(NOT_COPYING))}, whatever is remembered of them",
-        lambda now: _counted(PARTITION_STATES, map(_partition_state, now.live.partitions)),
+        "partitions by state; those that are not copied now count as "
+        f"{', '.join(f'`{code}`' for code in sorted(NOT_COPYING))}, whatever their stored state is",
+        lambda mirror: _counted(PARTITION_STATES, map(_partition_state, mirror.live.partitions)),
         kip_1279=f"`FailedPartitionsCount` {_FETCHER}",
         cluster_linking=f"`FailedPartitionsCount` {_LINK}",
     ),
@@ -320,24 +321,24 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "partitions",
         ("reason",),
         "partitions by reason code; those without a reason are not counted",
-        lambda now: _counted(Reason, (row.reason for row in now.live.partitions)),
+        lambda mirror: _counted(Reason, (row.reason for row in mirror.live.partitions)),
     ),
     Metric(
         "kmirror_partitions_lag_unknown",
         "gauge",
         "partitions",
         (),
-        "partitions that are to be copied and whose lag is not known now; the lag of their topics is absent",
-        lambda now: _one(sum(map(_is_lag_missing, now.live.partitions))),
+        "partitions that must be copied and whose lag is unknown now; the lag of their topics is absent",
+        lambda mirror: _one(sum(map(_is_lag_missing, mirror.live.partitions))),
     ),
     Metric(
         "kmirror_topic_lag_offsets",
         "gauge",
         "offsets",
         ("topic",),
-        "offsets that the destination lacks, all partitions together",
+        "offsets that the destination lacks, summed over the partitions",
         _topics(lambda topic: topic.lag),
-        "while the lag of one of its partitions is not known, and where all are STOPPED",
+        "while the lag of one of its partitions is unknown, and if all are STOPPED",
         f"`MaxLag` {_FETCHER}",
         f"`MaxLag` {_LINK}",
     ),
@@ -348,7 +349,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         ("topic",),
         "`timeLagMs` of `describe`, the largest of its partitions",
         _topics(lambda topic: _seconds(topic.time_lag_ms)),
-        "while it is not known of one of its partitions, and where all are STOPPED",
+        "while it is unknown for one of its partitions, and if all are STOPPED",
     ),
     Metric(
         "kmirror_topic_partitions_failed",
@@ -385,7 +386,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         ("topic", "partition"),
         "offsets that the destination lacks",
         _partitions(lambda row: row.lag),
-        f"{_SETTING}; while it is not known; where STOPPED",
+        f"{_SETTING}; while it is unknown; if STOPPED",
         "`ConsumerLag` of `FetcherLagMetrics`",
         "`ConsumerLag` of `FetcherLagMetrics`",
     ),
@@ -396,16 +397,16 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         ("topic", "partition"),
         "`timeLagMs` of `describe`",
         _partitions(lambda row: _seconds(row.time_lag_ms)),
-        f"{_SETTING}; while it is not known; where STOPPED",
+        f"{_SETTING}; while it is unknown; if STOPPED",
     ),
     Metric(
         "kmirror_partition_source_offset",
         "gauge",
         "offset, exclusive",
         ("topic", "partition"),
-        "the source's last stable offset, as the source told it within the last 10 seconds",
+        "the source's last stable offset, as the source returned it within the last 10 seconds",
         _source_offsets,
-        f"{_SETTING}; while the source does not tell; where STOPPED",
+        f"{_SETTING}; while the source does not return it; if STOPPED",
     ),
     Metric(
         "kmirror_partition_destination_offset",
@@ -414,7 +415,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         ("topic", "partition"),
         "the destination's log end, as the lane that copies the partition last reported it",
         _partitions(lambda row: row.destination_offset),
-        f"{_SETTING}; before a lane has reported; where STOPPED",
+        f"{_SETTING}; before a lane has reported; if STOPPED",
     ),
     Metric(
         "kmirror_batches_copied_total",
@@ -422,23 +423,23 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "batches",
         (),
         "batches appended since the engine began",
-        lambda now: _one(now.live.snapshot.counters.batches_copied),
+        lambda mirror: _one(mirror.live.snapshot.counters.batches_copied),
     ),
     Metric(
         "kmirror_batches_taken_apart_total",
         "counter",
         "batches",
         (),
-        "batches of the source that could not be sent as they are, and were decoded and put together anew",
-        lambda now: _one(now.live.snapshot.counters.batches_taken_apart),
+        "batches of the source that could not be sent as they are, and were decoded and rebuilt",
+        lambda mirror: _one(mirror.live.snapshot.counters.batches_taken_apart),
     ),
     Metric(
         "kmirror_batches_merged_total",
         "counter",
         "batches",
         (),
-        "small batches of the source that were put into one with their neighbours (copy.merge.batches)",
-        lambda now: _one(now.live.snapshot.counters.batches_merged),
+        "small batches of the source that were merged with their neighbours (copy.merge.batches)",
+        lambda mirror: _one(mirror.live.snapshot.counters.batches_merged),
     ),
     Metric(
         "kmirror_offsets_filled_total",
@@ -446,7 +447,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "offsets",
         (),
         "offsets at which the source shows no record, filled at the destination",
-        lambda now: _one(now.live.snapshot.counters.offsets_filled),
+        lambda mirror: _one(mirror.live.snapshot.counters.offsets_filled),
     ),
     Metric(
         "kmirror_fetched_bytes_total",
@@ -454,15 +455,15 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "bytes",
         (),
         "bytes fetched from the source",
-        lambda now: _one(now.live.snapshot.counters.fetched_bytes),
+        lambda mirror: _one(mirror.live.snapshot.counters.fetched_bytes),
     ),
     Metric(
         "kmirror_throttled_seconds_total",
         "counter",
         "seconds",
         (),
-        "how long lanes have waited for `throttle.bytes.per.second`, all lanes together",
-        lambda now: _one(now.live.snapshot.counters.throttled_ms / 1000),
+        "how long lanes have waited for `throttle.bytes.per.second`, summed over the lanes",
+        lambda mirror: _one(mirror.live.snapshot.counters.throttled_ms / 1000),
     ),
     Metric(
         "kmirror_throttle_limit_bytes_per_second",
@@ -471,15 +472,15 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         (),
         "the mirror's `throttle.bytes.per.second`",
         _throttle,
-        "where there is no limit",
+        "if there is no limit",
     ),
     Metric(
         "kmirror_fetch_duration_seconds",
         "histogram",
         "seconds",
         (),
-        "from request to answer of fetches that brought records; the source's wait for records is part of it",
-        lambda now: _one(now.live.snapshot.counters.fetch_latencies),
+        "from request to answer of fetches that returned records; includes the source's wait for records",
+        lambda mirror: _one(mirror.live.snapshot.counters.fetch_latencies),
     ),
     Metric(
         "kmirror_produce_duration_seconds",
@@ -487,15 +488,15 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "seconds",
         (),
         "from request to answer of appends at the destination",
-        lambda now: _one(now.live.snapshot.counters.produce_latencies),
+        lambda mirror: _one(mirror.live.snapshot.counters.produce_latencies),
     ),
     Metric(
         "kmirror_lanes",
         "gauge",
         "lanes",
         (),
-        "lanes that are to copy",
-        lambda now: _one(len(now.live.snapshot.lanes)),
+        "lanes that should be copying",
+        lambda mirror: _one(len(mirror.live.snapshot.lanes)),
     ),
     Metric(
         "kmirror_lanes_silent",
@@ -503,7 +504,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "lanes",
         (),
         "lanes that no worker has reported on for 10 seconds",
-        lambda now: _one(len(now.live.snapshot.silent_lanes)),
+        lambda mirror: _one(len(mirror.live.snapshot.silent_lanes)),
         kip_1279=f"`DeadThreadCount` {_FETCHER}",
         cluster_linking=f"`DeadThreadCount` {_LINK}",
     ),
@@ -522,15 +523,15 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "restarts",
         (),
         "lanes that died, stopped responding or lost their worker, and were started again",
-        lambda now: _one(now.live.snapshot.lane_restarts),
+        lambda mirror: _one(mirror.live.snapshot.lane_restarts),
     ),
     Metric(
         "kmirror_job_success_age_seconds",
         "gauge",
         "seconds",
         ("sync",),
-        "since a job beside the copy last succeeded, or since the engine began where it has not yet; a job that is"
-        " switched off has nothing to do and succeeds",
+        "since a side job last succeeded, or since the engine started if it has not yet; a job that is switched off has"
+        " nothing to do and succeeds",
         _job_ages,
         cluster_linking="`link-task-count`",
     ),
@@ -548,7 +549,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "gauge",
         "groups",
         ("reason",),
-        "groups whose offsets are left alone until someone acts, by the reason of `describe --groups`",
+        "groups whose offsets are not synced until someone acts, by the reason of `describe --groups`",
         _groups_skipped,
     ),
     Metric(
@@ -557,23 +558,23 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "failures",
         (),
         "how often a partition became FAILED, or FAILED for another reason",
-        lambda now: _one(now.live.snapshot.events["partition", "FAILED"]),
+        lambda mirror: _one(mirror.live.snapshot.events["partition", "FAILED"]),
     ),
     Metric(
         "kmirror_losses_total",
         "counter",
         "losses",
         (),
-        "how often copying went on behind records that the source had lost before they were copied",
-        lambda now: _one(now.live.snapshot.events["partition", "LOSS_ACCEPTED"]),
+        "how often copying resumed after records that the source had lost before they were copied",
+        lambda mirror: _one(mirror.live.snapshot.events["partition", "LOSS_ACCEPTED"]),
     ),
     Metric(
         "kmirror_lost_records_total",
         "counter",
         "offsets",
         (),
-        "how many offsets these losses have cost",
-        lambda now: _one(now.live.snapshot.lost_records),
+        "how many offsets these losses skipped",
+        lambda mirror: _one(mirror.live.snapshot.lost_records),
     ),
     Metric(
         "kmirror_rebuilds_total",
@@ -581,7 +582,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "rebuilds",
         (),
         "topics rebuilt because their source was recreated or its history rewritten",
-        lambda now: _one(now.live.snapshot.rebuilds),
+        lambda mirror: _one(mirror.live.snapshot.rebuilds),
     ),
     Metric(
         "kmirror_topics_rebuilding",
@@ -589,7 +590,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "topics",
         (),
         "topics that are being rebuilt now",
-        lambda now: _one(_topic_records(now, "rebuild")),
+        lambda mirror: _one(_topic_records(mirror, "rebuild")),
     ),
     Metric(
         "kmirror_topics_archived",
@@ -597,6 +598,6 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "topics",
         (),
         "topics whose records from before their last rebuild are in an archive",
-        lambda now: _one(_topic_records(now, "archive")),
+        lambda mirror: _one(_topic_records(mirror, "archive")),
     ),
 )

@@ -1,4 +1,4 @@
-"""The page of a running engine, put together: one document that needs nothing but the addresses beside it."""
+"""The HTML page of a running engine: one document that needs only the other paths of its server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def page_text() -> bytes:
 
 
 def script() -> str:
-    """Return what the page does."""
+    """Return the script of the page."""
     return _part("page.js")
 
 

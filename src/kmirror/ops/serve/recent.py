@@ -1,7 +1,6 @@
-"""What happened to the mirrors of a run in the last hour: their points, and the events that the destination stores.
+"""The last hour of a run's mirrors: their points, and the events stored at the destination.
 
-Events are read by a thread of their own, and only when somebody asks: a destination that hangs holds up neither the
-copy nor an answer.
+Events are read on demand, by a thread of their own: a destination that hangs delays neither the copy nor an answer.
 """
 
 from __future__ import annotations
@@ -15,25 +14,25 @@ from kmirror.columns import COUNT, DURATION, TIME, Column, Type, document, list_
 from kmirror.engine.clock import now, now_ms
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.context import Destination
-from kmirror.ops.serve.metrics import Now
+from kmirror.ops.serve.metrics import RunStatus
 from kmirror.ops.show.events import EVENTS
 from kmirror.state.events import Event, EventPage
 from kmirror.state.history_records import HOUR_MS, TimedPoint
 from kmirror.words import at_time, one_line
 
-#: Whoever asks more often is given the same events again.
+#: A client that asks more often gets the same events again.
 _SAME_SECONDS = 5.0
-#: How long an answer waits for the destination, and how long a question to it may take.
+#: How long an answer waits for the destination, and how long a request to it may take.
 _PATIENCE_SECONDS, _TIMEOUT_SECONDS = 2.0, 5.0
-#: While the destination takes longer than this, what it said before is not of now any more.
+#: If the destination takes longer than this, the events that were read before count as old.
 _OLD_MS = 10_000
 _MOST_EVENTS = 500
 
-_NONE_KNOWN = "it is known of no partition"
+_NONE_KNOWN = "it is unknown for every partition"
 _PER_SECOND = Type("number", "per second").null_when("no lane reported")
 
 POINT: tuple[Column[TimedPoint], ...] = (
-    Column("timeMs", TIME, "when it was so", lambda timed: timed[0]),
+    Column("timeMs", TIME, "the time of the point", lambda timed: timed[0]),
     Column(
         "lag",
         COUNT.null_when(_NONE_KNOWN),
@@ -58,7 +57,7 @@ POINT: tuple[Column[TimedPoint], ...] = (
     Column("notCopied", COUNT, "partitions that were not copied", lambda timed: timed[1].not_copied),
     Column(
         "phase",
-        columns.TEXT.null_when("it copied"),
+        columns.TEXT.null_when("it was copying"),
         "what kept the engine from copying anything, such as NO_WORKERS",
         lambda timed: timed[1].phase,
     ),
@@ -67,14 +66,14 @@ POINT: tuple[Column[TimedPoint], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The events of the last hour, oldest first, None before any were read; `trouble` says why they are not of now."""
+    """The events of the last hour, oldest first, None before any were read; `trouble` says why they are not current."""
 
     found: tuple[Event, ...] | None = None
     trouble: str | None = None
 
 
 class RecentEvents:
-    """Read the events of the last hour; for any thread. `close` it in the end."""
+    """Read the events of the last hour; for any thread. Call `close` at the end."""
 
     def __init__(self, open_destination: Callable[[], Destination]) -> None:
         self._open = open_destination
@@ -89,7 +88,7 @@ class RecentEvents:
         self._closed = False
 
     def last(self) -> Events:
-        """Return them, as they were some seconds ago at most where the destination answers."""
+        """Return them as they were a few seconds ago at most, if the destination answers."""
         with self._lock:
             is_due = self._read_at is None or now() - self._read_at >= _SAME_SECONDS
             if self._reading is None and is_due and not self._closed:
@@ -106,11 +105,11 @@ class RecentEvents:
         return Events(found, trouble)
 
     def close(self) -> None:
-        """Let go of the destination; a question under way does so when it comes back."""
+        """Close the connection to the destination; a read in progress closes it when it ends."""
         with self._lock:
             self._closed = True
             if self._reading is None:
-                self._let_go()
+                self._disconnect()
 
     def _read(self) -> None:
         at_ms, before = now_ms(), self._page
@@ -118,20 +117,20 @@ class RecentEvents:
             if self._destination is None:
                 self._destination = self._open()
             self._page = self._destination.store.read_event_page(before, None, at_ms - HOUR_MS, _TIMEOUT_SECONDS)
-            # a topic of that name that is another one is read from its beginning
+            # another topic of that name is read from its beginning
             kept = self._last.found or () if self._page.topic_id == before.topic_id else ()
             self._last, self._known_until_ms = Events((*kept, *self._page.events)[-_MOST_EVENTS:]), at_ms
         except (KmirrorError, OutcomeUnknown) as error:
             which = "the events" if self._known_until_ms is None else f"events after {at_time(self._known_until_ms)}"
             self._last = Events(self._last.found, f"{which} are not known: {one_line(str(error))}")
-            self._let_go()
+            self._disconnect()
         finally:
             with self._lock:
                 self._reading, self._read_at = None, now()
                 if self._closed:
-                    self._let_go()
+                    self._disconnect()
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         if self._destination is not None:
             self._destination.close()
             self._destination = None
@@ -139,19 +138,19 @@ class RecentEvents:
 
 @dataclass(frozen=True, slots=True)
 class LastHour:
-    """What /history.json says: of each mirror that the engine copies its points, and the events."""
+    """The content of /history.json: for each mirror that the engine copies its points, and their events."""
 
     time_ms: int
     mirrors: tuple[tuple[str, tuple[TimedPoint, ...]], ...]
     events: Events
 
     @classmethod
-    def of(cls, found: Now, events: Events) -> LastHour:
-        """Return what is known, with the events of these mirrors alone."""
-        mirrors = tuple((one.mirror, one.live.snapshot.history) for one in found.mirrors)
-        ours = {mirror for mirror, _ in mirrors} | set(found.apart)
+    def of(cls, run: RunStatus, events: Events) -> LastHour:
+        """Return the points and events of the run's mirrors."""
+        mirrors = tuple((one.name, one.live.snapshot.history) for one in run.mirrors)
+        ours = {mirror for mirror, _ in mirrors} | set(run.not_copied)
         shown = None if events.found is None else tuple(event for event in events.found if event.mirror in ours)
-        return cls(found.time_ms, mirrors, Events(shown, events.trouble))
+        return cls(run.time_ms, mirrors, Events(shown, events.trouble))
 
 
 _MIRROR: tuple[Column[tuple[str, tuple[TimedPoint, ...]]], ...] = (
@@ -159,12 +158,12 @@ _MIRROR: tuple[Column[tuple[str, tuple[TimedPoint, ...]]], ...] = (
     Column(
         "points",
         list_of(object_of(POINT)),
-        "how it went, oldest first: every 15 seconds, before this engine every minute",
+        "its points, oldest first: every 15 seconds, before this engine every minute",
         lambda one: [document(POINT, timed) for timed in one[1]],
     ),
 )
 HISTORY: tuple[Column[LastHour], ...] = (
-    Column("asOf", TIME, "when the engine knew what is here", lambda hour: hour.time_ms),
+    Column("asOf", TIME, "the time of this snapshot", lambda hour: hour.time_ms),
     Column(
         "mirrors",
         list_of(object_of(_MIRROR)),
@@ -179,8 +178,8 @@ HISTORY: tuple[Column[LastHour], ...] = (
     ),
     Column(
         "eventsTrouble",
-        columns.TEXT.null_when("they are of now"),
-        "why the events are not known, or not the newest ones",
+        columns.TEXT.null_when("they are current"),
+        "why the events, or the newest ones, are not known",
         lambda hour: hour.events.trouble,
     ),
 )

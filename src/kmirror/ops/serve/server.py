@@ -1,7 +1,7 @@
-"""Listen for HTTP while an engine runs: a thread that accepts, and one for each request.
+"""Serve HTTP while an engine runs: one thread accepts connections, and each request has a thread.
 
-It only reads, and must not hold up the copy, whatever clients do: how many are served at a time, how long one may take
-to ask and to listen, and how much of a request is read are limited.
+Requests only read, and must not delay the copy, whatever clients do: the number of clients, the time that one may take,
+and the size of a request are limited.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kmirror.ops.serve.service import Service
 
 _logger = logging.getLogger(__name__)
 
-#: Clients served at a time; more are told to come again.
+#: Clients served at a time; others get 503.
 MOST_CLIENTS = 32
-#: How long a client may say nothing, and how long it may take for all.
+#: How long a client may be silent, and how long it may take in all.
 _SILENCE_SECONDS, _CLIENT_SECONDS = 5.0, 30.0
 _POLL_SECONDS = 0.2
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -45,12 +45,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer with head and body."""
         try:
             found = answer(self.server.service, urlsplit(self.path).path, self.headers.get("Accept", ""))
-        except Exception as error:  # an error of ours: it must be seen, and must not end the copy
+        except Exception as error:  # a bug: it must be visible, and must not end the copy
             _logger.exception("answering %s failed", self.path)
             found = Answer.of_text(HTTPStatus.INTERNAL_SERVER_ERROR, f"kmirror failed to answer: {error!r}")
         self._send(found)
 
-    #: The same, and `_send` leaves the body out.
+    #: The same; `_send` omits the body.
     do_HEAD = do_GET  # noqa: N815
 
     def _refuse(self) -> None:
@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(found.body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-        """Log for those who ask for it with -vv."""
+        """Log requests for -vv."""
         _logger.debug("%s %s", self.address_string(), format % args)
 
 
@@ -102,7 +102,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return Address(*self.socket.getsockname()[:2])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve it in a thread of its own, where there is a place."""
+        """Serve it in a thread of its own, if there is a free one."""
         if not self._places.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 request.settimeout(_POLL_SECONDS)
@@ -113,7 +113,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve it, and give the place back."""
+        """Serve it, and free the thread's place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -121,23 +121,23 @@ class _Server(socketserver.ThreadingTCPServer):
             self._places.release()
 
     def service_actions(self) -> None:
-        """Hang up on those who take too long."""
+        """Close the connections of clients that take too long."""
         latest = time.monotonic() - _CLIENT_SECONDS
         for request in [one for one, since in self._served.copy().items() if since < latest]:
             with contextlib.suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log it: clients that hang up are nobody's business, and an error of ours must not end the copy."""
+        """Log it: clients that hang up do not matter, and a bug of ours must not end the copy."""
         _logger.debug("serving %s failed", client_address, exc_info=True)
 
 
 @contextlib.contextmanager
 def serving(address: Address, service: Service) -> Iterator[Address]:
-    """Serve until the `with` block ends; give the address that is listened on.
+    """Serve until the `with` block ends; yield the address that is listened on.
 
     Raises:
-        RefusedError: nobody can listen there.
+        RefusedError: the address cannot be listened on.
     """
     try:
         server = _Server(address, service)

@@ -1,4 +1,4 @@
-"""What is known of a `run` at any moment: its own thread tells, threads of HTTP ask."""
+"""What is known of a `run` at any time: the run's own thread tells it, HTTP threads read it."""
 
 from __future__ import annotations
 
@@ -8,72 +8,72 @@ from dataclasses import dataclass, field
 
 from kmirror.engine.clock import epoch_ms, now, now_ms
 from kmirror.engine.control.driver import COPYING, STOPPING, RunView
-from kmirror.engine.control.engines import Apart
+from kmirror.engine.control.engines import NotCopied
 from kmirror.engine.control.journal import Level
 from kmirror.engine.control.snapshots import Snapshots
 from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import MirrorNow, Now
+from kmirror.ops.serve.metrics import MirrorTotals, RunStatus
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.words import at_time
 
-#: A loop that copies turns many times a second, one that waits for something at the start once a second.
+#: The driver's loop runs many times a second; while the run waits for something at the start, once a second.
 TURN_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
-#: Whoever asks more often is given the same answer again: making one takes work.
+#: A client that asks more often gets the same answer again: making one takes work.
 _SAME_SECONDS = 1.0
 
 _STARTING, _WAITING = "starting", "waiting"
 
 
 class StuckError(Exception):
-    """The driver does not turn."""
+    """The driver does not respond."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What the run showed last."""
+    """What the run last showed."""
 
     at: float
     phase: str
     words: str
-    #: Why it waits, where that is known.
+    #: Why it waits, if that is known.
     why: str | None = None
-    apart: Mapping[str, Apart] = field(default_factory=dict)
+    not_copied: Mapping[str, NotCopied] = field(default_factory=dict)
 
 
 class Service:
-    """Answer for one run; `show` is called by its thread about once a second, all else by any thread."""
+    """Answer for one run; `show` is called by its thread about once a second, everything else by any thread."""
 
     def __init__(self, snapshots: Snapshots, recent: RecentEvents) -> None:
         self._snapshots = snapshots
         self.recent = recent
         self._shown = _Shown(now(), _STARTING, _STARTING)
         self._lock = threading.Lock()
-        self._last: tuple[float, Now | StuckError] | None = None
+        self._last: tuple[float, RunStatus | StuckError] | None = None
 
     def show(self, view: RunView) -> None:
         """Take what the run shows."""
         phase, before = self._phase(view.phase), self._shown
-        told = [note.text for note in view.notes if note.level is not Level.INFO]
-        why = told[-1] if told else before.why if view.phase == before.words else None
-        self._shown = _Shown(now(), phase, view.phase, why, view.apart)
+        warnings = [note.text for note in view.notes if note.level is not Level.INFO]
+        why = warnings[-1] if warnings else before.why if view.phase == before.words else None
+        self._shown = _Shown(now(), phase, view.phase, why, view.not_copied)
 
     def _phase(self, words: str) -> str:
         if words == STOPPING:
             return STOPPING
         if self._snapshots.turned_at is not None:
-            return COPYING  # also while all its mirrors are waited for
+            return COPYING  # also while it waits for all its mirrors
         return _WAITING if words.startswith(_WAITING) else _STARTING
 
     @property
     def stuck(self) -> str | None:
-        """Why the run is taken for dead, None while it turns."""
+        """Why the run counts as stuck; None while its loop runs."""
         turned_at = max(self._shown.at, self._snapshots.turned_at or 0.0)
         if now() - turned_at <= TURN_SECONDS:
             return None
-        return f"the driver does not turn: its loop last did at {at_time(epoch_ms(turned_at))}"
+        return f"the driver is stuck: its loop last ran at {at_time(epoch_ms(turned_at))}"
 
-    def now(self) -> Now:
+    def status(self) -> RunStatus:
         """Return what is known now, or was within the last second.
 
         Raises:
@@ -88,15 +88,16 @@ class Service:
             raise found
         return found
 
-    def _ask(self) -> Now | StuckError:
+    def _ask(self) -> RunStatus | StuckError:
         shown = self._shown
         if self._snapshots.turned_at is None or shown.phase == STOPPING:
             why = f"{shown.words}: {shown.why}" if shown.why else shown.words
-            return Now(shown.phase, now_ms(), why)
+            return RunStatus(shown.phase, now_ms(), why)
         try:
             snapshots = self._snapshots.ask(ANSWER_SECONDS)
         except TimeoutError:
-            return StuckError(f"the driver does not turn: it has not answered for {ANSWER_SECONDS:g} s")
-        found = (one for one in snapshots if one.mirror not in shown.apart)
-        mirrors = tuple(MirrorNow.of(live_mirror(one)) for one in found)
-        return Now(COPYING, min((one.time_ms for one in snapshots), default=now_ms()), None, mirrors, shown.apart)
+            return StuckError(f"the driver is stuck: it has not answered for {ANSWER_SECONDS:g} s")
+        found = (one for one in snapshots if one.mirror not in shown.not_copied)
+        mirrors = tuple(MirrorTotals.of(live_mirror(one)) for one in found)
+        time_ms = min((one.time_ms for one in snapshots), default=now_ms())
+        return RunStatus(COPYING, time_ms, None, mirrors, shown.not_copied)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from kmirror.columns import OBJECT, TEXT, TIME, Column, Table
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, known_mirror, now_ms
-from kmirror.ops.run.patience import may_pass
+from kmirror.ops.run.retrying import is_transient
 from kmirror.settings.durations import parse_timestamp
 from kmirror.state.events import Event, EventPage
 from kmirror.words import at_time, one_line
@@ -80,7 +80,7 @@ def follow_events(
         try:
             page = destination.store.read_event_page(page, mirror, since_ms, _FOLLOW_TIMEOUT_S)
         except (KmirrorError, OutcomeUnknown) as error:
-            if not may_pass(error) and getattr(error, "reason", None) is not Reason.DESTINATION_UNREACHABLE:
+            if not is_transient(error) and getattr(error, "reason", None) is not Reason.DESTINATION_UNREACHABLE:
                 raise
             if not is_silent:
                 warn(f"the destination does not answer, retrying until it does: {one_line(str(error))}")

@@ -220,7 +220,7 @@ class _Engine:
         if engine_in_charge(state, self._mirror, now_ms()) is not None or self._own.is_running:
             return
         if time.monotonic() - self._started_at > _RESTART_ENGINE_S:
-            said = self._own.said()
+            said = self._own.error_text()
             self._show.say("no engine is in charge: one is started" + (f" again ({said})" if said else ""))
             self._started_at = time.monotonic()
             self._own.start()

@@ -8,15 +8,15 @@ import pytest
 
 from kmirror.engine.control.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
-from kmirror.ops.run.all_mirrors import (
-    Rivals,
-    apart_by,
-    gives_up,
+from kmirror.ops.run.request import RunRequest
+from kmirror.ops.run.supervisor import (
+    OtherEngines,
     is_being_stopped,
+    is_left_out,
+    not_copied_because,
     unreadable_mirrors,
     wanted_mirrors,
 )
-from kmirror.ops.run.request import RunRequest
 from kmirror.state.records import (
     DesiredState,
     EngineRecord,
@@ -65,18 +65,18 @@ def test_what_a_newer_version_keeps_is_left_alone_and_not_taken_for_deleted(key:
 
 
 def test_a_lease_is_taken_when_the_engine_that_had_it_has_left() -> None:
-    rivals = Rivals()
-    assert not rivals.has_left("m", 0.0), "nobody has looked"
-    rivals.see("m", None, 0.0)
-    assert rivals.has_left("m", 0.0)
-    rivals.see("m", ENGINE, 10.0)
-    rivals.see("m", replace(ENGINE, last_seen_ms=5), 14.0)
-    assert not rivals.has_left("m", 19.0)
-    assert rivals.has_left("m", 19.1)
-    rivals.see("m", replace(ENGINE, last_seen_ms=6), 19.2)
-    assert not rivals.has_left("m", 19.3)
-    rivals.see("m", replace(ENGINE, state=EngineState.RELEASED), 19.4)
-    assert rivals.has_left("m", 19.5)
+    others = OtherEngines()
+    assert not others.has_left("m", 0.0), "nobody has looked"
+    others.take("m", None, 0.0)
+    assert others.has_left("m", 0.0)
+    others.take("m", ENGINE, 10.0)
+    others.take("m", replace(ENGINE, last_seen_ms=5), 14.0)
+    assert not others.has_left("m", 19.0)
+    assert others.has_left("m", 19.1)
+    others.take("m", replace(ENGINE, last_seen_ms=6), 19.2)
+    assert not others.has_left("m", 19.3)
+    others.take("m", replace(ENGINE, state=EngineState.RELEASED), 19.4)
+    assert others.has_left("m", 19.5)
 
 
 FENCED = RefusedError("in charge", None, Reason.FENCED)
@@ -96,13 +96,13 @@ REFUSED = UnreachableError("wrong password", None, Reason.AUTHENTICATION_FAILED)
     ],
 )
 def test_what_keeps_a_mirror_from_its_engine(error: Exception, level: Level, given_up: bool) -> None:
-    apart = apart_by(error, EVERY)
-    assert (apart.level, apart.reason) == (level, getattr(error, "reason", None))
-    assert not gives_up(error, EVERY)
-    assert gives_up(error, replace(CAUGHT_UP, timeout_ms=1000)) is given_up
-    assert gives_up(error, CAUGHT_UP)
+    not_copied = not_copied_because(error, EVERY)
+    assert (not_copied.level, not_copied.reason) == (level, getattr(error, "reason", None))
+    assert not is_left_out(error, EVERY)
+    assert is_left_out(error, replace(CAUGHT_UP, timeout_ms=1000)) is given_up
+    assert is_left_out(error, CAUGHT_UP)
 
 
 def test_for_a_standby_it_is_fine_that_another_engine_copies() -> None:
-    assert apart_by(FENCED, replace(EVERY, standby=True)).level is Level.INFO
-    assert not gives_up(FENCED, replace(CAUGHT_UP, standby=True))
+    assert not_copied_because(FENCED, replace(EVERY, standby=True)).level is Level.INFO
+    assert not is_left_out(FENCED, replace(CAUGHT_UP, standby=True))

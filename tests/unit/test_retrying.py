@@ -21,7 +21,7 @@ from kmirror.errors import (
 from kmirror.ops.context import naming_cluster
 from kmirror.ops.results import GroupResult, Outcome
 from kmirror.ops.run.last_group_sync import judged
-from kmirror.ops.run.patience import Interrupted, Patience, may_pass
+from kmirror.ops.run.retrying import Interrupted, Retries, is_transient
 from kmirror.state.group_records import GroupReason
 
 
@@ -42,7 +42,7 @@ def named(error: UnreachableError) -> KmirrorError:
     ],
 )
 def test_what_may_pass_is_tried_again(error: Exception) -> None:
-    assert may_pass(error)
+    assert is_transient(error)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_what_may_pass_is_tried_again(error: Exception) -> None:
     ],
 )
 def test_what_cannot_pass_ends_it_at_once(error: KmirrorError) -> None:
-    assert not may_pass(error)
+    assert not is_transient(error)
     with pytest.raises(type(error)):
-        Patience(threading.Event(), None, lambda phase, note, level: None).attempt("it", lambda: failing(error))
+        Retries(threading.Event(), None, lambda phase, note, level: None).attempt("it", lambda: failing(error))
 
 
 def failing(error: Exception) -> None:
@@ -69,7 +69,7 @@ def failing(error: Exception) -> None:
 
 
 def test_it_says_what_it_waits_for_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kmirror.ops.run.patience.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("kmirror.ops.run.retrying.FIRST_PAUSE_S", 0.01)
     shown: list[tuple[str, str | None]] = []
     errors: list[Exception] = [TimedOutError("slow"), TimedOutError("slow"), OutcomeUnknown("silent")]
 
@@ -78,26 +78,26 @@ def test_it_says_what_it_waits_for_and_goes_on(monkeypatch: pytest.MonkeyPatch) 
             raise errors.pop(0)
         return "done"
 
-    patience = Patience(threading.Event(), None, lambda phase, note, level: shown.append((phase, note)))
-    assert patience.attempt("the lease of m", action) == "done"
+    retries = Retries(threading.Event(), None, lambda phase, note, level: shown.append((phase, note)))
+    assert retries.attempt("the lease of m", action) == "done"
     assert [note.rpartition(": ")[2] for _, note in shown if note] == ["slow", "silent"]
     assert all(phase.startswith("waiting since ") and phase.endswith(" for the lease of m") for phase, _ in shown)
 
 
 def test_the_operator_ends_the_wait_also_while_a_call_hangs() -> None:
     stop, hanging = threading.Event(), threading.Event()
-    patience = Patience(stop, None, lambda phase, note, level: None)
+    retries = Retries(stop, None, lambda phase, note, level: None)
     threading.Timer(0.1, stop.set).start()
     with pytest.raises(Interrupted):
-        patience.attempt("it", lambda: hanging.wait(60))
-    assert patience.left_behind
+        retries.attempt("it", lambda: hanging.wait(60))
+    assert retries.has_running_attempt
     hanging.set()
 
 
 def test_the_time_ends_the_wait_with_what_was_missing() -> None:
-    patience = Patience(threading.Event(), 0.1, lambda phase, note, level: None)
+    retries = Retries(threading.Event(), 0.1, lambda phase, note, level: None)
     with pytest.raises(TimedOutError, match=r"waited 0\.1 s for the clusters: connection refused"):
-        patience.attempt("the clusters", lambda: failing(ConnectFailedError("connection refused")))
+        retries.attempt("the clusters", lambda: failing(ConnectFailedError("connection refused")))
 
 
 def test_a_group_that_could_not_be_synced_is_a_failure_and_one_left_alone_is_not() -> None:

@@ -1,7 +1,7 @@
-"""Keep trying what may pass, for as long as a `run` has not been told to end; what cannot pass ends it at once.
+"""Retry transient errors until a `run` is asked to end; a permanent error ends it at once.
 
-An engine is a daemon: a slow broker, a cluster that restarts or a leader that is missing ends nothing. Wrong
-passwords, missing rights, an unknown host or mirror, another engine in charge: waiting helps with none of them.
+An engine is a daemon: a slow broker, a restarting cluster or a missing leader must not end it. Waiting does not help
+with wrong passwords, missing rights, an unknown host or mirror, or another engine in charge.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kmirror.words import at_time
 T = TypeVar("T")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
-#: Between two looks at the clock and at the signals.
+#: How often the clock and the signals are checked.
 _STEP_S = 0.05
-#: A try that takes longer than this is shown.
+#: An attempt that takes longer than this is shown.
 _SHOW_S = 1.0
 
-#: Codes that pass by themselves: no leader, no coordinator, no controller, too few replicas, a busy broker.
+#: Error codes that pass by themselves: no leader, coordinator or controller, too few replicas, a busy broker.
 _PASSING_CODES = LEADER_MOVED | {
     Code.REQUEST_TIMED_OUT,
     Code.NETWORK_EXCEPTION,
@@ -47,8 +47,8 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the operator ended i
     """The operator ended the wait."""
 
 
-def may_pass(error: Exception) -> bool:
-    """Tell whether trying again may help."""
+def is_transient(error: Exception) -> bool:
+    """Return True if retrying may help."""
     if isinstance(error, OutcomeUnknown | TimedOutError):
         return True
     if isinstance(error, BrokerError):
@@ -63,11 +63,10 @@ def may_pass(error: Exception) -> bool:
     return True
 
 
-class Patience:
-    """Try again, with growing pauses, until it is done, `stop` is set, or `seconds` (None: no limit) are over.
+class Retries:
+    """Retry with growing pauses until success, until `stop` is set, or for `seconds` (None: no limit).
 
-    `show` is called about once a second with what is waited for and since when, with what there is to tell, and with
-    how much attention it needs.
+    `show` is called about once a second with what the run waits for and since when, a note or None, and its level.
     """
 
     def __init__(
@@ -77,8 +76,8 @@ class Patience:
         self._seconds = seconds
         self._end = None if seconds is None else now() + seconds
         self._show = show
-        #: A try was left behind that may still use what it was given.
-        self.left_behind = False
+        #: True if an attempt still runs in its thread, and may use what it was given.
+        self.has_running_attempt = False
 
     def attempt(
         self,
@@ -89,15 +88,15 @@ class Patience:
         at_once: bool = False,
         idle: Callable[[], None] | None = None,
     ) -> T:
-        """Return what `action` returns; it is called in a thread of its own, again while its error may pass.
+        """Return what `action` returns; it runs in a thread of its own, again after each transient error.
 
-        `what` completes "waiting for"; `phase` is shown before the first failure. `idle` is called about once a second.
+        `what` completes "waiting for"; `phase` is shown before the first failure; `idle` is called about once a second.
         With `at_once` the first error is raised.
 
         Raises:
-            Interrupted: the operator ended it.
+            Interrupted: the operator ended the wait.
             TimedOutError: the time is over.
-            KmirrorError, OutcomeUnknown: it cannot pass.
+            KmirrorError, OutcomeUnknown: the error is permanent.
         """
         waiting = f"waiting since {at_time(now_ms())} for {what}"
         pause, last, shown = FIRST_PAUSE_S, None, now()
@@ -108,9 +107,9 @@ class Patience:
             if self._stop.wait(seconds):
                 raise Interrupted
             if self._end is not None and now() >= self._end:
-                told = f": {error}" if error is not None else ""
+                detail = f": {error}" if error is not None else ""
                 raise TimedOutError(
-                    f"waited {self._seconds:g} s for {what}{told}", getattr(error, "hint", None) or "run it again"
+                    f"waited {self._seconds:g} s for {what}{detail}", getattr(error, "hint", None) or "run it again"
                 )
             if now() - shown >= _SHOW_S:
                 shown = now()
@@ -127,17 +126,17 @@ class Patience:
                 while not wait([future], _STEP_S).done:
                     turn(0)
             except BaseException:
-                self.left_behind = True
+                self.has_running_attempt = True
                 raise
             try:
                 return future.result()
             except (KmirrorError, OutcomeUnknown) as failed:
-                if at_once or not may_pass(failed):
+                if at_once or not is_transient(failed):
                     raise
                 error = failed
             if str(error) != last:
                 last = str(error)
-                self._show(waiting, f"waiting for {what}, tried again until it passes: {error}", Level.WARNING)
+                self._show(waiting, f"waiting for {what}, retrying: {error}", Level.WARNING)
             until, pause = now() + pause, min(LONGEST_PAUSE_S, 2 * pause)
             while now() < until:
                 turn(_STEP_S)
