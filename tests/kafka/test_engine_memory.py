@@ -77,8 +77,8 @@ def test_what_was_decided_and_seen_outlives_the_engine(
             begun=True,
             aligned=True,
         )
-        notes = [note for note in noted(run) if "begins" in note]
-        assert notes == [f"{topic}-0 begins at offset 5, as it was decided when the topic was added"]
+        notes = [note for note in noted(run) if "starts at" in note]
+        assert notes == [f"{topic}-0 starts at offset 5, as decided when the topic was added"]
     events = [(e.what, e.result, e.details) for e in destination.store.read_events(mirror)]
     told = ("partition", "ALIGNED", {"topic": topic, "partition": 0, "offset": 5})
     assert events.count(told) == 1
@@ -156,7 +156,7 @@ def test_an_emptied_log_is_reached_where_it_begins_and_not_while_filler_leads_th
         run.report(row(topic, MIRRORING, 5, source_log_start=5, aligned_to=5))
         assert run.is_caught_up()
         assert run.stored(topic).initial_copy_complete
-        assert f"{topic}-0 begins at offset 5, where its source's log begins" in noted(run)
+        assert f"{topic}-0 starts at offset 5, where its source's log starts" in noted(run)
 
 
 def test_a_partition_that_stands_still_is_complete_though_it_spoke_before_the_source_did(
@@ -204,7 +204,7 @@ def test_a_lane_is_told_how_far_the_one_before_was(
         run.until(lambda: bool(run.lanes.specs))
         assert known_end(run) == 7
         run.report(row(topic, MIRRORING, 4, begun=True)._replace(again_from=4, again_until=7))
-        note = f"{topic}-0 had lost the offsets 4 to 6 at the destination"
+        note = f"{topic}-0 lost the offsets 4 to 6 at the destination"
         assert [line for line in noted(run) if line.startswith(note)], noted(run)
 
 

@@ -125,7 +125,7 @@ def test_what_config_changes_of_the_connection_is_taken_by_the_lanes_of_a_runnin
         produce(source, topic, ["two"])
         local.catch_up()
         assert [lane.spec.source_properties.get("client.rack") for lane in local.lanes] == [None, "r1"]
-        wait_until(lambda: any("accepts the login as it is now" in note for note in local.notes))
+        wait_until(lambda: any("accepts the current login" in note for note in local.notes))
     (event,) = [one for one in destination.store.read_events(mirror) if one.what == "source"]
     assert event.result == "LOGIN_RENEWED"
 

@@ -51,7 +51,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-RENEWED = "accepts the login as it is now"
+RENEWED = "accepts the current login"
 TOPICS, GROUP, RECORDS = ("orders", "payments"), "readers", 200
 SETTINGS = {
     "topics.include": "orders,payments",

@@ -91,7 +91,7 @@ def test_records_lost_while_no_engine_ran(mirror: Mirrored) -> None:
     mirror.copy(exit_codes=(7,))
     recover(mirror, "--accept-loss", "--yes")
     engine = mirror.copy()
-    assert "goes on without 150 records that its source had lost: 1000 to 1149" in engine.output
+    assert "continues without 150 records that its source had lost: 1000 to 1149" in engine.output
     assert_went_past_the_loss(mirror)
     mirror.verify()
     # the consent was for that loss; what is kept stays, although the source starts behind it
@@ -138,7 +138,7 @@ def test_losses_are_followed_where_the_policy_says_so(mirror: Mirrored) -> None:
     mirror.run("config", "--set", "source.truncation.policy=follow")
     lose_records(mirror)
     engine = mirror.copy()
-    assert "goes on without 150 records that its source had lost: 1000 to 1149" in engine.output
+    assert "continues without 150 records that its source had lost: 1000 to 1149" in engine.output
     assert_went_past_the_loss(mirror)
 
 

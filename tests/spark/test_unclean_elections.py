@@ -207,7 +207,7 @@ def test_the_destination_elects_a_leader_that_lacks_records(
             "the destination lost offsets 1000 to 1199, and what remains cannot be compared with the source",
         )
         assert (row["destinationLogStart"], row["destinationOffset"]) == (0, 1000)
-        again = f"{kept}-0 had lost the offsets 1000 to 1199 at the destination"
+        again = f"{kept}-0 lost the offsets 1000 to 1199 at the destination"
         wait_until(lambda: again in engine.output)
         three.start_broker(1)
         wait_until(lambda: leader_and_in_sync(three, kept)[1] == {1, 2}, 60)

@@ -117,7 +117,7 @@ def snapshot(
         "rows": places,
         "reported_at": dict.fromkeys(places, AT - 1),
         "lanes": engine.lanes,
-        "lanes_heard_at": {0: AT - 1},
+        "lanes_reported_at": {0: AT - 1},
         "silent_lanes": frozenset(),
         "lane_restarts": 0,
         "jobs": (),
@@ -137,7 +137,7 @@ def silent(found: MirrorSnapshot, seconds: float = 60) -> MirrorSnapshot:
         found,
         engine=engine,
         silent_lanes=frozenset({0}),
-        lanes_heard_at={0: AT - seconds},
+        lanes_reported_at={0: AT - seconds},
         reported_at=dict.fromkeys(found.reported_at, AT - seconds),
     )
 

@@ -12,7 +12,7 @@ ROW = ProgressRow("t", 0, 120, 120, 0, 100, None, PartitionState.MIRRORING)
 
 def report(health: Health, row: ProgressRow, at: float, time_ms: int = 50_000) -> None:
     # the worker's clock is another one than the engine's
-    health.take_report(P0, ProgressRecord("m", 0, "l", 1, 0, "h", 7, time_ms, (row,)), row, at)
+    health.take_row(P0, ProgressRecord("m", 0, "l", 1, 0, "h", 7, time_ms, (row,)), row, at)
 
 
 def test_a_lag_is_known_for_as_long_as_the_source_has_answered_lately() -> None:
@@ -30,7 +30,7 @@ def test_a_lane_that_reports_but_does_not_hear_of_its_source_knows_nothing_new()
     report(health, ROW, 1000.0)
     report(health, ROW._replace(source_seen_ms=43_000), 1005.0)
     assert health.lag(P0, 100, 1008.1) is None
-    health.judge({}, (), late=False)
+    health.take_silence({}, (), late=False)
     assert health.wants_ends
     # the engine's own look is the newest
     health.take_end(P0, 150, 1007.0)
@@ -38,37 +38,37 @@ def test_a_lane_that_reports_but_does_not_hear_of_its_source_knows_nothing_new()
     report(health, ROW._replace(source_seen_ms=43_000), 1010.0)
     assert health.lag(P0, 100, 1016.9) == 50
     report(health, ROW, 1016.0)
-    health.judge({}, (), late=False)
+    health.take_silence({}, (), late=False)
     assert not health.wants_ends
 
 
 def test_rows_that_a_lane_does_not_name_are_as_old_as_its_last_report() -> None:
     health = Health(1000.0)
-    health.hear(0, 1000.0, says_all=True)
+    health.take_lane(0, 1000.0, is_complete=True)
     report(health, ROW, 1000.0)
-    health.hear(0, 1020.0, says_all=False)
+    health.take_lane(0, 1020.0, is_complete=False)
     assert (health.lag(P0, 100, 1027.9), health.lag(P0, 100, 1028.1)) == (20, None)
     assert (health.reported_at(), health.known_at(P0)) == ({P0: 1020.0}, 1018.0)
-    assert (health.is_seen(P0, 1024.0), health.is_seen(P0, 1024.1)) == (True, False)
+    assert (health.is_end_reported(P0, 1024.0), health.is_end_reported(P0, 1024.1)) == (True, False)
     # it hangs up and has forgotten when it last asked a source that stood still: it had said so 2 s before
-    health.hear(0, 1022.0, says_all=False)
+    health.take_lane(0, 1022.0, is_complete=False)
     report(health, ROW._replace(source_seen_ms=1_000), 1022.0)
     assert (health.lag(P0, 100, 1027.9), health.lag(P0, 100, 1028.1)) == (20, None)
     # what it names no more when it says all is none of its work: silent from then on
     report(health, ROW, 1030.0)
-    health.hear(0, 1030.0, says_all=True)
-    health.hear(0, 1040.0, says_all=False)
+    health.take_lane(0, 1030.0, is_complete=True)
+    health.take_lane(0, 1040.0, is_complete=False)
     assert (health.reported, health.reported_at()) == (0, {P0: 1022.0})
 
 
 def test_lanes_that_fall_silent_are_news_once_and_have_been_silent_since_they_reported() -> None:
     health = Health(1000.0)
-    assert health.judge({0: 1030.0, 1: None}, [P0], late=True)
-    assert not health.judge({0: 1030.0, 1: None}, [P0], late=True)
+    assert health.take_silence({0: 1030.0, 1: None}, [P0], late=True)
+    assert not health.take_silence({0: 1030.0, 1: None}, [P0], late=True)
     assert health.silent_lanes == {0: 1030.0, 1: 1000.0}
     assert health.silent_partitions == {P0}
     assert health.silence(1045.0) == 45.0
-    assert health.judge({}, (), late=False)
+    assert health.take_silence({}, (), late=False)
     assert (health.silence(1045.0), health.wants_ends) == (0.0, False)
 
 

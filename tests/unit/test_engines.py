@@ -25,6 +25,7 @@ class FakeEngine:
     """Do in a turn what the test says."""
 
     caught_up = True
+    balancer = None
 
     def __init__(self, mirror: str, turn: Callable[[], None] = lambda: None) -> None:
         self.mirror = mirror

@@ -32,12 +32,12 @@ def copied(size: int, records: int) -> Sample:
 
 
 def unsaid(history: History) -> list[HistoryPoint]:
-    return [point for record in history.unsaid.values() for point in record.points]
+    return [point for record in history.unsent.values() for point in record.points]
 
 
 def say(history: History) -> None:
     """Let a heartbeat store all that there is."""
-    history.stored(tuple(history.unsaid.values()), history.expired)
+    history.stored(tuple(history.unsent.values()), history.expired)
 
 
 def test_a_point_a_minute_is_stored_and_says_the_worst_of_it() -> None:
@@ -55,7 +55,7 @@ def test_a_quiet_hour_writes_sixty_times_and_is_small() -> None:
     clock = Clock(history)
     for _ in range(int(3600 / SAMPLE_SECONDS)):
         clock.take(QUIET)
-        for record in history.unsaid.values():
+        for record in history.unsent.values():
             key, value = encode(record)
             written, size = written + 1, len(value)
             assert decode(key, value) == record
@@ -90,21 +90,21 @@ def test_what_was_stored_goes_on_and_two_days_are_kept() -> None:
     history = History("m", 0.0, stored)
     clock = Clock(history)
     clock.take(*[QUIET] * 4)
-    assert history.unsaid[("history", "m", HOUR)].points == (first, HistoryPoint(60, 0, 0, 0, 0, 0, 0, 0))
-    assert history.unsaid[("history", "m", HOUR)].extra == {"newer": 1}
+    assert history.unsent[("history", "m", HOUR)].points == (first, HistoryPoint(60, 0, 0, 0, 0, 0, 0, 0))
+    assert history.unsent[("history", "m", HOUR)].extra == {"newer": 1}
     expired = [history.expired]
     clock.epoch_ms += HOUR_MS
     clock.take(*[QUIET] * 4)
     expired.append(history.expired)
     say(history)
-    assert (history.unsaid, [*expired, history.expired]) == ({}, [(), (("history", "m", old),), ()])
+    assert (history.unsent, [*expired, history.expired]) == ({}, [(), (("history", "m", old),), ()])
 
 
 def test_an_answer_to_an_earlier_heartbeat_leaves_what_came_since() -> None:
     history = History("m", 0.0)
     clock = Clock(history)
     clock.take(*[QUIET] * 4)
-    sent = tuple(history.unsaid.values())
+    sent = tuple(history.unsent.values())
     clock.take(*[QUIET] * 4)
     history.stored(sent, ())
     assert len(unsaid(history)) == 2
@@ -113,7 +113,7 @@ def test_an_answer_to_an_earlier_heartbeat_leaves_what_came_since() -> None:
 def test_a_record_that_cannot_be_read_is_not_touched() -> None:
     history = History("m", 0.0, (), [("history", "m", HOUR)])
     Clock(history).take(*[QUIET] * 4)
-    assert history.unsaid == {}
+    assert history.unsent == {}
 
 
 def test_an_engine_that_ends_stores_what_it_saw_last() -> None:

@@ -56,13 +56,30 @@ class Engine:
         self.lanes = Lanes(self, self, self.lease, self, [])  # type: ignore[arg-type]
 
     def spec(
-        self, lane: int, generation: int, assignments: Iterable[Assignment], *, in_doubt: bool, unsettled: Sequence[int]
+        self,
+        lane: int,
+        generation: int,
+        assignments: Iterable[Assignment],
+        *,
+        predecessor_may_write: bool,
+        unsettled: Sequence[int],
     ) -> LaneSpec:
         return LaneSpec(
-            "m", lane, generation, "L", {}, {}, tuple(assignments), 5000, in_doubt, 0, None, tuple(unsettled)
+            "m",
+            lane,
+            generation,
+            "L",
+            {},
+            {},
+            tuple(assignments),
+            5000,
+            predecessor_may_write,
+            0,
+            None,
+            tuple(unsettled),
         )
 
-    def as_it_stands(self, assignment: Assignment) -> Assignment:
+    def with_state(self, assignment: Assignment) -> Assignment:
         return replace(assignment, begun=True)
 
     def note(self, sentence: str, level: Level = Level.INFO, *, about_spark: bool = False) -> None:
@@ -99,9 +116,9 @@ class Engine:
             if self.lanes.plan_now and not self.lanes.stopping:
                 self.lanes.plan(self.wanted, self.count, {})
             if beats:
-                said = tuple(self.lanes.unsaid)
+                said = tuple(self.lanes.unsent)
                 self.told += said
-                self.lanes.said(self.lanes.claims(), said)
+                self.lanes.sent(self.lanes.claims(), said)
             self.lanes.start_due(at)
 
     def hear(self, lane: int = 0, *, taken: int = 0, given_up: int = 0, attempt: int = 0, rows: str = "") -> str:
@@ -109,7 +126,7 @@ class Engine:
         generation = max(spec.generation for spec in self.specs if spec.lane == lane)
         found = tuple(ProgressRow(name, 0, 1, 1, 0, 1, None, PartitionState.MIRRORING) for name in rows)
         record = ProgressRecord("m", lane, "L", generation, attempt, "h", 1, 0, found, False, taken, given_up)
-        words, last_words = self.lanes.heard(record)
+        words, last_words = self.lanes.take_report(record)
         return "|".join("".join(row.topic for row, _ in some) for some in (words, last_words))
 
     def end(self, future: int = -1, how: str = "STOPPED", *, clean: bool = True) -> None:
@@ -190,10 +207,10 @@ def test_a_lane_that_has_not_spoken_is_told_nothing_yet() -> None:
 def test_a_change_is_said_until_a_heartbeat_is_through(engine: Engine) -> None:
     engine.go("abcd", beats=False)
     engine.go("abcde", beats=False)
-    assert [changes(told) for told in engine.lanes.unsaid] == [(1, "", "d"), (2, "", "e")]
+    assert [changes(told) for told in engine.lanes.unsent] == [(1, "", "d"), (2, "", "e")]
     engine.go()
     assert [changes(told) for told in engine.told] == [(1, "", "d"), (2, "", "e")]
-    assert engine.lanes.unsaid == []
+    assert engine.lanes.unsent == []
 
 
 def test_thousands_of_partitions_are_told_in_several_changes(engine: Engine) -> None:
@@ -218,7 +235,7 @@ def test_a_lane_that_missed_a_change_is_started_anew_with_all_its_work(engine: E
     assert engine.lanes.is_free("b")
 
 
-def test_while_a_run_that_is_overruled_may_write_what_is_taken_is_taken_in_doubt() -> None:
+def test_while_a_run_that_is_overruled_may_write_what_is_taken_is_taken_predecessor_may_write() -> None:
     engine = Engine(lanes=2)
     engine.go("ab")
     engine.hear(0)
@@ -228,7 +245,7 @@ def test_while_a_run_that_is_overruled_may_write_what_is_taken_is_taken_in_doubt
     engine.lease.predecessor_may_write_until = 0.0
     engine.go("bcdef", beats=False)
     # as long as no heartbeat has overruled it, its time does not even run out
-    assert {told.predecessor_may_write for told in engine.lanes.unsaid} == {True}
+    assert {told.predecessor_may_write for told in engine.lanes.unsent} == {True}
     engine.go()
     assert engine.lease.predecessor_may_write_until > 0
     assert not engine.lanes.is_free("a")
@@ -271,7 +288,7 @@ def test_a_lane_that_does_not_report_is_silent_whatever_run_of_it_is_started_aga
     heard = now()
     assert engine.lanes.silent(heard + 9) == {}
     assert engine.lanes.silent(heard + 11).keys() == {0, 1}
-    assert sorted(p.topic for p in engine.lanes.work_of([0, 1])) == ["a", "b"]
+    assert sorted(p.topic for p in engine.lanes.partitions_of([0, 1])) == ["a", "b"]
     engine.end(0, how="FENCED", clean=False)
     engine.go(at=heard)
     assert engine.lanes.silent(heard + 9) == {}
@@ -321,7 +338,7 @@ def test_lanes_that_are_renewed_end_clean_and_begin_again_without_a_wait() -> No
     engine = Engine(lanes=2)
     engine.go("ab")
     engine.hear(0)
-    engine.lanes.renew()
+    engine.lanes.restart()
     engine.go("ab")
     # the other one waits for a worker, and is seen to wait
     assert engine.lanes.claims() == {1: Incarnation(1, 0)}
@@ -345,7 +362,7 @@ def test_lanes_that_are_renewed_end_clean_and_begin_again_without_a_wait() -> No
 
 def test_work_goes_to_another_place_when_a_lane_runs_there(engine: Engine) -> None:
     there = Executor("7", "spark-3", 2)
-    engine.lanes.move(0, there)
+    engine.lanes.move_lane(0, there)
     engine.go("abc")
     assert (engine.places[1:], [spec.assignments for spec in engine.specs[1:]]) == ([there], [()])
     assert (engine.told, engine.lanes.working(), engine.lanes.is_moving) == ([], {0}, True)
@@ -367,7 +384,7 @@ def test_work_goes_to_another_place_when_a_lane_runs_there(engine: Engine) -> No
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_lane_that_does_not_come_leaves_all_as_it_was(engine: Engine, ends: bool) -> None:
-    engine.lanes.move(0, Executor("7", "spark-3", 2))
+    engine.lanes.move_lane(0, Executor("7", "spark-3", 2))
     engine.go("abc")
     if ends:
         engine.futures[-1].set_exception(RuntimeError("no such place"))
@@ -382,7 +399,7 @@ def test_a_lane_that_there_is_room_for_takes_its_part_when_it_has_come(engine: E
     engine.count = 2
     engine.go("abc")
     assert engine.lanes.has_room
-    engine.lanes.fill_seats()
+    engine.lanes.fill_slots()
     engine.go()
     assert (engine.told, engine.lanes.has_room) == ([], False)
     engine.hear(1)
@@ -398,7 +415,7 @@ def test_partitions_go_to_the_lane_that_is_named() -> None:
     engine.go("abcd")
     engine.hear(0)
     engine.hear(1)
-    engine.lanes.shift({TopicPartition("a", 0): 1})
+    engine.lanes.move_partitions({TopicPartition("a", 0): 1})
     engine.go("abcd")
     assert [(told.lane, *changes(told)) for told in engine.told] == [(0, 1, "a", "")]
     engine.hear(0, taken=1, given_up=1)

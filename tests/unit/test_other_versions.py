@@ -11,7 +11,7 @@ import pytest
 from kmirror.engine.control.health import Health
 from kmirror.engine.control.journal import Journal
 from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.state_feed import Replica
+from kmirror.engine.control.state_feed import StateFeed
 from kmirror.engine.control.topics import MirrorTopics
 from kmirror.errors import Reason, UsageError
 from kmirror.ops.show.cluster_view import ClusterSnapshot
@@ -128,7 +128,7 @@ def test_an_engine_hears_of_records_that_it_cannot_read_unless_they_are_history(
     topic = next(record for record in older() if isinstance(record, TopicRecord))
     mirror = next(record for record in older() if isinstance(record, MirrorRecord))
     newer = Unknown(topic.key, "its schema version is 2")
-    replica = Replica("m")
+    replica = StateFeed("m")
     replica.take(newer)
     replica.take(topic)
     replica.take(Unknown(("partition", "m", "orders", 1), "its schema version is 2"))
@@ -154,4 +154,4 @@ def test_settings_that_only_a_newer_version_knows_have_no_effect_and_are_told_on
     journal = Journal("m", "eve@ops")
     topics = MirrorTopics(replace(record, settings=raw), (), MirrorPartitions("m", (), (), Health(0), journal), journal)
     assert topics.take_mirror(replace(record, settings=raw | {"copy.lanes": "4"}))
-    assert [note.text for note in journal.notes] == ["this kmirror does not know copy.warp: without effect here"]
+    assert [note.text for note in journal.notes] == ["this kmirror ignores unknown settings: copy.warp"]

@@ -43,7 +43,7 @@ def plan(wanted: str, held: dict[int, str], *, lanes: int = 2, leaving: dict[int
     return {
         lane: "-".join(
             [
-                f"{''.join(p.topic for p in change.given_up)}+{names(change.taken)}",
+                f"{''.join(p.topic for p in change.revoked)}+{names(change.assigned)}",
                 *(["end"] if change.ends else []),
             ]
         )

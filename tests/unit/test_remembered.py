@@ -11,8 +11,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.health import Health
 from kmirror.engine.control.journal import Journal
 from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.state_feed import FeedTopic, Replica
-from kmirror.engine.control.stored_partition import alignment_note, given_up, remember
+from kmirror.engine.control.state_feed import FeedTopic, StateFeed
+from kmirror.engine.control.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
 from kmirror.state.records import (
     DesiredState,
@@ -47,7 +47,7 @@ def row(state: PartitionState = PartitionState.MIRRORING, end: int = 45, **more:
 
 
 def remembered(before: PartitionRecord | None, report: ProgressRow, *, reached: bool = False) -> PartitionRecord:
-    return remember(before, "m", report, reached=reached, now_ms=200)
+    return record_after(before, "m", report, reached=reached, now_ms=200)
 
 
 def test_what_a_report_says_nothing_of_stays() -> None:
@@ -61,8 +61,8 @@ def test_the_first_report_makes_a_record() -> None:
 
 def test_a_report_that_says_nothing_new_leaves_the_record_as_it_is() -> None:
     before = remembered(BEFORE, row(begun=True), reached=True)
-    assert remember(before, "m", row(begun=True), reached=True, now_ms=900) == before
-    assert remember(before, "m", row(), reached=False, now_ms=900) == before
+    assert record_after(before, "m", row(begun=True), reached=True, now_ms=900) == before
+    assert record_after(before, "m", row(), reached=False, now_ms=900) == before
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_time_is_that_of_the_state() -> None:
     assert remembered(mirroring, row(begun=True)) == replace(mirroring, begun=True)
     failed = remembered(mirroring, row(PartitionState.FAILED, reason=Reason.LOOP, message="round"))
     assert (failed.state_time_ms, failed.reason, failed.message, failed.failed_offset) == (200, "LOOP", "round", 45)
-    again = remember(failed, "m", row(end=46), reached=False, now_ms=300)
+    again = record_after(failed, "m", row(end=46), reached=False, now_ms=300)
     assert (again.state_time_ms, again.reason, again.message, again.failed_offset) == (300, None, None, None)
 
 
@@ -104,7 +104,7 @@ def test_a_partition_stays_failed_until_it_is_seen_to_be_copied_again(
 ) -> None:
     """A lane that has just taken it, in this engine or in the next, does not know yet whether it can be copied."""
     failed = remembered(BEFORE, row(PartitionState.FAILED, reason=Reason.RECORD_REJECTED, message="too large"))
-    after = remember(failed, "m", row(state, end)._replace(source_offset=source_end), reached=False, now_ms=300)
+    after = record_after(failed, "m", row(state, end)._replace(source_offset=source_end), reached=False, now_ms=300)
     assert after.state is expected
     if expected is PartitionState.FAILED:
         assert replace(after, aligned=failed.aligned) == failed
@@ -123,12 +123,12 @@ COPIED = replace(BEFORE, state=PartitionState.MIRRORING, last_mirrored_offset=No
 
 def test_what_is_given_up_says_for_which_pause() -> None:
     report = row(last_epoch=8)
-    assert given_up(COPIED, PAUSED_TOPIC, 3, report, 300) == replace(
+    assert released_record(COPIED, PAUSED_TOPIC, 3, report, 300) == replace(
         COPIED, state=PartitionState.PAUSED, state_time_ms=300, last_mirrored_epoch=8, pause_id="second pause"
     )
     failed = replace(COPIED, state=PartitionState.FAILED, reason=Reason.LOOP, pause_id="first pause")
-    assert given_up(failed, PAUSED_TOPIC, 3, None, 300) == replace(failed, pause_id="second pause")
-    stopped = given_up(
+    assert released_record(failed, PAUSED_TOPIC, 3, None, 300) == replace(failed, pause_id="second pause")
+    stopped = released_record(
         replace(COPIED, pause_id="first pause"), replace(PAUSED_TOPIC, desired=DesiredState.STOPPED), 3, None, 300
     )
     assert (stopped.state, stopped.pause_id) == (PartitionState.STOPPING, None)
@@ -138,21 +138,19 @@ def test_what_is_stopped_stays_so_also_where_nobody_knows_where_its_log_ended() 
     # it was deleted before it was stopped
     gone = replace(COPIED, state=PartitionState.STOPPED, reason=Reason.REMOVED)
     stopped = replace(PAUSED_TOPIC, desired=DesiredState.STOPPED)
-    assert given_up(gone, stopped, 3, None, 300) == gone
+    assert released_record(gone, stopped, 3, None, 300) == gone
 
 
 def test_what_is_copied_again_answers_no_pause() -> None:
-    paused = given_up(COPIED, PAUSED_TOPIC, 3, None, 300)
+    paused = released_record(COPIED, PAUSED_TOPIC, 3, None, 300)
     assert remembered(paused, row()).pause_id is None
 
 
 def test_a_log_that_begins_further_on_is_told_with_the_cause() -> None:
     assert alignment_note(row(), None) is None
-    assert alignment_note(row(aligned_to=7), None) == "orders-3 begins at offset 7, where its source's log begins"
-    assert alignment_note(row(aligned_to=7), 5) == "orders-3 begins at offset 7, where its source's log begins"
-    assert alignment_note(row(aligned_to=7), 7) == (
-        "orders-3 begins at offset 7, as it was decided when the topic was added"
-    )
+    assert alignment_note(row(aligned_to=7), None) == "orders-3 starts at offset 7, where its source's log starts"
+    assert alignment_note(row(aligned_to=7), 5) == "orders-3 starts at offset 7, where its source's log starts"
+    assert alignment_note(row(aligned_to=7), 7) == ("orders-3 starts at offset 7, as decided when the topic was added")
 
 
 # -- what is heard -----------------------------------------------------------------------------------------------------
@@ -164,7 +162,7 @@ PROGRESS = ProgressRecord("m", 0, "L", 1, 0, "h", 7, 1, (row(),))
 
 
 def test_history_is_not_told_only_how_it_ends() -> None:
-    replica = Replica("m")
+    replica = StateFeed("m")
     for met in (CLAIM, BEFORE, ADDED, replace(BEFORE, begun=True)):
         assert replica.take(met) == []
     assert replica.catch_up() == [FeedTopic(ADDED, (replace(BEFORE, begun=True),))]
@@ -172,7 +170,7 @@ def test_history_is_not_told_only_how_it_ends() -> None:
 
 
 def test_a_topic_comes_with_what_was_written_of_its_partitions() -> None:
-    replica = Replica("m")
+    replica = StateFeed("m")
     replica.take(replace(BEFORE, partition=1))
     replica.catch_up()
     assert replica.take(CLAIM) == [FeedTopic(CLAIM, (replace(BEFORE, partition=1),))]
@@ -183,7 +181,7 @@ def test_a_topic_comes_with_what_was_written_of_its_partitions() -> None:
 
 
 def test_other_mirrors_are_not_heard() -> None:
-    replica = Replica("m")
+    replica = StateFeed("m")
     replica.catch_up()
     for met in (replace(CLAIM, mirror="n"), replace(PROGRESS, mirror="n"), replace(BEFORE, mirror="n")):
         assert replica.take(met) == []
@@ -194,7 +192,7 @@ def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_w
     health, place, other = Health(0.0), TopicPartition("orders", 3), TopicPartition("pay", 0)
     known = MirrorPartitions("m", [BEFORE], (), health, Journal("m", "eve"))
     record = ProgressRecord("m", 0, "L", 1, 0, "h", 1, 5_000, ())
-    health.hear(0, 5.0, says_all=True)
+    health.take_lane(0, 5.0, is_complete=True)
     assert known.are_quiet
     for report, is_quiet in (
         (row(end=45), False),
@@ -202,16 +200,16 @@ def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_w
         (row(end=50), True),
         (row(end=50)._replace(source_offset=None), False),
     ):
-        assert known.take_report(place, record, report, 5.0)
+        assert known.take_row(place, record, report, 5.0)
         assert known.are_quiet is known.is_at_rest(place) is is_quiet, report
-    assert known.take_report(place, record, row(end=50)._replace(reason=Reason.AUTHENTICATION_FAILED), 5.0)
+    assert known.take_row(place, record, row(end=50)._replace(reason=Reason.AUTHENTICATION_FAILED), 5.0)
     assert known.are_refused
-    assert known.take_report(other, record, ProgressRow("pay", 0, 1, 1, 0, 1, None, PartitionState.MIRRORING), 5.0)
+    assert known.take_row(other, record, ProgressRow("pay", 0, 1, 1, 0, 1, None, PartitionState.MIRRORING), 5.0)
     known.take_source_ends({place: 50, other: 1}, 5.0)
-    assert (known.take_moved(), known.take_moved()) == ({"orders", "pay"}, set())
+    assert (known.take_changed_topics(), known.take_changed_topics()) == ({"orders", "pay"}, set())
     assert health.reported == 2
     known.forget_targets("orders")
     known.replace("orders", [BEFORE])
     assert (set(known.rows), set(known.records), known.targets) == ({other}, {place, other}, {other: 1})
     assert (known.are_quiet, known.are_refused, known.is_at_rest(place)) == (True, False, False)
-    assert (known.take_moved(), health.reported) == ({"orders"}, 1)
+    assert (known.take_changed_topics(), health.reported) == ({"orders"}, 1)

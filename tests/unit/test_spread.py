@@ -6,25 +6,26 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kmirror.engine.control.seats import Seats
-from kmirror.engine.control.spread import Seat, Spread, lane_moves, slot_shares
+from kmirror.engine.control.lane_slots import LaneSlots
+from kmirror.engine.control.spread import RunningLane, Spread, lane_moves, slot_shares
 from kmirror.engine.executors import Executor, Placement
 
 A, B, C = (Executor(name, "h", 2) for name in "abc")
 MB = 1e6
 
 
-def seats_at(rates: dict[Executor, list[float]], *, behind: Executor | None = None) -> list[Seat]:
+def lanes_at(rates: dict[Executor, list[float]], *, behind: Executor | None = None) -> list[RunningLane]:
     """Return seats with these rates in megabytes a second, with numbers from 0."""
     places = [(executor, rate) for executor, some in rates.items() for rate in some]
     return [
-        Seat("m", n, executor, rate * MB, rate * MB, executor == behind) for n, (executor, rate) in enumerate(places)
+        RunningLane("m", n, executor, rate * MB, rate * MB, executor == behind)
+        for n, (executor, rate) in enumerate(places)
     ]
 
 
 def moved(rates: dict[Executor, list[float]], behind: Executor | None = None) -> list[tuple[int, str]]:
     """Return which lane goes where."""
-    seats = seats_at(rates, behind=behind)
+    seats = lanes_at(rates, behind=behind)
     placement = Placement(tuple(rates), {f"{n}": seat.executor for n, seat in enumerate(seats)})
     return [(seat.lane, executor.name) for seat, executor in lane_moves(placement, seats)]
 
@@ -54,7 +55,7 @@ def test_a_slow_executor_that_looks_idle_gets_no_more() -> None:
 
 def test_what_other_functions_take_of_an_executor_is_not_free() -> None:
     placement = Placement((A, B), {"lane": A, "lane 2": A, "verify 1": B, "verify 2": B})
-    assert lane_moves(placement, seats_at({A: [9, 9]})) == []
+    assert lane_moves(placement, lanes_at({A: [9, 9]})) == []
 
 
 @pytest.mark.parametrize(
@@ -82,12 +83,12 @@ class Engine:
     is_settled: bool = True
     limits: list[int | None] = field(default_factory=list)
     moves: list[tuple[int, str]] = field(default_factory=list)
-    have: list[Seat] = field(default_factory=list)
+    have: list[RunningLane] = field(default_factory=list)
 
     def take_placement(self, placement: Placement, limit: int | None) -> None:
         self.limits.append(limit)
 
-    def seats(self) -> list[Seat]:
+    def running_lanes(self) -> list[RunningLane]:
         return self.have
 
     def move_lane(self, lane: int, place: Executor) -> None:
@@ -112,7 +113,7 @@ def test_where_spark_makes_room_nobody_is_limited() -> None:
 
 def test_a_lane_that_was_moved_stays_for_a_while() -> None:
     engine, spread = Engine(lanes_wanted=2), Spread()
-    engine.have = seats_at({A: [0, 0]})
+    engine.have = lanes_at({A: [0, 0]})
     placement = Placement((A, B), {"0": A, "1": A})
     spread.tick(placement, [engine], 0.0)
     assert engine.moves == [(0, "b")]
@@ -125,7 +126,7 @@ def test_a_lane_that_was_moved_stays_for_a_while() -> None:
 def test_nothing_moves_while_a_lane_is_being_started() -> None:
     # it may be where nothing seems to be
     starting, other, spread = Engine("m", 2, is_settled=False), Engine("n", 2), Spread()
-    other.have = seats_at({A: [0, 0]})
+    other.have = lanes_at({A: [0, 0]})
     for at in (0.0, 1.0):
         spread.tick(Placement((A, B), {"0": A, "1": A}), [starting, other], at)
     assert (other.moves, other.limits) == ([], [None, None])
@@ -133,7 +134,7 @@ def test_nothing_moves_while_a_lane_is_being_started() -> None:
 
 def test_for_what_they_copy_lanes_move_now_and_then_only() -> None:
     engine, spread = Engine(lanes_wanted=3), Spread()
-    engine.have = seats_at({A: [50, 40], B: [1]})
+    engine.have = lanes_at({A: [50, 40], B: [1]})
     placement = Placement((A, B), {"0": A, "1": A, "2": B})
     for at in (0.0, 1.0, 299.0, 301.0):
         spread.tick(placement, [engine], at)
@@ -142,12 +143,12 @@ def test_for_what_they_copy_lanes_move_now_and_then_only() -> None:
 
 def test_a_lane_leaves_a_slow_executor_and_none_goes_there_for_a_while() -> None:
     engine, spread = Engine(lanes_wanted=3), Spread()
-    engine.have = seats_at({A: [50], B: [50, 50], C: [1]}, behind=C)
+    engine.have = lanes_at({A: [50], B: [50, 50], C: [1]}, behind=C)
     placement = Placement((A, B, C), {"0": A, "1": B, "2": B, "3": C})
     spread.tick(placement, [engine], 0.0)
     assert engine.moves == [(3, "a")]
     # then that one looks idle
-    engine.have = seats_at({A: [50, 50], B: [50, 50]})
+    engine.have = lanes_at({A: [50, 50], B: [50, 50]})
     spread.tick(Placement((A, B, C), {"0": A, "1": A, "2": B, "3": B}), [engine], 10.0)
     assert engine.moves == [(3, "a")]
     spread.tick(Placement((A, B, C), {"0": A, "1": A, "2": B, "3": B}), [engine], 1000.0)
@@ -156,13 +157,13 @@ def test_a_lane_leaves_a_slow_executor_and_none_goes_there_for_a_while() -> None
 
 def test_a_lane_that_is_behind_stays_where_others_are_no_faster() -> None:
     engine, spread = Engine(lanes_wanted=2), Spread()
-    engine.have = seats_at({A: [50], C: [40]}, behind=C)
+    engine.have = lanes_at({A: [50], C: [40]}, behind=C)
     spread.tick(Placement((A, C), {"0": A, "1": C}), [engine], 0.0)
     assert engine.moves == []
 
 
 def test_seats_go_that_have_no_work_and_then_those_that_do_not_report() -> None:
-    seats = Seats()
+    seats = LaneSlots()
     seats.resize(4, with_work=(), reporting=())
     assert seats.open == [0, 1, 2, 3]
     seats.resize(3, with_work={0, 2, 3}, reporting={0, 2, 3})
@@ -176,7 +177,7 @@ def test_seats_go_that_have_no_work_and_then_those_that_do_not_report() -> None:
 
 
 def test_a_successor_takes_the_place_of_a_lane_when_it_has_come() -> None:
-    seats = Seats()
+    seats = LaneSlots()
     seats.resize(2, with_work=(), reporting=())
     assert seats.begin_successor(0, {0, 1}) == 2
     seats.resize(2, with_work={0, 1}, reporting={0, 1})
@@ -189,7 +190,7 @@ def test_a_successor_takes_the_place_of_a_lane_when_it_has_come() -> None:
 
 
 def test_a_successor_that_does_not_come_leaves_all_as_it_was() -> None:
-    seats = Seats()
+    seats = LaneSlots()
     seats.resize(2, with_work=(), reporting=())
     seats.begin_successor(0, {0, 1})
     seats.gone(2)

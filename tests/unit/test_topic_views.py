@@ -43,7 +43,7 @@ class Known:
     def places(self) -> dict[str, list[TopicPartition]]:
         return {topic: [TopicPartition(topic, index) for index in (0, 1)] for topic in self.copied}
 
-    def take_moved(self) -> set[str]:
+    def take_changed_topics(self) -> set[str]:
         moved, self.moved = self.moved, set()
         return moved
 

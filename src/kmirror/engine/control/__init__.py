@@ -1,1 +1,1 @@
-"""What the driver does: mirrors, their lanes, the plan, the look at the source, the jobs beside the copy."""
+"""The driver: mirrors, their lanes, the plan, the source monitor, side jobs."""

@@ -1,10 +1,9 @@
-"""Which partitions change lanes, because one lane will need far longer than another one for what is left. Pure.
+"""Which partitions move to another lane, because their lane will need far longer than that one for its backlog. Pure.
 
-What counts is the time that a lane needs for its backlog at the pace at which it copied lately: that is long on a slow
-worker, and where one lane got more bytes than another. Nothing moves while all lanes keep up. A move stalls a
-partition for a moment, and may turn out to be of no use where the lane was not what was slow: so the difference has to
-be large, both lanes must have had the same work for a while, and a partition that was moved stays for minutes, twice as
-long with each time.
+The criterion is the time that a lane needs for its backlog at its recent rate: it is long on a slow worker, and if one
+lane got more bytes than another. Nothing moves while all lanes keep up. A move stalls a partition for a moment, and
+does not help if the lane was not the bottleneck: so the difference must be large, both lanes must have had the same
+work for a while, and a partition that was moved stays for minutes, twice as long each time.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from math import inf
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 
-#: Positions are noted so often; a pace is measured over so many of them.
+#: How often positions are sampled, and over how many samples a rate is measured.
 SAMPLE_SECONDS = 2.0
 _SAMPLES = 6
 _PARTITIONS_PER_SECOND = 2_000
-#: What a lane copies within this time is not worth a move.
+#: A backlog that a lane copies within this time is not worth a move.
 _LONG_SECONDS = 20.0
-#: A lane gets more only if it will be done in so much of the other's time, its new work included.
+#: A lane gets more only if it will be done, new work included, in this part of the other's time.
 _WORTH = 0.6
-#: After a move a partition stays so long where it is; twice as long after each further one.
+#: After a move a partition stays this long where it is; twice as long after each further one.
 _STAY_SECONDS = 300.0
 _LONGEST_STAY_SECONDS = 4 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Say how far the copy of a partition is: its end, offsets left, and the mean size of what an offset stands for."""
+    """How far the copy of a partition is: its end, the offsets left, and the mean bytes per offset."""
 
     end: int
     lag: int
@@ -40,7 +39,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class LanePace:
-    """Tell the bytes that a lane has left, and how many a second it copied lately."""
+    """The bytes that a lane has left, and its recent rate in bytes a second."""
 
     left: float
     rate: float
@@ -62,24 +61,24 @@ class Balance:
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Mapping[TopicPartition, Position]]] = deque(maxlen=_SAMPLES)
-        #: By lane, its partitions as they have been since that moment.
+        #: By lane, its partitions, and since when it has these.
         self._held: dict[int, tuple[frozenset[TopicPartition], float]] = {}
-        #: By lane, the most that it has copied in a second.
+        #: By lane, its highest rate in bytes a second.
         self.best: dict[int, float] = {}
-        #: By partition, until when it stays, and for how long that was.
+        #: By partition that was moved, until when it stays, and how long that is in all.
         self._stays: dict[TopicPartition, tuple[float, float]] = {}
-        #: How lanes do, as far as that is known.
+        #: By lane, its backlog and rate, if they are known.
         self.paces: dict[int, LanePace] = {}
 
     def is_due(self, at: float, partitions: int) -> bool:
-        """Tell whether positions are to be noted: of very many partitions less often, as each costs microseconds."""
+        """Return whether to take a sample: less often with very many partitions, as each costs microseconds."""
         pause = max(SAMPLE_SECONDS, partitions / _PARTITIONS_PER_SECOND)
         return not self._samples or at - self._samples[-1][0] >= pause
 
     def take(
         self, held: Mapping[int, Collection[TopicPartition]], positions: Mapping[TopicPartition, Position], at: float
     ) -> None:
-        """Note what lanes hold, and the positions of partitions that are copied and of which both ends are known."""
+        """Take the lanes' partitions, and the positions of partitions that are copied and whose two ends are known."""
         self._samples.append((at, dict(positions)))
         for lane in self._held.keys() - held.keys():
             del self._held[lane]
@@ -94,14 +93,14 @@ class Balance:
         if len(self._samples) == _SAMPLES:
             for lane, (partitions, since) in self._held.items():
                 if since <= began:
-                    # the others have nothing left and copied nothing, as far as is known
+                    # the others have nothing left and copied nothing, as far as we know
                     known = partitions & positions.keys() if positions else ()
                     pace = LanePace(sum(self._left(p) for p in known), sum(self.rate(p) for p in known))
                     self.paces[lane] = pace
                     self.best[lane] = max(self.best.get(lane, 0.0), pace.rate)
 
     def rate(self, partition: TopicPartition) -> float:
-        """Return how many bytes a second of a partition were copied lately; 0 where that is not known."""
+        """Return a partition's recent rate in bytes a second; 0 if it is unknown."""
         if len(self._samples) < 2:
             return 0.0
         (began, first), (ended, last) = self._samples[0], self._samples[-1]
@@ -111,7 +110,7 @@ class Balance:
         return (now.end - then.end) * now.bytes_per_offset / (ended - began)
 
     def _left(self, partition: TopicPartition) -> float:
-        """Return how many bytes are left of a partition that had all the time something left."""
+        """Return the bytes left of a partition that had some left in all samples; otherwise 0."""
         seen = [positions.get(partition) for _, positions in self._samples]
         last = seen[-1]
         if last is None or not all(position is not None and position.lag for position in seen):
@@ -119,7 +118,7 @@ class Balance:
         return last.lag * last.bytes_per_offset
 
     def moves(self, at: float) -> dict[TopicPartition, int]:
-        """Return partitions that are to change lanes, and to which; most often none."""
+        """Return the partitions to move, each with its new lane; most often none."""
         if len(self.paces) < 2:
             return {}
         slow = max(self.paces, key=lambda lane: (self.paces[lane].seconds, self.paces[lane].left))
@@ -128,7 +127,7 @@ class Balance:
         speed = self._speed(fast)
         if not behind.is_behind or not speed:
             return {}
-        # with so much less both would be done at the same time
+        # with this much less, both would be done at the same time
         surplus = (behind.left * speed - ahead.left * behind.rate) / (behind.rate + speed)
         movable = sorted(
             (left, partition)
@@ -155,7 +154,7 @@ class Balance:
         return dict.fromkeys(found, fast)
 
     def _speed(self, lane: int) -> float:
-        """Return how fast a lane will copy what it gets; of one that keeps up it is not known how much more it can."""
+        """Return how fast a lane will copy more work; for one that keeps up, its capacity can only be estimated."""
         pace = self.paces[lane]
         if pace.is_behind:
             return pace.rate

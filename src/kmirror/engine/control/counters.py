@@ -1,7 +1,7 @@
-"""What a mirror's lanes have copied since its engine began, summed up over lanes that were restarted. Pure.
+"""What a mirror's lanes have copied since its engine started, including lanes that were restarted. Pure.
 
-A lane counts from its own beginning, and what it copied of a partition from when it took that: a number that has become
-smaller, or comes from another run, counts as a whole.
+A lane counts from its own start, and for a partition from its assignment: a count that has become smaller, or comes
+from another run, is added as a whole.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _TOTALS = (
     "batches_merged",
     "offsets_filled",
 )
-#: What tells one run of a lane from another: generation and Spark's attempt.
+#: A run of a lane: its generation and Spark's attempt.
 _Run = tuple[int, int]
 
 
 @dataclass(slots=True)
 class Copied:
-    """Sum up records and the bytes of their batches."""
+    """Records, and the bytes of their batches."""
 
     records: int = 0
     bytes: int = 0
@@ -46,9 +46,9 @@ class Counters:
     offsets_filled: int = 0
     fetch_latencies: Latencies = NONE_YET
     produce_latencies: Latencies = NONE_YET
-    #: By lane, its latest run and the last report of that.
+    #: By lane, its latest run and that run's last report.
     _last: dict[int, tuple[_Run, ProgressRecord]] = field(default_factory=dict)
-    #: By lane and partition, which run counted last, and how far it was.
+    #: By lane and partition, the run that last counted, and its records and bytes.
     _partitions: dict[tuple[int, TopicPartition], tuple[_Run, int, int]] = field(default_factory=dict)
 
     def take(self, record: ProgressRecord) -> None:

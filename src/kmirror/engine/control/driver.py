@@ -1,4 +1,4 @@
-"""Run mirrors until asked to stop: the loop on the driver, and what it shows while it turns."""
+"""Run mirrors until asked to stop: the driver's loop, and what it shows while it runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kmirror.engine.control.snapshots import Snapshots
 from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import NOT_COPYING
 
-_TURN_SECONDS = 0.05
+_LOOP_SECONDS = 0.05
 _VIEW_SECONDS = 1.0
-#: At most one part in so many of a core is used for showing what it does: of thousands of topics, less often.
+#: Showing the state takes at most 1/400 of a core: with thousands of topics it is shown less often.
 _PAUSE_PER_WORK = 400.0
 
 
@@ -32,10 +32,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What a watcher is shown, once a second unless there are thousands of topics.
-
-    `notes` are those that it has not been shown before.
-    """
+    """What a watcher is shown, once a second or less often; `notes` are only those not shown before."""
 
     time_ms: int
     elapsed_seconds: float
@@ -46,11 +43,11 @@ class RunView:
     notes: tuple[Note, ...]
     #: How much attention the phase needs.
     level: Level = Level.INFO
-    #: By mirror and topic, what is wanted of topics that are not to be copied: PAUSED, STOPPED.
+    #: By mirror and topic, the desired state of topics that are not copied: PAUSED, STOPPED.
     idle: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    #: The mirrors that have no engine in this run now, and why.
+    #: The mirrors without an engine in this run now, and why.
     not_copied: Mapping[str, NotCopied] = field(default_factory=dict)
-    #: The file into which Spark logs.
+    #: Spark's log file.
     spark_log: str | None = None
 
 
@@ -62,7 +59,7 @@ Watcher = Callable[[RunView], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to end by oneself: seconds from the beginning, None for never."""
+    """When a run ends by itself: seconds from its start, None for never."""
 
     until_caught_up: bool = False
     timeout: float | None = None
@@ -78,24 +75,24 @@ def drive(
     supervisor: Supervisor | None = None,
     snapshots: Snapshots | None = None,
 ) -> Ending:
-    """Turn until stopped, caught up, out of time, or until no mirror is left; then end every lane.
+    """Loop until stopped, caught up, out of time, or until no mirror is left; then end every lane.
 
-    Who asks `snapshots` what the engines know is answered with each turn.
+    Each iteration answers those who ask `snapshots` for what the engines know.
     """
     snapshots = snapshots or Snapshots()
-    ending = _turn(engines, stop, limits, watcher, began, supervisor, snapshots)
+    ending = _loop(engines, stop, limits, watcher, began, supervisor, snapshots)
     engines.end_all()
     deadline = now() + STOP_SECONDS
     while now() < deadline and engines.running:
         engines.tick()
         snapshots.turned(engines.last)
-        threading.Event().wait(_TURN_SECONDS / 5)
+        threading.Event().wait(_LOOP_SECONDS / 5)
     engines.close()
     watcher(view_of(engines, STOPPING, now() - began, supervisor))
     return ending
 
 
-def _turn(
+def _loop(
     engines: Engines,
     stop: threading.Event,
     limits: Limits,
@@ -105,7 +102,7 @@ def _turn(
     snapshots: Snapshots,
 ) -> Ending:
     shown, pause = 0.0, _VIEW_SECONDS
-    while not stop.wait(_TURN_SECONDS):
+    while not stop.wait(_LOOP_SECONDS):
         if supervisor is not None:
             supervisor.tick(engines)
         engines.tick()
@@ -128,7 +125,7 @@ def _turn(
 
 
 def view_of(engines: Engines, phase: str, elapsed: float, supervisor: Supervisor | None = None) -> RunView:
-    """Sum up the mirrors' state; the engines' notes are taken over."""
+    """Sum up the mirrors' state, and take the engines' notes."""
     topics: list[TopicView] = []
     notes = engines.take_notes()
     not_copied: Mapping[str, NotCopied] = engines.not_copied
@@ -143,7 +140,7 @@ def view_of(engines: Engines, phase: str, elapsed: float, supervisor: Supervisor
         phase = "waiting" if not_copied else NO_MIRRORS
     elif phase == COPYING and topics and all(topic.reason in NOT_COPYING for topic in topics):
         phase = "not copying"
-    idle = {(engine.mirror, topic): wanted for engine in copied for topic, wanted in engine.idle_topics().items()}
+    idle = {(engine.mirror, topic): desired for engine in copied for topic, desired in engine.idle_topics().items()}
     mirrors = (*(engine.mirror for engine in copied), *not_copied) or ("*",)
     return RunView(
         now_ms(), elapsed, phase, mirrors, tuple(topics), rate, tuple(notes), idle=idle, not_copied=not_copied

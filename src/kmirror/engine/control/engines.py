@@ -1,4 +1,4 @@
-"""The engines of one run, which come and go: each starts, turns and ends without disturbing the others."""
+"""The engines of one run: each starts, runs and ends without affecting the others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kmirror.errors import Reason
 
 #: Lanes drain within milliseconds; one that does not is ended with its worker.
 STOP_SECONDS = 3.0
-#: Engines that turn at the same time: a heartbeat that waits for its coordinator must not delay all others.
+#: How many engines `tick` at the same time: a heartbeat that waits for its coordinator must not delay all others.
 _AT_ONCE = 16
-#: Where lanes run is looked at so often.
+#: How often to check where lanes run.
 _SPREAD_SECONDS = 1.0
 
 _logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NotCopied:
-    """Why a mirror has no engine in this run, and how much attention that needs."""
+    """Why a mirror has no engine in this run, and the level of the note about it."""
 
     why: str
     level: Level = Level.ERROR
@@ -36,26 +36,26 @@ class NotCopied:
 
 
 class Engines:
-    """Hold the engines that run; for one thread, which calls `tick` many times a second.
+    """Keep the engines that run; for one thread, which calls `tick` many times a second.
 
-    One that has lost its mirror, or breaks, ends by itself; `why_ended` says so from then on.
+    An engine that has lost its mirror, or raises, ends by itself; then `why_ended` returns the cause.
     """
 
     def __init__(self, engines: Iterable[MirrorEngine] = ()) -> None:
         self._running: list[MirrorEngine] = []
-        #: Those that end, and until when their lanes are waited for.
+        #: Engines that end, and until when to wait for their lanes.
         self._ending: dict[MirrorEngine, float] = {}
-        #: Errors that no engine should raise.
+        #: Unexpected exceptions of engines.
         self._broken: dict[MirrorEngine, Exception] = {}
         self._dropped: set[MirrorEngine] = set()
-        #: What engines said that have ended since.
+        #: The notes of engines that have ended since.
         self._last_notes: list[Note] = []
-        #: Those that were closed in this turn.
+        #: Engines that were closed in this `tick`.
         self._closed: set[MirrorEngine] = set()
-        #: By mirror, the last engine that has ended, unless it was let go.
+        #: By mirror, the last engine that has ended, unless it was dropped.
         self.ended: dict[str, MirrorEngine] = {}
         self._pool: ThreadPoolExecutor | None = None
-        #: Where Spark's functions run; None: that is not known.
+        #: Returns where Spark's functions run; None if that is unknown.
         self.placement: Callable[[], Placement | None] = lambda: None
         self._spread = Spread()
         self._spread_at = 0.0
@@ -63,13 +63,13 @@ class Engines:
             self.add(engine)
 
     def add(self, engine: MirrorEngine) -> None:
-        """Start an engine and take it in."""
+        """Start an engine and add it."""
         engine.start()
         self._running.append(engine)
 
     @property
     def running(self) -> Sequence[MirrorEngine]:
-        """Those that have not ended, in the order in which they came."""
+        """The engines that have not ended, in the order in which they were added."""
         return tuple(self._running)
 
     @property
@@ -78,7 +78,7 @@ class Engines:
         return tuple({**self.ended, **{engine.mirror: engine for engine in self._running}}.values())
 
     def why_ended(self, engine: MirrorEngine) -> Exception | None:
-        """Return why an engine ended by itself, None where it runs or was asked to end."""
+        """Return why an engine ended by itself; None if it runs or was asked to end."""
         return self._broken.get(engine) or engine.lost
 
     @property
@@ -91,13 +91,13 @@ class Engines:
         }
 
     def end(self, engine: MirrorEngine) -> None:
-        """Ask an engine to end; it does so within STOP_SECONDS of turning."""
+        """Ask an engine to end; it does so within STOP_SECONDS."""
         if engine not in self._ending:
             self._ending[engine] = now() + STOP_SECONDS
             engine.stop()
 
     def drop(self, mirror: str) -> None:
-        """Ask a mirror's engine to end, if it runs: the mirror is none of this run any more, and is not told of."""
+        """Remove a mirror from the run, and ask its engine to end if it runs; it is not reported any more."""
         if (before := self.ended.pop(mirror, None)) is not None:
             self._broken.pop(before, None)
         for engine in self._running:
@@ -106,12 +106,12 @@ class Engines:
                 self.end(engine)
 
     def renew_logins(self) -> None:
-        """Let all log in to their sources anew; from any thread."""
+        """Have all engines log in to their sources again; from any thread."""
         for engine in tuple(self._running):
             engine.renew_login()
 
     def take_notes(self) -> list[Note]:
-        """Return the engines' notes that were not taken before."""
+        """Return the engines' notes since the last call."""
         found, self._last_notes = self._last_notes, []
         for engine in self._running:
             found += engine.journal.notes
@@ -124,29 +124,29 @@ class Engines:
             self.end(engine)
 
     def tick(self) -> None:
-        """Let each do what is due, and close those that have ended."""
+        """Have each engine do what is due, and close those that have ended."""
         if len(self._running) > 1:
             self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, "kmirror-engine")
-            for _ in self._pool.map(self._turn, self._running):
+            for _ in self._pool.map(self._tick, self._running):
                 pass
         else:
             for engine in self._running:
-                self._turn(engine)
+                self._tick(engine)
         self._running = [engine for engine in self._running if engine not in self._closed]
         self._closed.clear()
         if (at := now()) - self._spread_at >= _SPREAD_SECONDS:
             self._spread_at = at
-            self._spread.tick(self.placement(), [e for e in self._running if e not in self._ending], at)
+            self._spread.tick(self.placement(), [e.balancer for e in self._running if e not in self._ending], at)
 
     def close(self) -> None:
-        """Close what is left."""
+        """Close the engines that are left."""
         for engine in self._running:
             self._close(engine)
         self._running = []
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
-    def _turn(self, engine: MirrorEngine) -> None:
+    def _tick(self, engine: MirrorEngine) -> None:
         try:
             engine.tick()
         except Exception as error:
@@ -176,18 +176,18 @@ class Engines:
 
 
 class Supervisor(Protocol):
-    """What brings engines, and ends them, while others run."""
+    """What adds and drops engines while others run."""
 
     def tick(self, engines: Engines) -> None:
         """Do what is due; never waits."""
 
     @property
     def is_done(self) -> bool:
-        """True when no other engine will come."""
+        """True when no other engine will start."""
 
     @property
     def not_copied(self) -> Mapping[str, NotCopied]:
-        """Return the mirrors that have no engine in this run now."""
+        """The mirrors without an engine in this run now, and why."""
 
     def take_notes(self) -> Sequence[Note]:
-        """Return what is to be shown and was not before."""
+        """Return the notes since the last call."""

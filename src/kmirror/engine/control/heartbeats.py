@@ -1,4 +1,4 @@
-"""An engine's heartbeats: each stores what there is to be stored, and keeps the lease."""
+"""An engine's heartbeats: each stores what has changed, and renews the lease."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kmirror.state.records import Incarnation, Key, LaneChangeRecord, PartitionR
 
 HEARTBEAT_SECONDS = 1.0
 _TIMEOUT, _LEAST_TIMEOUT = 3.0, 0.5
-#: Records of partitions that one heartbeat stores, so that it is done in time; the next one comes sooner then.
+#: How many partition records one heartbeat stores, to be done in time; if there are more, the next one comes sooner.
 _MOST_RECORDS = 1000
 _SOON_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class _Beat:
+class _Content:
     """What one heartbeat stores."""
 
     lanes: dict[int, Incarnation]
@@ -38,7 +38,7 @@ class _Beat:
 
 
 class Heartbeats:
-    """Write one mirror's heartbeats."""
+    """Send one mirror's heartbeats."""
 
     def __init__(
         self, lease: Lease, lanes: Lanes, partitions: MirrorPartitions, journal: Journal, history: History
@@ -48,19 +48,19 @@ class Heartbeats:
         self._partitions = partitions
         self._journal = journal
         self._history = history
-        #: True once a newer kmirror has written records that this one cannot read: none is overwritten any more.
+        #: True once a newer kmirror has written records that this one cannot read: then none is overwritten.
         self.keeps_lease_only = False
-        #: When the last one was accepted; 0.0 before the first.
+        #: When the last heartbeat was accepted; 0.0 before the first.
         self.last_at = 0.0
-        #: What a heartbeat stores whose outcome is not known.
-        self._unconfirmed: _Beat | None = None
+        #: What the last heartbeat stores if its outcome is unknown.
+        self._unconfirmed: _Content | None = None
 
     def is_due(self, at: float) -> bool:
-        """Tell whether it is time for the next one."""
+        """Return whether it is time for the next one."""
         pause = HEARTBEAT_SECONDS if len(self._partitions.changed) < _MOST_RECORDS else _SOON_SECONDS
-        return self._lanes.beat_now or at - self.last_at >= pause
+        return self._lanes.heartbeat_now or at - self.last_at >= pause
 
-    def beat(
+    def send(
         self,
         silent_lanes: Mapping[int, int],
         source_trouble: KmirrorError | None,
@@ -69,28 +69,28 @@ class Heartbeats:
         *,
         stopping: bool,
     ) -> KmirrorError | None:
-        """Write one; return why the engine must stop the mirror, None in the normal case.
+        """Send one; return why the engine must stop the mirror, None in the normal case.
 
-        `silent_lanes` have not reported since those times, in epoch milliseconds; `throttle` is what lanes may fetch,
-        in bytes a second, and `first_topics` are fetched before all others.
+        `silent_lanes` have not reported since those times, in epoch milliseconds; `throttle` is what each lane may
+        fetch, in bytes a second; `first_topics` are fetched before all others.
         """
         began = now()
         try:
             self._settle()
-            self._lanes.before_beat()
-            beat = self._unconfirmed = _Beat(
+            self._lanes.before_heartbeat()
+            content = self._unconfirmed = _Content(
                 self._lanes.claims(),
-                tuple(self._lanes.unsaid),
+                tuple(self._lanes.unsent),
                 self._records(_MOST_RECORDS),
                 tuple(self._journal.events),
-                tuple(self._history.unsaid.values()),
+                tuple(self._history.unsent.values()),
                 self._history.expired,
             )
             self._lease.heartbeat(
-                beat.lanes,
-                (*beat.changes, *beat.records, *beat.history),
-                beat.events,
-                tombstones=beat.expired,
+                content.lanes,
+                (*content.changes, *content.records, *content.history),
+                content.events,
+                tombstones=content.expired,
                 stopping=stopping,
                 revisions=self._lanes.revisions(),
                 silent_lanes=silent_lanes,
@@ -98,7 +98,7 @@ class Heartbeats:
                 throttle=throttle,
                 first_topics=first_topics,
                 places={lane: str(place) for lane, place in self._lanes.places.items()},
-                # engines of one process wait for each other: all in all it must not take a lease's time
+                # engines of one process wait for each other: the whole must take less time than a lease lasts
                 timeout=max(_LEAST_TIMEOUT, _TIMEOUT - (now() - began)),
             )
         except OutcomeUnknown:
@@ -106,29 +106,29 @@ class Heartbeats:
         except KmirrorError as error:
             return error if error.reason is Reason.FENCED else None
         self._unconfirmed = None
-        self.last_at, self._lanes.beat_now = now(), False
-        self._stored(beat)
+        self.last_at, self._lanes.heartbeat_now = now(), False
+        self._note_stored(content)
         return None
 
     def release(self) -> None:
-        """Give the lease back, with what is still to be stored."""
+        """Release the lease, and store what has changed."""
         with contextlib.suppress(KmirrorError, OutcomeUnknown):
             self._settle()
-            records: tuple[Record, ...] = (*self._records(None), *self._history.unsaid.values())
+            records: tuple[Record, ...] = (*self._records(None), *self._history.unsent.values())
             self._lease.release(records, tuple(self._journal.events))
 
     def _records(self, most: int | None) -> tuple[PartitionRecord, ...]:
         return () if self.keeps_lease_only else tuple(islice(self._partitions.changed.values(), most))
 
     def _settle(self) -> None:
-        """Find out what became of a heartbeat without an answer: a command may have acted on what it stored."""
+        """Find out whether a heartbeat without an answer was stored: a command may have acted on it."""
         if self._unconfirmed is not None:
             if self._lease.settle(_TIMEOUT):
-                self._stored(self._unconfirmed)
+                self._note_stored(self._unconfirmed)
             self._unconfirmed = None
 
-    def _stored(self, beat: _Beat) -> None:
-        self._lanes.said(beat.lanes, beat.changes)
-        self._partitions.stored(beat.records)
-        del self._journal.events[: len(beat.events)]
-        self._history.stored(beat.history, beat.expired)
+    def _note_stored(self, content: _Content) -> None:
+        self._lanes.sent(content.lanes, content.changes)
+        self._partitions.stored(content.records)
+        del self._journal.events[: len(content.events)]
+        self._history.stored(content.history, content.expired)

@@ -1,6 +1,6 @@
-"""How a mirror went lately: samples of the last hour for watchers, and a point a minute to be remembered. No I/O.
+"""The recent history of a mirror: samples of the last hour for watchers, and a point a minute to store. No I/O.
 
-Moments are seconds of the engine's clock, times epoch milliseconds: points are compared with those of other engines.
+`at` is in seconds of the engine's clock; times in epoch milliseconds, as other engines' points are compared with ours.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from kmirror.state.records import Key
 SAMPLE_SECONDS = 15.0
 POINT_SECONDS = 60.0
 _RECENT = int(3600 / SAMPLE_SECONDS)
-#: An hour of a clock that is set back may hold more than its minutes; older points give way.
+#: After a clock was set back, an hour may have more points than minutes; older points are dropped.
 _MOST_POINTS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Say how a mirror stands at a moment; unknown numbers are None. See HistoryPoint for the fields.
+    """The state of a mirror at a time; unknown numbers are None. See HistoryPoint for the fields.
 
-    `bytes_copied` and `records_copied` count since the engine began; None while no lane reports.
+    `bytes_copied` and `records_copied` count since the engine started; None while no lane reports.
     """
 
     lag: int | None
@@ -53,7 +53,7 @@ class _Speed:
 
 
 class History:
-    """Keep one mirror's points; for one thread. `unreadable` are the keys of records that are not to be touched."""
+    """Keep one mirror's points; for one thread. Records whose keys are `unreadable` are not overwritten."""
 
     def __init__(
         self, mirror: str, at: float, stored: Iterable[HistoryRecord] = (), unreadable: Collection[Key] = ()
@@ -66,25 +66,25 @@ class History:
         self._recent: deque[TimedPoint] = deque(points_of(self._hours.values()), _RECENT)
         self._since_stored: list[Sample] = []
         #: What no heartbeat has stored yet.
-        self.unsaid: dict[Key, HistoryRecord] = {}
-        #: The keys of hours that are to be removed.
+        self.unsent: dict[Key, HistoryRecord] = {}
+        #: The keys of hours to remove.
         self.expired: tuple[Key, ...] = ()
 
     def recent(self, now_ms: int) -> list[TimedPoint]:
-        """Return the points of the last hour, oldest first; those before this engine are as they were stored."""
+        """Return the points of the last hour, oldest first; those before this engine come from the stored history."""
         return [timed for timed in self._recent if timed[0] > now_ms - HOUR_MS]
 
     def is_due(self, at: float) -> bool:
-        """Tell whether it is time for the next sample."""
+        """Return whether it is time for the next sample."""
         return at - self._sampled_at >= SAMPLE_SECONDS
 
     def take(self, sample: Sample, at: float, now_ms: int, *, is_last: bool = False) -> None:
-        """Take how the mirror stands; `is_last` when the engine stops it."""
+        """Take a sample; `is_last` when the engine stops the mirror."""
         self._sampled_at = at
         second = now_ms % HOUR_MS // 1000
         self._since_stored.append(sample)
         self._recent.append((now_ms, _point(second, [sample], *self._recent_speed.take(sample, at))))
-        # samples come a little late, and every fourth is stored
+        # samples come a little late, and every fourth makes a stored point
         if is_last or at - self._stored_at >= POINT_SECONDS - SAMPLE_SECONDS / 2:
             self._stored_at = at
             self._store(now_ms // HOUR_MS, _point(second, self._since_stored, *self._stored_speed.take(sample, at)))
@@ -93,8 +93,8 @@ class History:
     def stored(self, records: Iterable[HistoryRecord], tombstones: Iterable[Key]) -> None:
         """Note that a heartbeat has stored and removed these."""
         for record in records:
-            if self.unsaid.get(record.key) is record:
-                del self.unsaid[record.key]
+            if self.unsent.get(record.key) is record:
+                del self.unsent[record.key]
         gone = set(tombstones)
         self.expired = tuple(key for key in self.expired if key not in gone)
 
@@ -104,17 +104,17 @@ class History:
             return  # a newer kmirror wrote it
         points = (*record.points, point)[-_MOST_POINTS:]
         record = self._hours[hour] = HistoryRecord(self._mirror, hour, points, record.extra)
-        self.unsaid[record.key] = record
+        self.unsent[record.key] = record
         for old in [known for known in self._hours if known < hour - KEPT_HOURS]:
             key = self._hours.pop(old).key
-            self.unsaid.pop(key, None)
+            self.unsent.pop(key, None)
             self.expired = (*self.expired, key)
 
 
 def _point(
     second: int, samples: Collection[Sample], bytes_per_second: float | None, records_per_second: float | None
 ) -> HistoryPoint:
-    """Sum up samples by the worst of them."""
+    """Combine samples: the worst value of each field."""
     return HistoryPoint(
         second,
         max((one.lag for one in samples if one.lag is not None), default=None),
@@ -129,6 +129,6 @@ def _point(
 
 
 def _short(rate: float) -> float:
-    """Return a rate with three digits that count, as an integer where it is one: that is stored in fewer bytes."""
+    """Return a rate with three significant digits, as an integer if it is one, which takes fewer bytes."""
     short = float(f"{rate:.3g}")
     return int(short) if short.is_integer() else short

@@ -1,4 +1,4 @@
-"""What an engine says of its mirror: sentences for watchers, and events that are stored on the destination."""
+"""What an engine reports of its mirror: notes for watchers, and events that are stored on the destination."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kmirror.state.events import Event
 
 
 class Level(StrEnum):
-    """Name how much attention a note needs."""
+    """The level of a note."""
 
     INFO = "INFO"
     WARNING = "WARNING"
@@ -21,7 +21,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence for watchers; with `about_spark`, Spark's own log may say more."""
+    """A sentence for watchers; if it is `about_spark`, Spark's log may say more."""
 
     time_ms: int
     level: Level
@@ -36,11 +36,11 @@ class Journal:
     def __init__(self, mirror: str, actor: str) -> None:
         self._mirror = mirror
         self._actor = actor
-        #: What was not shown yet; the watcher empties it.
+        #: Notes that were not shown yet; the watcher clears them.
         self.notes: list[Note] = []
         #: Events that no heartbeat has stored yet.
         self.events: list[Event] = []
-        #: How many events there were since the engine began, by what they are about and their result.
+        #: How many events there were since the engine started, by subject and result.
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def note(self, sentence: str, level: Level = Level.INFO, *, about_spark: bool = False) -> None:
@@ -48,6 +48,6 @@ class Journal:
         self.notes.append(Note(now_ms(), level, self._mirror, sentence, about_spark))
 
     def record(self, what: str, result: str, details: Mapping[str, object]) -> None:
-        """Have an event stored with the next heartbeat."""
+        """Store an event with the next heartbeat."""
         self.counts[what, result] += 1
         self.events.append(Event(now_ms(), self._mirror, what, self._actor, result, dict(details)))

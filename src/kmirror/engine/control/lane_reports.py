@@ -1,7 +1,7 @@
-"""What lanes report, joined from reports and pages as they are read; only rows that may be news are passed on. Pure.
+"""What lanes report, joined from reports and pages; only rows that may have changed are passed on. Pure.
 
-All rows of a lane are passed on when another run of it reports, when the changes that it goes by are others, when the
-engine asks for it since it may judge rows otherwise now, and once in a while for safety's sake.
+All rows of a lane are passed on when another run of it reports, when it has applied other changes, when the engine asks
+for that since it may judge rows differently now, and periodically for safety.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kmirror.state.records import LaneRowsRecord, LaneRun, ProgressRecord, Progr
 
 _Rows = dict[TopicPartition, ProgressRow]
 
-#: After so long all rows are passed on again.
+#: How often all rows are passed on.
 ALL_SECONDS = 60.0
 
 
@@ -23,16 +23,17 @@ class _Lane:
     """What one run of a lane has reported."""
 
     run: LaneRun
-    #: Rows by the number of their page, as the last report found them; pages that were read after it.
+    #: Rows by the number of their page: pages that the last report confirmed, and pages read after it.
     pages: dict[int, _Rows] = field(default_factory=dict)
     read: dict[int, _Rows] = field(default_factory=dict)
     loose: _Rows = field(default_factory=dict)
-    standing: tuple[int, int] | None = None
-    #: When all rows are to be passed on with the next report.
+    #: The changes that it had applied with its last complete report: assigned up to, and revoked up to.
+    applied: tuple[int, int] | None = None
+    #: From when on the next report passes on all rows.
     all_at: float = 0.0
 
     def take(self, report: ProgressRecord) -> _Rows:
-        """Take a report; return the rows that may be otherwise than before."""
+        """Take a report; return the rows that may have changed."""
         changed: _Rows = {}
         before, self.loose = self.loose, by_place(report.rows)
         pages, self.read = self.read, {}
@@ -42,7 +43,7 @@ class _Lane:
         self.pages |= pages
         for number in [number for number in self.pages if number >= report.pages]:
             del self.pages[number]
-        # what is named no more is as its page has it
+        # rows that are no longer in reports are those of their page
         for place in before.keys() - self.loose.keys():
             if (row := self._kept(place)) is not None and row != before[place]:
                 changed[place] = row
@@ -67,31 +68,31 @@ class LaneReports:
         self._lanes: dict[int, _Lane] = {}
 
     def take_page(self, page: LaneRowsRecord) -> None:
-        """Take a page: it says something together with the next report of its run."""
+        """Take a page: the next report of its run confirms it."""
         if (lane := self._lane(page)) is not None:
             lane.read[page.page] = by_place(page.rows)
 
     def take(self, report: ProgressRecord, at: float) -> tuple[ProgressRecord, bool]:
-        """Take a report; return it with those rows alone that may be news, and whether these are all."""
+        """Take a report; return it with only the rows that may have changed, and whether these are all rows."""
         lane = self._lane(report)
         if lane is None:
             return replace(report, rows=()), False
-        changed, standing = lane.take(report), (report.taken, report.given_up)
-        is_all = standing != lane.standing or at >= lane.all_at
+        changed, applied = lane.take(report), (report.taken, report.given_up)
+        is_all = applied != lane.applied or at >= lane.all_at
         if is_all:
-            changed, lane.standing, lane.all_at = lane.rows(), standing, at + ALL_SECONDS
+            changed, lane.applied, lane.all_at = lane.rows(), applied, at + ALL_SECONDS
         return replace(report, rows=tuple(changed.values())), is_all
 
     def pass_on_all(self) -> None:
-        """Have all rows passed on with the next report of each lane."""
+        """Pass on all rows with the next report of each lane."""
         for lane in self._lanes.values():
             lane.all_at = 0.0
 
-    def _lane(self, said: ProgressRecord | LaneRowsRecord) -> _Lane | None:
-        """Return what is known of the run that says this; None when it is not, or no more, the one that counts."""
-        if said.lease_id != self._lease_id:
+    def _lane(self, record: ProgressRecord | LaneRowsRecord) -> _Lane | None:
+        """Return what the run of this record has reported; None if it is not the current run of its lane."""
+        if record.lease_id != self._lease_id:
             return None
-        known = self._lanes.get(said.lane)
-        if known is None or known.run < said.run:
-            known = self._lanes[said.lane] = _Lane(said.run)
-        return known if known.run == said.run else None
+        known = self._lanes.get(record.lane)
+        if known is None or known.run < record.run:
+            known = self._lanes[record.lane] = _Lane(record.run)
+        return known if known.run == record.run else None

@@ -1,8 +1,8 @@
-"""Which mirror logs are due to be trimmed, as their sources have trimmed themselves. Pure: no I/O, no clock.
+"""Which mirror logs must be trimmed because their sources deleted records. Pure: no I/O, no clock.
 
-A source that deletes records does not say so; its log just starts further on when it is looked at. The mirror follows
-after a delay, in which whatever the source has lost by mistake is still to be had. What was seen is not kept
-after the engine's end: after a restart the delay begins again.
+A source does not announce that it deletes records; its log just starts at a higher offset when it is read again. The
+mirror follows after a delay, during which records that were deleted by mistake can still be recovered from it. Log
+starts are kept in memory only: after a restart of the engine the delay starts again.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 
 
 class LogStarts:
-    """Remember where the sources' logs were seen to start, and since when. Times in seconds of one clock."""
+    """Remember the log starts of sources, and since when. Times in seconds of one clock."""
 
     def __init__(self, delay: float) -> None:
         #: Seconds; may be changed.
         self.delay = delay
-        self._seen: dict[TopicPartition, deque[tuple[float, int]]] = {}
+        self._starts: dict[TopicPartition, deque[tuple[float, int]]] = {}
         self._trimmed: dict[TopicPartition, int] = {}
 
-    def seen(self, starts: Mapping[TopicPartition, int], now: float) -> None:
-        """Take note of where the logs start now. A log that starts lower than before is another one."""
+    def observe(self, starts: Mapping[TopicPartition, int], now: float) -> None:
+        """Take the current log starts. A log that starts at a lower offset than before is another log."""
         for partition, start in starts.items():
-            known = self._seen.setdefault(partition, deque())
+            known = self._starts.setdefault(partition, deque())
             if known and start < known[-1][1]:
                 known.clear()
                 self._trimmed.pop(partition, None)
@@ -33,13 +33,13 @@ class LogStarts:
                 known.append((now, start))
 
     def due(self, ends: Mapping[TopicPartition, int], now: float) -> dict[TopicPartition, int]:
-        """Return up to where logs are to be trimmed now, of those that hold records up to `ends`.
+        """Return the offsets to trim to now, of the logs that end at `ends`.
 
-        A log that ends before its source starts is left as it is: it has what the source has lost.
+        A log that ends before its source starts is not trimmed: it has records that the source has lost.
         """
         found = {}
         for partition, end in ends.items():
-            known = self._seen.get(partition, deque())
+            known = self._starts.get(partition, deque())
             while len(known) > 1 and now - known[1][0] >= self.delay:
                 known.popleft()
             if not known or now - known[0][0] < self.delay:
@@ -50,5 +50,5 @@ class LogStarts:
         return found
 
     def trimmed(self, partition: TopicPartition, start: int) -> None:
-        """Note that a mirror log starts there, or further on."""
+        """Note that a mirror log starts at this offset or after it."""
         self._trimmed[partition] = start

@@ -1,4 +1,4 @@
-"""The orders of lanes: which partitions they are to copy, and all that they need for it."""
+"""What lanes are told to do: the partitions to copy, and everything they need for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kmirror.state.lease import Lease
 
 
 class LaneOrders:
-    """Make the orders for one mirror's lanes."""
+    """Make the specs and assignments of one mirror's lanes."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class LaneOrders:
         self._destination_properties = dict(destination_properties)
 
     def assignments(self) -> list[Assignment]:
-        """List the partitions that are to be copied now; lanes learn as they start whether records have come."""
+        """Return the assignments of all partitions to copy now, without what `with_state` adds."""
         settings = self._topics.settings
         found = []
         for topic in filter(is_copied, self._topics.by_name.values()):
@@ -58,9 +58,15 @@ class LaneOrders:
         return found
 
     def spec(
-        self, lane: int, generation: int, assignments: Iterable[Assignment], *, in_doubt: bool, unsettled: Sequence[int]
+        self,
+        lane: int,
+        generation: int,
+        assignments: Iterable[Assignment],
+        *,
+        predecessor_may_write: bool,
+        unsettled: Sequence[int],
     ) -> LaneSpec:
-        """Make what a lane is started with."""
+        """Return what a lane is started with."""
         return LaneSpec(
             self.mirror,
             lane,
@@ -68,16 +74,16 @@ class LaneOrders:
             self._lease.record.lease_id,
             dict(self._topics.record.source),
             self._destination_properties,
-            tuple(self.as_it_stands(assignment) for assignment in assignments),
+            tuple(self.with_state(assignment) for assignment in assignments),
             self._lease.record.ttl_ms,
-            in_doubt,
+            predecessor_may_write,
             self._topics.settings.retry_timeout_ms,
             self._topics.record.source_cluster_id,
             tuple(unsettled),
         )
 
-    def as_it_stands(self, assignment: Assignment) -> Assignment:
-        """Return an assignment with what is no reason for a new plan, but to be known to a lane that takes it."""
+    def with_state(self, assignment: Assignment) -> Assignment:
+        """Return an assignment with what a lane must know of its partition, but that changes no plan."""
         record = self._partitions.records.get(assignment.destination)
         if record is None:
             return assignment

@@ -1,6 +1,6 @@
 """What an engine knows of its mirror's partitions: what lanes report, and what is stored because it must outlive them.
 
-A report that is news changes what is stored (`stored_partition`), and what it says for the first time is announced.
+A new row changes what is stored (`stored_partition`), and what it reports for the first time is announced.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
 from kmirror.engine.control.health import Health
 from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.stored_partition import alignment_note, given_up, remember
+from kmirror.engine.control.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.words import counted
 
-#: What needs more attention than news do, by the result of its event.
+#: The levels of events that need attention, by their result.
 _LEVELS = {"FAILED": Level.ERROR, "LOSS_ACCEPTED": Level.WARNING, "DESTINATION_TRUNCATED": Level.WARNING}
 
 
@@ -41,57 +41,55 @@ class MirrorPartitions:
         self.rows: dict[TopicPartition, ProgressRow] = {}
         #: The source's ends when the engine began, by destination partition; None until the source has answered.
         self.targets: dict[TopicPartition, int] | None = None
-        #: The destination's log ends as the last engine stored them, since its partitions are what they are.
+        #: The destination's log ends that lanes reported to the last engine, since the partitions' records changed.
         self._known_ends = {
             place: row.destination_offset
-            for told in sorted(progress, key=lambda one: one.time_ms)
-            for row in told.rows
+            for report in sorted(progress, key=lambda one: one.time_ms)
+            for row in report.rows
             if row.begun
             and (known := self.records.get(place := TopicPartition(row.topic, row.partition)))
-            and known.state_time_ms < told.time_ms
+            and known.state_time_ms < report.time_ms
         }
-        #: By partition, the offset at which a lane last made its log begin.
+        #: By partition, the offset at which a lane last made its log start.
         self._aligned_to: dict[TopicPartition, int] = {}
-        #: By partition, what was last announced to be copied again.
-        self._again: dict[TopicPartition, tuple[int, int]] = {}
-        #: How many records the source had lost before they were copied, since the engine began.
+        #: By partition, the offsets last announced to be copied again.
+        self._recopied: dict[TopicPartition, tuple[int, int]] = {}
+        #: How many records the source had lost before they were copied, since the engine started.
         self.lost_records = 0
         #: The partitions that are behind or were being copied when their lanes last reported on them.
         self._busy: set[TopicPartition] = set()
-        #: Those whose lanes said last that a login is refused.
+        #: Those whose lanes last reported that a login is refused.
         self._refused: set[TopicPartition] = set()
-        #: The topics whose rows have changed; see `take_moved`.
-        self._moved: set[str] = set()
-        #: By topic, the partitions that anything is known of.
+        #: See `take_changed_topics`.
+        self._changed_topics: set[str] = set()
+        #: By topic, the partitions of which anything is known.
         self._of_topic: defaultdict[str, set[TopicPartition]] = defaultdict(set)
-        self._note(*self.records, *self._known_ends)
+        self._mark_changed(*self.records, *self._known_ends)
 
-    def _note(self, *partitions: TopicPartition) -> None:
-        """Note that something is known of these partitions, and that it has changed."""
+    def _mark_changed(self, *partitions: TopicPartition) -> None:
+        """Note that what is known of these partitions has changed."""
         for partition in partitions:
-            self._moved.add(partition.topic)
+            self._changed_topics.add(partition.topic)
             self._of_topic[partition.topic].add(partition)
 
-    def take_moved(self) -> set[str]:
-        """Return the topics on whose partitions something else is known since this was last asked."""
-        moved, self._moved = self._moved, set()
-        return moved
+    def take_changed_topics(self) -> set[str]:
+        """Return the topics of which anything has changed since the last call."""
+        changed, self._changed_topics = self._changed_topics, set()
+        return changed
 
-    # -- reports --------------------------------------------------------------------------------------------------
-
-    def take_report(self, partition: TopicPartition, record: ProgressRecord, row: ProgressRow, at: float) -> bool:
-        """Take what a lane says of a partition that it copies; return whether that is news."""
-        self._health.take_report(partition, record, row, at)
-        is_news = self.rows.get(partition) != row
-        if is_news:
+    def take_row(self, partition: TopicPartition, record: ProgressRecord, row: ProgressRow, at: float) -> bool:
+        """Take a lane's row on a partition that it copies; return whether it is new."""
+        self._health.take_row(partition, record, row, at)
+        is_new = self.rows.get(partition) != row
+        if is_new:
             self._keep(partition, row)
-            self._note(partition)
-            self._remember(partition, row)
-        return is_news
+            self._mark_changed(partition)
+            self._update_record(partition, row)
+        return is_new
 
-    def take_last_report(self, partition: TopicPartition, row: ProgressRow) -> None:
-        """Keep how far a lane came with a partition that it released."""
-        self._note(partition)
+    def take_last_row(self, partition: TopicPartition, row: ProgressRow) -> None:
+        """Take a lane's last row on a partition that it has released."""
+        self._mark_changed(partition)
         if row.begun and row.destination_offset is not None:
             self._known_ends[partition] = row.destination_offset
         if partition in self.rows:
@@ -103,17 +101,17 @@ class MirrorPartitions:
         (self._refused.add if row.reason is Reason.AUTHENTICATION_FAILED else self._refused.discard)(partition)
 
     def take_source_ends(self, ends: Mapping[TopicPartition, int], seen_at: float) -> None:
-        """Take where the source ended at a moment; the first time that is also what is to be reached."""
+        """Take the source's ends at a time; the first ones are the targets too."""
         if self.targets is None:
             self.targets = {}
         for partition, end in ends.items():
             self.targets.setdefault(partition, end)
             self._health.take_end(partition, end, seen_at)
-            self._note(partition)
-            # a partition that does not move reports nothing new, but may have been at its end when it last did
+            self._mark_changed(partition)
+            # a partition without traffic has no new row, but its last one may have reached the target
             kept, row = self.records.get(partition), self.rows.get(partition)
             if kept is not None and row is not None and not kept.initial_copy_complete and self.reached(partition):
-                self._remember(partition, row)
+                self._update_record(partition, row)
 
     def stored(self, records: Iterable[PartitionRecord]) -> None:
         """Note that a heartbeat has stored these."""
@@ -122,57 +120,53 @@ class MirrorPartitions:
             if self.changed.get(place) is record:
                 del self.changed[place]
 
-    # -- topics that come and go ----------------------------------------------------------------------------------
-
     def release(self, topic: TopicRecord, count: int) -> bool:
-        """Store that nothing is under way to a paused or stopped topic any more; return whether that is news."""
-        is_news = False
+        """Record that nothing is in flight to a paused or stopped topic; return whether that changes a record."""
+        has_changed = False
         for partition in range(count):
             place = TopicPartition(topic.topic, partition)
             before, row = self.records.get(place), self.rows.pop(place, None)
             self._busy.discard(place)
             self._refused.discard(place)
-            self._note(place)
-            record = given_up(before, topic, partition, row, now_ms())
+            self._mark_changed(place)
+            record = released_record(before, topic, partition, row, now_ms())
             if record != before:
                 self.records[place] = self.changed[place] = record
-                is_news = True
-        return is_news
+                has_changed = True
+        return has_changed
 
     def replace(self, topic: str, records: Collection[PartitionRecord]) -> None:
-        """Forget all that is known of a topic: it became a mirror topic (again), and this is stored of its partitions.
+        """Forget what is known of a topic that became a mirror topic (again), and take its partitions' stored records.
 
-        What its `add` or its rebuilding has written counts, also where it is paused.
+        They are what its `add` or rebuild has written, even if it is paused.
         """
         known = self._of_topic.pop(topic, set())
         self._busy -= known
         self._refused -= known
         self._health.forget(known)
-        for some in (self.records, self.changed, self.rows, self._aligned_to, self._known_ends, self._again):
-            for partition in known & some.keys():
-                del some[partition]
+        for kept in (self.records, self.changed, self.rows, self._aligned_to, self._known_ends, self._recopied):
+            for partition in known & kept.keys():
+                del kept[partition]
         self.records.update({TopicPartition(p.topic, p.partition): p for p in records})
-        self._note(*(TopicPartition(p.topic, p.partition) for p in records))
-        self._moved.add(topic)
+        self._mark_changed(*(TopicPartition(p.topic, p.partition) for p in records))
+        self._changed_topics.add(topic)
 
     def forget_targets(self, topic: str) -> None:
-        """Forget what was to be reached of a topic."""
+        """Forget a topic's targets."""
         targets = self.targets or {}
         for partition in self._of_topic[topic] & targets.keys():
             del targets[partition]
 
     def forget_failures(self, topic: str) -> None:
-        """Let what lanes say next of the topic's FAILED partitions be news, also when it is the same again."""
-        self._moved.add(topic)
+        """Count the next rows on the topic's FAILED partitions as new, even if they are the same again."""
+        self._changed_topics.add(topic)
         for partition in self._of_topic[topic]:
             if self.failed(partition):
                 del self.rows[partition]
                 self._refused.discard(partition)
 
-    # -- state of partitions --------------------------------------------------------------------------------------
-
     def reached(self, partition: TopicPartition) -> bool:
-        """Tell whether it holds what its source did: a log that is being aligned may hold filler up to there."""
+        """Return whether it has reached its target; not while it is being aligned, when filler may reach that far."""
         row = self.rows.get(partition)
         target = (self.targets or {}).get(partition)
         return (
@@ -184,34 +178,34 @@ class MirrorPartitions:
         )
 
     def failed(self, partition: TopicPartition) -> bool:
-        """Tell whether it is FAILED now."""
+        """Return whether it is FAILED now."""
         row = self.rows.get(partition)
         return row is not None and row.state is PartitionState.FAILED
 
     @property
     def are_quiet(self) -> bool:
-        """True while lanes have nothing to copy, and have copied nothing just now."""
+        """True while lanes have nothing to copy, and were not just copying."""
         return not self._busy
 
     @property
     def are_refused(self) -> bool:
-        """True while a lane says that its login is refused; from any thread."""
+        """True while a lane reports that its login is refused; from any thread."""
         return bool(self._refused)
 
     def is_at_rest(self, partition: TopicPartition) -> bool:
-        """Tell whether a lane has said, as the last it knows, that nothing is left to copy of a partition."""
+        """Return whether, by its lane's last row, nothing is left to copy of a partition."""
         row = self.rows.get(partition)
         return row is not None and row.destination_offset is not None and partition not in self._busy
 
     def left_to_copy(self) -> dict[TopicPartition, int]:
-        """Return how many offsets are left to copy where that is known."""
+        """Return how many offsets are left to copy, of partitions with a target."""
         return {
             p: max(0, end - (self.rows[p].destination_offset or 0) if p in self.rows else end)
             for p, end in (self.targets or {}).items()
         }
 
     def known_end(self, partition: TopicPartition) -> int | None:
-        """Return the destination's log end as a lane last reported it; None where that is not known."""
+        """Return the destination's log end that a lane last reported; None if it is unknown."""
         row = self.rows.get(partition)
         return row.destination_offset if row else self._known_ends.get(partition)
 
@@ -231,15 +225,13 @@ class MirrorPartitions:
             and not _keeps_what_was_lost(self.records.get(partition), row)
         }
 
-    # -- what is news ---------------------------------------------------------------------------------------------
-
-    def _remember(self, partition: TopicPartition, row: ProgressRow) -> None:
-        """Keep what must outlive the engine, and announce it."""
+    def _update_record(self, partition: TopicPartition, row: ProgressRow) -> None:
+        """Update what must outlive the engine, and announce what is new."""
         before = self.records.get(partition)
         self._announce_alignment(partition, row, before)
         self._announce_loss(partition, row, before)
-        self._announce_repetition(partition, row)
-        record = remember(before, self._mirror, row, reached=self.reached(partition), now_ms=now_ms())
+        self._announce_recopy(partition, row)
+        record = record_after(before, self._mirror, row, reached=self.reached(partition), now_ms=now_ms())
         if record == before:
             return
         failed = before if before is not None and before.state is PartitionState.FAILED else None
@@ -273,18 +265,18 @@ class MirrorPartitions:
             return
         self.lost_records += until - first
         lost = counted(until - first, "record")
-        note = f"{partition} goes on without {lost} that its source had lost: {first} to {until - 1}"
+        note = f"{partition} continues without {lost} that its source had lost: {first} to {until - 1}"
         details = {"from": first, "until": until, "records": until - first}
         self._announce(note, partition, "LOSS_ACCEPTED", **details)
 
-    def _announce_repetition(self, partition: TopicPartition, row: ProgressRow) -> None:
+    def _announce_recopy(self, partition: TopicPartition, row: ProgressRow) -> None:
         first, until = row.again_from, row.again_until
-        if first is None or until is None or self._again.get(partition) == (first, until):
+        if first is None or until is None or self._recopied.get(partition) == (first, until):
             return
-        self._again[partition] = first, until
+        self._recopied[partition] = first, until
         note = (
-            f"{partition} had lost the offsets {first} to {until - 1} at the destination; what remains is the "
-            "source's, and they are copied again"
+            f"{partition} lost the offsets {first} to {until - 1} at the destination; the rest is identical to the "
+            "source, and they are copied again"
         )
         self._announce(note, partition, "DESTINATION_TRUNCATED", **{"from": first, "until": until})
 
@@ -295,13 +287,13 @@ class MirrorPartitions:
 
 
 def _keeps_what_was_lost(record: PartitionRecord | None, row: ProgressRow) -> bool:
-    """Tell whether the mirror holds what its source lost together with records that were never copied.
+    """Return whether the mirror still has records that its source lost together with records that were never copied.
 
-    That stays until the source deletes more.
+    They stay until the source deletes more.
     """
     return record is not None and record.lost_until is not None and (row.source_log_start or 0) <= record.lost_until
 
 
 def _is_busy(row: ProgressRow) -> bool:
-    """Tell whether a lane copies something, or is to."""
+    """Return whether a lane copies records of a partition, or has some left to copy."""
     return row.bytes_per_second > 0 or row.source_offset is None or (row.destination_offset or 0) < row.source_offset

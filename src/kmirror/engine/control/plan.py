@@ -1,4 +1,4 @@
-"""Which lane copies which partitions, and what changes for lanes at work. Pure: the same input gives the same plan."""
+"""Which lane copies which partitions, and what changes for running lanes. Pure: the same input gives the same plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kmirror.state.assignment import Assignment
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one lane has: what it copies, and what it is to release and may still write to."""
+    """The partitions of one lane: those it copies, and those it must release and may still write to."""
 
     copies: Sequence[Assignment] = ()
     leaving: Collection[TopicPartition] = ()
@@ -19,14 +19,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one lane is to release, and what it is to copy too; `ends`: nothing is left that it could copy."""
+    """What is revoked from one lane and assigned to it; `ends`: it must end, as it has nothing left to copy."""
 
-    given_up: tuple[TopicPartition, ...] = ()
-    taken: tuple[Assignment, ...] = ()
+    revoked: tuple[TopicPartition, ...] = ()
+    assigned: tuple[Assignment, ...] = ()
     ends: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.given_up or self.taken or self.ends)
+        return bool(self.revoked or self.assigned or self.ends)
 
 
 def changes(
@@ -37,12 +37,11 @@ def changes(
     moves: Mapping[TopicPartition, int] | None = None,
     closing: Collection[int] = (),
 ) -> dict[int, Change]:
-    """Return what is to change for each lane, so that `lanes` and no others copy what is wanted.
+    """Return the change of each lane, so that `lanes` and no others copy what is wanted.
 
-    A partition whose assignment has changed is released like one that is not wanted any more, and so is one that
-    another lane of these is to copy: `moves` names both. What is being released goes to no lane: it comes with the plan
-    after its lane has reported that nothing is under way to it. Lanes of which all is moved are `closing`, and take
-    nothing. Lanes for which nothing changes are left out.
+    A partition is revoked if it is no longer wanted, if its assignment has changed, or if `moves` names another lane
+    for it. It is assigned again by the plan after its lane has reported that nothing is in flight to it. `closing`
+    lanes hand over everything, and are assigned nothing. Lanes without a change are left out.
     """
     now = {assignment.destination: assignment for assignment in wanted}
     targets = {partition: lane for partition, lane in (moves or {}).items() if lane in lanes}
@@ -62,12 +61,12 @@ def changes(
     for lane in sorted({*plan, *held}):
         has, mine = held.get(lane, Held()), plan.get(lane, ())
         stays = {a.destination for a in kept.get(lane, ())}
-        given_up = tuple(sorted(a.destination for a in has.copies if a.destination not in stays))
-        taken = tuple(a for a in mine if a.destination not in stays)
-        # what comes back at once is no reason to end, nor while others release what is to come
-        expects = any(p in now for p in (*has.leaving, *given_up)) or lane in targets.values()
+        revoked = tuple(sorted(a.destination for a in has.copies if a.destination not in stays))
+        assigned = tuple(a for a in mine if a.destination not in stays)
+        # a lane does not end if its partitions come back at once, or while others release what it will get
+        expects = any(p in now for p in (*has.leaving, *revoked)) or lane in targets.values()
         ends = not mine and (lane not in lanes or not expects)
-        if change := Change(given_up, taken, ends):
+        if change := Change(revoked, assigned, ends):
             found[lane] = change
     return found
 
@@ -79,9 +78,9 @@ def assign(
     before: Mapping[int, Sequence[Assignment]] | None = None,
     targets: Mapping[TopicPartition, int] | None = None,
 ) -> dict[int, tuple[Assignment, ...]]:
-    """Share partitions among these lanes, heaviest first, each to the lane with the least to do.
+    """Distribute partitions over lanes, heaviest first, each to the lane with the least to do.
 
-    `weights` is how much there is to do, by destination partition, in any unit. A partition that a lane has `before`
+    `weights` is how much there is to do, by destination partition, in any unit. A partition that a lane had `before`
     stays there: moving it would stall it. `targets` names the lane of others. Lanes without partitions are left out.
     """
     wanted = {a.destination: a for a in assignments}
@@ -106,7 +105,7 @@ def assign(
 def shares(
     newcomer: int, held: Mapping[int, Sequence[TopicPartition]], weights: Mapping[TopicPartition, float]
 ) -> dict[TopicPartition, int]:
-    """Return what a lane that has nothing yet gets of what others have, so that all have about the same to do."""
+    """Return the partitions of other lanes that an empty lane gets, so that all have about the same to do."""
     work = {p: 1 + weights.get(p, 0) for partitions in held.values() for p in partitions}
     left = {lane: sorted(partitions, key=lambda p: (work[p], p)) for lane, partitions in held.items()}
     loads = {lane: sum(work[p] for p in partitions) for lane, partitions in left.items()}
@@ -114,7 +113,7 @@ def shares(
     found: dict[TopicPartition, int] = {}
     while donors := [lane for lane, partitions in left.items() if len(partitions) > 1]:
         donor = max(donors, key=lambda lane: (loads[lane], -lane))
-        # what makes the donor the one with less to do is no help
+        # it does not help if the donor then has less to do than the newcomer
         fitting = [p for p in left[donor] if 2 * work[p] <= loads[donor] - mine]
         fitting = [p for p in fitting if work[p] <= even - mine] or ([] if found else fitting[:1])
         if not fitting:

@@ -1,7 +1,7 @@
-"""Which topics are copied before all others: those that operators named, while they are behind and move. Pure.
+"""Which topics are copied before all others: those in `priority.topics`, while they are behind and progress. Pure.
 
-One that does not move, for whatever reason, holds nobody up. Moments are seconds of the engine's own clock; how long a
-partition has been behind is told by the clock of its lane alone.
+One that makes no progress, for whatever reason, delays no other. `at` is in seconds of the engine's own clock; how long
+a partition has been behind is computed from the clock of its lane alone.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import ProgressRecord, ProgressRow
 
-#: A partition that had all of its source so lately is not behind: records are on their way all the time.
+#: A partition that had caught up within this time is not behind: records arrive all the time.
 BEHIND_MS = 5_000
-#: What has not moved for so long is not waited for.
+#: Topics that have made no progress for this long do not delay others.
 STUCK_SECONDS = 10.0
 
 
 class Priorities:
-    """Follow one mirror's partitions that are to come first."""
+    """Follow the partitions of one mirror's priority topics."""
 
     def __init__(self) -> None:
         self._chosen = TopicSelector()
-        #: By source topic, whether it is to come first.
+        #: By source topic, whether it has priority.
         self._matches: dict[str, bool] = {}
-        #: By partition that is behind, where its copy was and since when.
+        #: By partition that is behind, the end of its copy and since when it is there.
         self._behind: dict[TopicPartition, tuple[int | None, float]] = {}
 
     def choose(self, chosen: TopicSelector) -> None:
-        """Take the names of source topics that come first from now on."""
+        """Take which source topics have priority from now on."""
         if chosen != self._chosen:
             self._chosen = chosen
             self._matches.clear()
             self._behind.clear()
 
     def take(self, source_topic: str, record: ProgressRecord, row: ProgressRow, at: float) -> None:
-        """Take a lane's report on a partition."""
+        """Take a lane's row on a partition."""
         if not self._chosen.patterns:
             return
         if source_topic not in self._matches:
@@ -50,8 +50,8 @@ class Priorities:
             self._behind[partition] = row.destination_offset, at
 
     def topics(self, at: float) -> tuple[str, ...]:
-        """Return the mirror topics that all others have to wait for now, by name."""
-        return tuple(sorted({p.topic for p, (_, moved) in self._behind.items() if at - moved < STUCK_SECONDS}))
+        """Return the names of the mirror topics that all others must wait for now."""
+        return tuple(sorted({p.topic for p, (_, since) in self._behind.items() if at - since < STUCK_SECONDS}))
 
 
 def _is_behind(record: ProgressRecord, row: ProgressRow) -> bool:

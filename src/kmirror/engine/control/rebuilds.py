@@ -1,7 +1,7 @@
-"""Rebuild topics whose source is another one now, or has another history: when, and one step after the other.
+"""When to rebuild topics whose source was recreated or has another history, and in which steps.
 
-How that is done is given from above (`Rebuilder`): it decides, records and does, and may take minutes. A topic is
-claimed first, so that it is in no lane's plan any more; the work begins when no lane can write to it.
+The work itself is passed in from above (`Rebuilder`): it decides, records and rebuilds, and may take minutes. A topic
+is claimed first, so that no lane's plan includes it; the rebuild starts when no lane can write to it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ class Rebuilder(Protocol):
     """Rebuild topics of one mirror; called in threads."""
 
     def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
-        """Claim a topic. Raises RefusedError when an operator has to decide."""
+        """Claim a topic. Raises RefusedError if an operator must decide."""
 
     def carry_out(self, topic: str) -> None:
-        """Rebuild a topic that is claimed, from its last finished step; whatever it raises, it can be called again."""
+        """Rebuild a claimed topic, from its last finished step; after any exception it can be called again."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """One topic: what runs for it, and when the next try is due."""
+    """One topic: whether a thread works on it, and when the next attempt is due."""
 
     is_running: bool = False
     next_at: float = 0.0
-    tries: int = 0
-    told: str | None = None
+    attempts: int = 0
+    reported: str | None = None
 
 
 class Rebuilds:
-    """Have the topics of one mirror rebuilt; for one thread. `note` takes sentences for watchers."""
+    """Rebuild topics of one mirror; for one thread. `note` takes sentences for watchers."""
 
     def __init__(self, rebuilder: Rebuilder, note: Callable[[str], None]) -> None:
         self._rebuilder = rebuilder
@@ -53,18 +53,18 @@ class Rebuilds:
         self._ended: queue.SimpleQueue[tuple[str, _Work, Exception | None]] = queue.SimpleQueue()
 
     def want(self, topic: str, reason: Reason, *, consented: bool) -> None:
-        """Claim a topic, unless that is under way already, or was refused."""
+        """Claim a topic, unless it is being claimed or the claim was refused."""
         if topic not in self._claims and (consented or topic not in self._refused):
             self._refused.discard(topic)
             self._claims[topic] = _Work()
             self._start(topic, self._claims[topic], lambda: self._rebuilder.begin(topic, reason, consented=consented))
 
     def is_wanted(self, topic: str) -> bool:
-        """Tell whether a topic is being claimed, or was and the claim was not read back yet."""
+        """Return whether a topic is being claimed, or its claim has not been read back yet."""
         return topic in self._claims
 
     def tick(self, claimed: Collection[str], is_free: Callable[[str], bool], at: float) -> None:
-        """Take the next step: `claimed` are the topics stored as to be rebuilt, `is_free` those no lane has."""
+        """Take the next step. `claimed` are the stored claims; `is_free` returns whether no lane has a topic."""
         self._take_ends(at)
         for topic in claimed:
             self._claims.pop(topic, None)
@@ -76,7 +76,7 @@ class Rebuilds:
 
     @property
     def is_running(self) -> bool:
-        """True while a thread is at work."""
+        """True while a thread works."""
         return any(work.is_running for works in (self._claims, self._work) for work in works.values())
 
     def _start(self, topic: str, work: _Work, step: Callable[[], None]) -> None:
@@ -104,12 +104,12 @@ class Rebuilds:
                 continue
             if not isinstance(error, KmirrorError | OutcomeUnknown):
                 raise error
-            if work.told != str(error):
-                work.told = str(error)
+            if work.reported != str(error):
+                work.reported = str(error)
                 self._note(f"{topic} is not rebuilt: {error}")
             if self._claims.get(topic) is work:
-                # a claim that was read back is none any more, and may be before its thread has ended
+                # a claim that was read back is not in `_claims`; that may happen before its thread has ended
                 del self._claims[topic]
                 self._refused.add(topic)
-            work.tries += 1
-            work.next_at = at + min(_LONGEST_PAUSE, _PAUSE * 2 ** min(work.tries - 1, 10))
+            work.attempts += 1
+            work.next_at = at + min(_LONGEST_PAUSE, _PAUSE * 2 ** min(work.attempts - 1, 10))

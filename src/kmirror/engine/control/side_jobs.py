@@ -1,7 +1,7 @@
-"""What an engine does beside copying, again and again: groups, settings, rights, discovery.
+"""What an engine does repeatedly beside copying: groups, settings, rights, discovery.
 
-Each job has a thread of its own, and is given from above: it looks at both clusters, changes what is to be changed, and
-returns what is to be reported. What it raises is reported once and retried; it never ends the copy.
+The jobs are passed in from above, and each runs in a thread of its own: it reads both clusters, changes what must be
+changed, and returns events. An error is reported once and the job retried; it never ends the copy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST_PAUSE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What the engine knows at the moment: the mirror as it is stored, and its topics, those being copied or not."""
+    """What the engine knows now: the stored mirror, and all its topics, copied or not."""
 
     mirror: MirrorRecord
     settings: Settings
@@ -37,10 +37,10 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something to report: a sentence for watchers, and an event to keep; either may be None."""
+    """A sentence for watchers and an event to store; either may be None."""
 
     note: str | None
-    #: What it is about, as the event has it: `groups`, `settings`, `rights`, `discovery`.
+    #: The subject of the event: `groups`, `settings`, `rights`, `discovery`.
     what: str | None = None
     result: str = ""
     details: Mapping[str, object] = field(default_factory=dict)
@@ -48,30 +48,32 @@ class JobEvent:
 
 
 class SideJob(Protocol):
-    """One job of one mirror; called in a thread of its own."""
+    """One job of one mirror, in a thread of its own."""
 
     @property
     def name(self) -> str:
-        """Its name in sentences: `group offsets`."""
+        """Its name in sentences, such as `group offsets`."""
 
     def interval_s(self, settings: Settings) -> float:
-        """Return how long after its end it is to be done again, in seconds."""
+        """Return the seconds from the end of one run to the next."""
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
-        """Do it once. Raises KmirrorError or OutcomeUnknown when it could not be done: it is tried again soon."""
+        """Run the job once. Raises KmirrorError or OutcomeUnknown when it failed: it is retried soon."""
 
     def close(self) -> None:
         """Close connections."""
 
 
 class SideJobs:
-    """Run the jobs of one mirror until stopped. `view` and `tell` are called in the jobs' threads."""
+    """Run the jobs of one mirror until stopped. `view` and `report` are called in the jobs' threads."""
 
-    def __init__(self, jobs: Sequence[SideJob], view: Callable[[], JobView], tell: Callable[[JobEvent], None]) -> None:
+    def __init__(
+        self, jobs: Sequence[SideJob], view: Callable[[], JobView], report: Callable[[JobEvent], None]
+    ) -> None:
         self._jobs = tuple(jobs)
         self._view = view
-        self._tell = tell
-        #: By name, when a job was last done without an error; those that never were are left out.
+        self._report = report
+        #: By name, when a job last succeeded; jobs that never did are left out.
         self.done_at: dict[str, float] = {}
 
     @property
@@ -80,27 +82,27 @@ class SideJobs:
         return tuple(job.name for job in self._jobs)
 
     def start(self, stop: threading.Event, broken: Callable[[Exception], None]) -> None:
-        """Begin; each job ends soon after `stop` is set. `broken` is given what no job should raise."""
+        """Start the jobs, which end soon after `stop` is set. `broken` gets unexpected exceptions."""
         for job in self._jobs:
             guarded_thread(lambda job=job: self._repeat(job, stop), f"kmirror-{job.name}", broken).start()  # type: ignore[misc]
 
     def _repeat(self, job: SideJob, stop: threading.Event) -> None:
-        failures, said = 0, None
+        failures, reported = 0, None
         try:
             while not stop.is_set():
                 view = self._view()
                 pause = job.interval_s(view.settings)
                 try:
-                    for told in job.run(view):
-                        self._tell(told)
-                    failures, said = 0, None
+                    for event in job.run(view):
+                        self._report(event)
+                    failures, reported = 0, None
                     self.done_at[job.name] = now()
                 except (KmirrorError, OutcomeUnknown) as error:
                     pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
                     failures += 1
-                    if said != str(error):
-                        said = str(error)
-                        self._tell(JobEvent(f"{job.name} of {view.mirror.name}: {error}", level=Level.WARNING))
+                    if reported != str(error):
+                        reported = str(error)
+                        self._report(JobEvent(f"{job.name} of {view.mirror.name}: {error}", level=Level.WARNING))
                 stop.wait(pause)
         finally:
             job.close()

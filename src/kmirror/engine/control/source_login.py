@@ -1,7 +1,7 @@
-"""How an engine logs in to its source: with what its references stood for when they were last resolved.
+"""How an engine logs in to its source: with the values of its secret references when they were last resolved.
 
-They are resolved anew when somebody asks for it, and while the source refuses the login. What is found is tried before
-anything uses it: a new password that the source does not take yet must not end connections that work.
+They are resolved again on request, and while the source refuses the login. The result is tried before anything uses it:
+a new password that the source does not accept yet must not end connections that work.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from kmirror.engine.clock import now
 from kmirror.engine.histories.identity_check import require_cluster
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
-#: How soon what was not taken is tried again, longer each time.
+#: How soon a login that failed is retried, longer each time.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
-_PATIENCE_MS = 5_000
+_TIMEOUT_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class LoginReport:
-    """The source has taken the login as it is now; or why it is not used, `trouble`."""
+    """The source has accepted the current login; or why it is not used, `trouble`."""
 
     trouble: KmirrorError | OutcomeUnknown | None = None
 
 
 class SourceLogin:
-    """Hold the login to one source. One thread renews it; `ask` may be called from any.
+    """Keep the login to one source. One thread renews it; any thread may call `ask`.
 
-    `properties` are the source's as they are stored now, `is_refused` tells whether it refuses the login in use.
+    `properties` returns the source's stored properties, `is_refused` whether the source refuses the login in use.
     """
 
     def __init__(
@@ -45,56 +45,56 @@ class SourceLogin:
         self._source_cluster_id = source_cluster_id
         self._is_refused = is_refused
         self._asked = threading.Event()
-        #: It was asked for, and has not been taken yet.
+        #: A renewal was asked for, and the source has not accepted it yet.
         self._is_pending = False
         self._failures = 0
-        self._again_at = 0.0
-        self._last_trouble: str | None = None
+        self._retry_at = 0.0
+        self._reported: str | None = None
         #: The login in use.
-        self.config: ClientConfig = impatient(client_config(properties()))
+        self.config: ClientConfig = with_short_timeouts(client_config(properties()))
 
     def ask(self) -> None:
-        """Have it renewed soon."""
+        """Ask for a renewal soon."""
         self._asked.set()
 
     @property
     def is_due(self) -> bool:
-        """True when there is reason to renew it now."""
-        return self._asked.is_set() or ((self._is_pending or self._is_refused()) and now() >= self._again_at)
+        """True when it must be renewed now."""
+        return self._asked.is_set() or ((self._is_pending or self._is_refused()) and now() >= self._retry_at)
 
     def renew(self) -> LoginReport | None:
-        """Resolve the references, and use what they stand for if the source takes it; None where that is no news.
+        """Resolve the references, and use the result if the source accepts it; None if there is nothing to report.
 
-        A login that is the same is taken as well where it was asked for: a worker elsewhere may find another one.
+        If a renewal was asked for, the same login is reported too: on a worker the references may resolve differently.
         """
         if self._asked.is_set():
             self._asked.clear()
-            self._is_pending, self._failures, self._last_trouble = True, 0, None
+            self._is_pending, self._failures, self._reported = True, 0, None
         try:
-            config = impatient(client_config(self._properties()))
+            config = with_short_timeouts(client_config(self._properties()))
             if config == self.config and not self._is_pending:
-                self._try_again()
+                self._retry_later()
                 return None
             with ClusterClient(config) as client:
                 require_cluster(self._source_cluster_id, client.metadata([]).cluster_id)
         except (KmirrorError, OutcomeUnknown) as error:
-            self._try_again()
-            is_news, self._last_trouble = str(error) != self._last_trouble, str(error)
-            return LoginReport(error) if is_news else None
+            self._retry_later()
+            is_new, self._reported = str(error) != self._reported, str(error)
+            return LoginReport(error) if is_new else None
         self.config = config
-        self._is_pending, self._failures, self._last_trouble = False, 0, None
-        self._again_at = now() + _LONGEST_PAUSE
+        self._is_pending, self._failures, self._reported = False, 0, None
+        self._retry_at = now() + _LONGEST_PAUSE
         return LoginReport()
 
-    def _try_again(self) -> None:
-        self._again_at = now() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
+    def _retry_later(self) -> None:
+        self._retry_at = now() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
         self._failures += 1
 
 
-def impatient(config: ClientConfig) -> ClientConfig:
-    """Return the settings of a client that does not wait long."""
+def with_short_timeouts(config: ClientConfig) -> ClientConfig:
+    """Return the settings with timeouts of at most 5 s."""
     return replace(
         config,
-        connect_timeout_ms=min(_PATIENCE_MS, config.connect_timeout_ms),
-        request_timeout_ms=min(_PATIENCE_MS, config.request_timeout_ms),
+        connect_timeout_ms=min(_TIMEOUT_MS, config.connect_timeout_ms),
+        request_timeout_ms=min(_TIMEOUT_MS, config.request_timeout_ms),
     )

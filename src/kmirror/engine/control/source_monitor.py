@@ -1,4 +1,4 @@
-"""Look at a mirror's source now and then: its partitions, its ends, its starts. What follows from it is done here too.
+"""Read a mirror's source periodically: partition counts, log ends, log starts; and follow what changes there.
 
 Partitions that were added at the source are added at the destination; records that the source deleted long enough ago
 are deleted there (`log_starts`). Runs in a thread of its own, with clients of its own.
@@ -25,40 +25,40 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, UnreachableError
 from kmirror.settings.table import Settings
 from kmirror.state.records import TopicRecord
 
-#: How soon a source that could not be looked at is looked at again, longer each time.
+#: How soon a source that could not be read is read again, longer each time.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
-#: How often its ends are asked for while lanes do not report them, and how long it may take to answer.
+#: How often its ends are read while lanes do not report them, and how often to check whether they do.
 _ENDS_SECONDS = 3.0
 _STEP_SECONDS = 0.5
-#: At most a two-hundredth of a core is used for looking.
+#: Reading uses at most 1/200 of a core.
 _PAUSE_PER_WORK = 200.0
-#: Log starts are followed after a delay, of which the time between two looks is a part: a minute of an hour.
-_LOOKS_A_DELAY = 60
+#: Log starts are followed after a delay, and read this often within it: each minute of an hour.
+_READS_PER_DELAY = 60
 
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What was seen of the source, by mirror topic and partition; `trouble` when it does not answer."""
+    """What was read of the source, by mirror topic and partition; `trouble` if it does not answer."""
 
     partitions: Mapping[str, int] = field(default_factory=dict)
     source_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
-    #: When the ends were asked for.
+    #: When the ends were requested.
     seen_at: float = 0.0
     trouble: KmirrorError | None = None
     #: Why the mirror does not follow the source's log starts; None in the normal case.
     log_start_trouble: KmirrorError | None = None
 
 
-class _DestinationSilent(Exception):  # noqa: N818 - no failure of what is looked at
+class _DestinationSilent(Exception):  # noqa: N818 - the source has not failed
     """The destination does not answer."""
 
 
 class SourceMonitor:
-    """Look at one mirror's source. `topics` are those that are copied, `ends` how far they are.
+    """Read one mirror's source. `topics` returns the topics that are copied, `ends` how far their copies are.
 
-    While `ends_are_wanted`, because the lanes do not report them, its ends are asked for more often than all else. Of
-    partitions that are `followed` the engine knows the ends.
+    While `ends_are_wanted`, because lanes do not report them, the source's ends are read more often than the rest.
+    `reported` returns those partitions whose source ends lanes report.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SourceMonitor:
         ends: Callable[[], Mapping[TopicPartition, int]],
         source_cluster_id: str | None = None,
         ends_are_wanted: Callable[[], bool] = lambda: False,
-        followed: Callable[[Iterable[TopicPartition]], Collection[TopicPartition]] = lambda _: (),
+        reported: Callable[[Iterable[TopicPartition]], Collection[TopicPartition]] = lambda _: (),
     ) -> None:
         self._current_settings = settings
         self._login = login
@@ -79,38 +79,38 @@ class SourceMonitor:
         self._ends = ends
         self._source_cluster_id = source_cluster_id
         self._ends_are_wanted = ends_are_wanted
-        self._followed = followed
+        self._reported = reported
         self._log_starts = LogStarts(settings().follow_log_start_delay_ms / 1000)
-        #: Between two looks, in seconds: longer where there is much to look at.
+        #: Least seconds between two reads: more where there is much to read.
         self._least_pause = 0.0
-        #: When the source was last asked where its logs start.
-        self._starts_seen_at = -inf
+        #: When the source's log starts were last read.
+        self._starts_read_at = -inf
 
-    def run(self, stop: threading.Event, tell: Callable[[SourceReport | LoginReport], None]) -> None:
-        """Look again and again until `stop` is set."""
+    def run(self, stop: threading.Event, report: Callable[[SourceReport | LoginReport], None]) -> None:
+        """Read repeatedly until `stop` is set."""
         with ClusterClient(self._destination) as destination:
             while not stop.is_set():
                 with ClusterClient(self._login.config) as source:
-                    self._watch(source, destination, stop, tell)
+                    self._watch(source, destination, stop, report)
 
     def _watch(
         self,
         source: ClusterClient,
         destination: ClusterClient,
         stop: threading.Event,
-        tell: Callable[[SourceReport | LoginReport], None],
+        report: Callable[[SourceReport | LoginReport], None],
     ) -> None:
-        """Look again and again, until there is another login to the source."""
+        """Read repeatedly until `stop` is set or there is another login to the source."""
         failures, complete_at = 0, -inf
         while not stop.is_set():
             if self._login.is_due and (renewed := self._login.renew()) is not None:
-                tell(renewed)
+                report(renewed)
                 if renewed.trouble is None:
                     return
             began, worked = now(), time.thread_time()
             pause: float = max(self._current_settings().refresh_interval_seconds, self._least_pause)
             is_due = began - complete_at >= pause
-            seen, is_done = self._seen(source, destination, is_due=is_due)
+            found, is_done = self._read(source, destination, is_due=is_due)
             if is_due:
                 self._least_pause = _PAUSE_PER_WORK * (time.thread_time() - worked)
             if is_done:
@@ -119,43 +119,43 @@ class SourceMonitor:
             else:
                 pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
                 failures += 1
-            tell(seen)
+            report(found)
             self._wait(stop, pause if failures else complete_at + pause - now())
 
-    def _seen(self, source: ClusterClient, destination: ClusterClient, *, is_due: bool) -> tuple[SourceReport, bool]:
-        """Look at the source, and where that is due at all else; tell whether it could be done."""
+    def _read(self, source: ClusterClient, destination: ClusterClient, *, is_due: bool) -> tuple[SourceReport, bool]:
+        """Read the source's ends, and everything else if that is due; return whether it succeeded."""
         try:
             if not is_due:
-                return self._look_at_ends(source), True
+                return self._read_ends(source), True
             try:
-                return self._look(source, destination), True
+                return self._read_all(source, destination), True
             except _DestinationSilent:
-                # heartbeats report that; of the source it says nothing
-                return self._look_at_ends(source), False
+                # heartbeats report that; the source may be fine
+                return self._read_ends(source), False
         except (KmirrorError, OutcomeUnknown) as error:
             return SourceReport(trouble=_known(error)), False
 
     def _wait(self, stop: threading.Event, pause: float) -> None:
-        """Wait so long, or less while the source's ends are wanted or its login is to be renewed."""
+        """Wait; return early if the source's ends are wanted or its login must be renewed."""
         began = now()
         while (left := pause - (now() - began)) > 0 and not stop.wait(min(_STEP_SECONDS, left)):
             if self._login.is_due or (now() - began >= _ENDS_SECONDS and self._ends_are_wanted()):
                 return
 
-    def _look_at_ends(self, source: ClusterClient) -> SourceReport:
+    def _read_ends(self, source: ClusterClient) -> SourceReport:
         topics = self._topics()
         found = source.metadata({t.source_topic for t in topics})
         require_cluster(self._source_cluster_id, found.cluster_id)
         places = {
             TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
             for t in topics
-            if _is_the_one_added(t, found)
+            if _is_original_source(t, found)
             for p in range(min(t.partitions, len(found.topics[t.source_topic].partitions)))
         }
         seen_at = now()
         return SourceReport(source_offsets=_ends(source, places, found), seen_at=seen_at)
 
-    def _look(self, source: ClusterClient, destination: ClusterClient) -> SourceReport:
+    def _read_all(self, source: ClusterClient, destination: ClusterClient) -> SourceReport:
         topics = self._topics()
         if not topics:
             return SourceReport()
@@ -164,35 +164,35 @@ class SourceMonitor:
         counts = {
             t.topic: len(found.topics[t.source_topic].partitions) for t in topics if t.source_topic in found.topics
         }
-        grown = self._grow(destination, [t for t in topics if _is_the_one_added(t, found)], counts)
+        grown = self._grow(destination, [t for t in topics if _is_original_source(t, found)], counts)
         counts = {t.topic: grown.get(t.topic, min(counts[t.topic], t.partitions)) for t in topics if t.topic in counts}
         places = [TopicPartition(topic, p) for topic, count in counts.items() for p in range(count)]
         sources = {t.topic: t.source_topic for t in topics}
-        followed = self._followed(places)
+        reported = self._reported(places)
         seen_at = now()
         offsets = _ends(
-            source, {TopicPartition(sources[p.topic], p.partition): p for p in places if p not in followed}, found
+            source, {TopicPartition(sources[p.topic], p.partition): p for p in places if p not in reported}, found
         )
         trouble = None
         delay = self._current_settings().follow_log_start_delay_ms / 1000
-        if self._current_settings().follow_log_start and seen_at - self._starts_seen_at >= delay / _LOOKS_A_DELAY:
-            same = self._ours(destination, [t for t in topics if _is_the_one_added(t, found)])
+        if self._current_settings().follow_log_start and seen_at - self._starts_read_at >= delay / _READS_PER_DELAY:
+            same = self._ours(destination, [t for t in topics if _is_original_source(t, found)])
             wanted = {TopicPartition(sources[p.topic], p.partition): p for p in places if p.topic in same}
             starts = source.list_offsets(dict.fromkeys(wanted, EARLIEST), metadata=found)
-            self._starts_seen_at = seen_at
+            self._starts_read_at = seen_at
             self._log_starts.delay = delay
-            self._log_starts.seen({wanted[p]: a.offset for p, a in starts.items() if a.offset is not None}, now())
+            self._log_starts.observe({wanted[p]: a.offset for p, a in starts.items() if a.offset is not None}, now())
             trouble = self._follow_log_starts(destination, same.keys())
         return SourceReport(grown, offsets, seen_at, log_start_trouble=trouble)
 
     def _grow(
         self, destination: ClusterClient, topics: Sequence[TopicRecord], counts: Mapping[str, int]
     ) -> dict[str, int]:
-        """Give mirror topics the partitions that were added at the source; return those topics' counts."""
-        more = [t for t in topics if counts[t.topic] > t.partitions]
-        if not more:
+        """Add the partitions that were added at the source to mirror topics; return the counts of those topics."""
+        grown = [t for t in topics if counts[t.topic] > t.partitions]
+        if not grown:
             return {}
-        here = self._ours(destination, more)
+        here = self._ours(destination, grown)
         missing = {topic: counts[topic] for topic, count in here.items() if count < counts[topic]}
         if missing:
             with _destination():
@@ -200,13 +200,13 @@ class SourceMonitor:
         return {topic: counts[topic] for topic in here}
 
     def _ours(self, destination: ClusterClient, topics: Sequence[TopicRecord]) -> dict[str, int]:
-        """Return the partition counts of mirror topics; another topic of the name is not ours."""
+        """Return the partition counts of mirror topics, without other topics that have their names now."""
         with _destination():
             here = destination.metadata({t.topic for t in topics})
-        return {t.topic: len(here.topics[t.topic].partitions) for t in topics if _is_the_mirror_topic(t, here)}
+        return {t.topic: len(here.topics[t.topic].partitions) for t in topics if _is_original_mirror(t, here)}
 
     def _follow_log_starts(self, destination: ClusterClient, topics: Collection[str]) -> KmirrorError | None:
-        """Delete in the mirror what the source has deleted long enough ago; return why that failed, if it did."""
+        """Delete records in the mirror that the source deleted long enough ago; return why that failed, if it did."""
         due = {p: to for p, to in self._log_starts.due(self._ends(), now()).items() if p.topic in topics}
         if not due:
             return None
@@ -226,7 +226,7 @@ class SourceMonitor:
 
 @contextmanager
 def _destination() -> Iterator[None]:
-    """Tell a destination that does not answer from a source that does not."""
+    """Raise _DestinationSilent if the destination does not answer, to tell it from a source that does not."""
     try:
         yield
     except OutcomeUnknown as error:
@@ -240,7 +240,7 @@ def _destination() -> Iterator[None]:
 def _ends(
     source: ClusterClient, places: Mapping[TopicPartition, TopicPartition], known: ClusterMetadata
 ) -> dict[TopicPartition, int]:
-    """Return the source's ends of these partitions, by the partition that each is given there."""
+    """Return the source's ends by destination partition; `places` maps source to destination partitions."""
     ends = source.list_offsets(dict.fromkeys(places, LATEST), read_committed=True, metadata=known)
     return {places[p]: answer.offset for p, answer in ends.items() if answer.offset is not None}
 
@@ -249,13 +249,13 @@ def _known(error: KmirrorError | OutcomeUnknown) -> KmirrorError:
     return error if isinstance(error, KmirrorError) else KmirrorError(str(error))
 
 
-def _is_the_one_added(topic: TopicRecord, found: ClusterMetadata) -> bool:
-    """Tell whether the source topic is the one that was added, not another of its name."""
+def _is_original_source(topic: TopicRecord, found: ClusterMetadata) -> bool:
+    """Return whether the source topic is the one that was added, not another one of its name."""
     seen = found.topics.get(topic.source_topic)
     return seen is not None and seen.printed_topic_id in (None, topic.source_topic_id)
 
 
-def _is_the_mirror_topic(topic: TopicRecord, found: ClusterMetadata) -> bool:
-    """Tell whether the destination topic is the one that was made a mirror topic."""
+def _is_original_mirror(topic: TopicRecord, found: ClusterMetadata) -> bool:
+    """Return whether the destination topic is the one that became a mirror topic."""
     seen = found.topics.get(topic.topic)
     return seen is not None and not seen.error_code and seen.printed_topic_id in (None, topic.destination_topic_id)

@@ -1,4 +1,4 @@
-"""Whether a mirror's source answers and may be mirrored, as far as its engine knows; what changes is announced."""
+"""Whether a mirror's source answers and may be mirrored; changes are announced."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from kmirror.errors import KmirrorError, Reason
 
 
 class SourceStatus:
-    """Follow the source of one mirror."""
+    """Follow the status of one mirror's source."""
 
     def __init__(self, mirror: str, journal: Journal) -> None:
         self._mirror = mirror
         self._journal = journal
         #: Why the source does not answer, or may not be mirrored; None in the normal case.
         self.trouble: KmirrorError | None = None
-        #: When it was last asked and did answer; None: not yet.
+        #: When the last request that it answered was sent; None before the first.
         self.seen_at: float | None = None
         self._log_start_trouble = False
 
     def take(self, report: SourceReport) -> None:
-        """Take what the source monitor saw."""
+        """Take a report of the source monitor."""
         if report.trouble:
             if self.trouble is None or self.trouble.reason is not report.trouble.reason:
                 is_refused = report.trouble.reason in LINK_REFUSED
@@ -36,7 +36,7 @@ class SourceStatus:
         self.seen_at = report.seen_at or self.seen_at
         if report.log_start_trouble and not self._log_start_trouble:
             self._journal.note(
-                f"what the source of {self._mirror} has deleted is kept in the mirror: {report.log_start_trouble}",
+                f"records that the source of {self._mirror} deleted stay in the mirror: {report.log_start_trouble}",
                 Level.WARNING,
             )
         self._log_start_trouble = report.log_start_trouble is not None

@@ -1,7 +1,7 @@
-"""What an engine reads of its mirror in `__kmirror_state`: lanes' reports, settings, topics' states. No I/O.
+"""What an engine reads of its mirror in `__kmirror_state`: lane reports, settings, topic states. No I/O.
 
-A topic comes with the records of its partitions as they stood when it was written: what an `add` has decided about a
-partition is written before the topic it belongs to.
+A topic comes with the records of its partitions at the time it was written: an `add` writes what it decided for a
+partition before the topic.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import checked
 
-#: Kinds of records that an engine obeys or writes over: it must be able to read all of them.
+#: Kinds of records that an engine follows or overwrites: it must be able to read all of them.
 _OBEYED = ("mirror", "topic", "partition")
 
 
 @dataclass(frozen=True, slots=True)
 class FeedTopic:
-    """What the log says of a topic, and what it said of the topic's partitions when that was written."""
+    """A topic's record, and the records of its partitions at the time it was written."""
 
     topic: TopicRecord
     partitions: tuple[PartitionRecord, ...]
 
 
-class Replica:
-    """What the log says of a mirror's partitions, as it is read; topics are passed on with what it said of theirs.
+class StateFeed:
+    """Follow one mirror's records in the log, and pass on what its engine must know.
 
-    The log is read from its start. What it says there is history, and stood in the state that the engine began with:
-    only topics' states at its end are passed on, and each change after that. So are records that cannot be read.
+    The log is read from its start. What is there is in the state that the engine started with: only the mirror's and
+    its topics' records at the log's end are passed on, and each change after that. So are records that cannot be read.
     """
 
     def __init__(self, mirror: str) -> None:
@@ -49,34 +49,34 @@ class Replica:
         self._last_mirror: MirrorRecord | None = None
         self._unreadable: dict[Key, Unknown] = {}
 
-    def take(self, met: object) -> list[ProgressRecord | LaneRowsRecord | FeedTopic | MirrorRecord | Unknown]:
-        """Take the next record; return what is to be passed on now."""
-        met = checked(met)
-        if isinstance(met, MirrorRecord | TopicRecord | PartitionRecord | Removed):
-            self._unreadable.pop(met.key, None)
-        match met:
+    def take(self, read: object) -> list[ProgressRecord | LaneRowsRecord | FeedTopic | MirrorRecord | Unknown]:
+        """Take the next record; return what to pass on now."""
+        record = checked(read)
+        if isinstance(record, MirrorRecord | TopicRecord | PartitionRecord | Removed):
+            self._unreadable.pop(record.key, None)
+        match record:
             case Unknown((str(kind), self._mirror, *_)) if kind in _OBEYED:
                 if self._history is None:
-                    return [met]
-                self._unreadable[met.key] = met
-            case ProgressRecord() | LaneRowsRecord() if met.mirror == self._mirror:
-                return [met]
-            case MirrorRecord() if met.name == self._mirror:
+                    return [record]
+                self._unreadable[record.key] = record
+            case ProgressRecord() | LaneRowsRecord() if record.mirror == self._mirror:
+                return [record]
+            case MirrorRecord() if record.name == self._mirror:
                 if self._history is None:
-                    return [met]
-                self._last_mirror = met
-            case PartitionRecord() if met.mirror == self._mirror:
-                self._partitions[met.topic][met.partition] = met
+                    return [record]
+                self._last_mirror = record
+            case PartitionRecord() if record.mirror == self._mirror:
+                self._partitions[record.topic][record.partition] = record
             case Removed(("partition", self._mirror, str(topic), int(partition))):
                 self._partitions[topic].pop(partition, None)
-            case TopicRecord() if met.mirror == self._mirror:
+            case TopicRecord() if record.mirror == self._mirror:
                 if self._history is None:
-                    return [self._with_partitions(met)]
-                self._history[met.topic] = met
+                    return [self._with_partitions(record)]
+                self._history[record.topic] = record
         return []
 
     def catch_up(self) -> list[FeedTopic | MirrorRecord | Unknown]:
-        """Note that the log's end was reached; the first time return the mirror's and its topics' state."""
+        """Note that the log's end was reached; the first time return the records of the mirror and its topics."""
         history, self._history = self._history or {}, None
         mirror, self._last_mirror = self._last_mirror, None
         unreadable, self._unreadable = self._unreadable, {}
@@ -88,26 +88,26 @@ class Replica:
 
 
 class StoredRecords:
-    """Keep what is stored of one mirror, by key: first as the engine found it, and from the log's end on as it is read.
+    """Keep what is stored of one mirror, by key: as the engine found it, until the log has been read once to its end.
 
-    One thread takes records; `copy` is for any.
+    One thread takes records; any thread may call `copy`.
     """
 
     def __init__(self, mirror: str, found: Iterable[Record | Unknown]) -> None:
         self._mirror = mirror
         self._records: dict[Key, Record | Unknown] = {one.key: one for one in found if _is_of(one.key, mirror)}
-        #: What was read before the log's end was reached for the first time; it ends as what is stored.
+        #: What is read until the log's end is reached for the first time; None after that.
         self._read: dict[Key, Record | Unknown] | None = {}
 
-    def take(self, met: Record | Removed | Unknown) -> None:
+    def take(self, read: Record | Removed | Unknown) -> None:
         """Take the next record of the log."""
         records = self._records if self._read is None else self._read
-        if not _is_of(met.key, self._mirror):
+        if not _is_of(read.key, self._mirror):
             return
-        if isinstance(met, Removed):
-            records.pop(met.key, None)
+        if isinstance(read, Removed):
+            records.pop(read.key, None)
         else:
-            records[met.key] = met
+            records[read.key] = read
 
     def catch_up(self) -> None:
         """Note that the log's end was reached."""
@@ -115,7 +115,7 @@ class StoredRecords:
             self._records, self._read = self._read, None
 
     def copy(self) -> dict[Key, Record | Unknown]:
-        """Return what is stored now, as far as is known."""
+        """Return what is stored, as far as it was read."""
         return self._records.copy()
 
 

@@ -1,9 +1,9 @@
-"""What is to be stored of a partition after a lane has reported on it. Pure: no I/O, no clock.
+"""The record of a partition after a lane has reported on it. Pure: no I/O, no clock.
 
-A report decides the state, and why where that is FAILED; a partition stays FAILED, for the same reason and since the
-same time, until a report shows that it was copied past that point, or that nothing is left to copy. Three facts only
-ever become true: that records of the source have been in the destination (`begun`), that the two logs have been
-aligned (`aligned`), that the first copy is complete. Everything else in a record belongs to others, and stays.
+A lane's row decides the state, and the reason if that is FAILED; a partition stays FAILED, for the same reason and
+since the same time, until a row shows that it was copied past that point, or that nothing is left to copy. Three fields
+only ever become true: that records of the source have been in the destination (`begun`), that the two logs have been
+aligned (`aligned`), that the first copy is complete. All other fields belong to other writers, and are kept.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import replace
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 
 
-def remember(
+def record_after(
     before: PartitionRecord | None, mirror: str, row: ProgressRow, *, reached: bool, now_ms: int
 ) -> PartitionRecord:
-    """Return the record after a report; equal to `before` when there is nothing new to keep.
+    """Return the record after a lane's row; equal to `before` if there is nothing new to store.
 
-    `reached`: the partition holds what its source did when the engine began. The time is that of the last change of
-    state or reason, in epoch milliseconds.
+    `reached`: the partition has everything its source had when the engine started. `state_time_ms` is the time of the
+    last change of state or reason.
     """
     known = before or PartitionRecord(mirror, row.topic, row.partition, row.state, now_ms)
     failed = row.state is PartitionState.FAILED
-    story = row.state, *((row.reason, row.message, row.destination_offset) if failed else (None, None, None))
-    if known.state is PartitionState.FAILED and not failed and not _goes_on(known, row):
-        story = known.state, known.reason, known.message, known.failed_offset
-    state, reason, message, failed_offset = story
+    status = row.state, *((row.reason, row.message, row.destination_offset) if failed else (None, None, None))
+    if known.state is PartitionState.FAILED and not failed and not _is_copied_again(known, row):
+        status = known.state, known.reason, known.message, known.failed_offset
+    state, reason, message, failed_offset = status
     record = replace(
         known,
         state=state,
@@ -45,21 +45,21 @@ def remember(
     return record
 
 
-def _goes_on(failed: PartitionRecord, row: ProgressRow) -> bool:
-    """Tell whether a report shows that a partition that FAILED is copied again."""
+def _is_copied_again(failed: PartitionRecord, row: ProgressRow) -> bool:
+    """Return whether a row shows that a FAILED partition is copied again."""
     end, source_end = row.destination_offset, row.source_offset
     if row.state is not PartitionState.MIRRORING or end is None:
         return False
     return failed.failed_offset is None or end > failed.failed_offset or (source_end is not None and end >= source_end)
 
 
-def given_up(
+def released_record(
     before: PartitionRecord | None, topic: TopicRecord, partition: int, row: ProgressRow | None, now_ms: int
 ) -> PartitionRecord:
-    """Return the record of a partition that no lane has any more, since its topic is paused or stopped.
+    """Return the record of a partition that no lane has any more because its topic is paused or stopped.
 
-    `row` is what its last lane reported. A partition that FAILED stays so while it is only paused; where it is stopped,
-    its record still says why. One that was stopped for good stays stopped. The record says which pause it answers.
+    `row` is its last lane's last row. A FAILED partition stays FAILED while it is paused; if it is stopped, the record
+    keeps the reason. A STOPPED partition stays STOPPED. The record names the pause that it answers.
     """
     known = before or PartitionRecord(topic.mirror, topic.topic, partition, PartitionState.LOG_ALIGNMENT, now_ms)
     stops = topic.desired is DesiredState.STOPPED
@@ -82,9 +82,9 @@ def given_up(
 
 
 def alignment_note(row: ProgressRow, first_offset: int | None) -> str | None:
-    """Return the sentence for watchers that a lane made a log begin further on; None when it did not."""
+    """Return the note that a lane made a log start at an offset above 0; None if it did not."""
     if row.aligned_to is None:
         return None
     asked_for = first_offset is not None and row.aligned_to == first_offset
-    why = "as it was decided when the topic was added" if asked_for else "where its source's log begins"
-    return f"{row.topic}-{row.partition} begins at offset {row.aligned_to}, {why}"
+    why = "as decided when the topic was added" if asked_for else "where its source's log starts"
+    return f"{row.topic}-{row.partition} starts at offset {row.aligned_to}, {why}"

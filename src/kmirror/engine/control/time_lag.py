@@ -1,23 +1,23 @@
 """How far behind in time the copy of a partition is. Pure: no I/O, no clock.
 
-What is not copied yet came to the source after the newest record that is copied, and after the moment at which the
-copy last had everything the source had. The later of the two says how far behind the copy is at most: right after an
-idle hour, and where records carry old timestamps.
+A record that is not copied yet arrived at the source after the newest one that is, and after the time at which the copy
+had last caught up. The later of the two bounds how far behind the copy is: that is right after an idle hour too, and
+for records with old timestamps.
 """
 
 from __future__ import annotations
 
-#: By so much a producer's clock may be ahead of ours; a record that is dated later does not tell when it came.
+#: How far a producer's clock may be ahead of ours; the timestamp of a later record says nothing of its arrival.
 CLOCK_SKEW_MS = 60_000
 
 
 def time_lag(
     lag: int | None, last_timestamp_ms: int | None, caught_up_ms: int | None, reported_ms: int, now_ms: int
 ) -> int | None:
-    """Return for how many milliseconds at most the destination has lacked something; None where that is not known.
+    """Return for how many milliseconds at most the destination has lacked a record; None if that is unknown.
 
-    `last_timestamp_ms` is that of the last record copied, `caught_up_ms` when the copy last had everything; both were
-    told at `reported_ms`.
+    `last_timestamp_ms` is that of the last record copied, `caught_up_ms` when the copy had last caught up; both were
+    reported at `reported_ms`.
     """
     if lag is None or lag == 0:
         return lag

@@ -1,4 +1,4 @@
-"""How the topics of one mirror stand, for watchers of a run: made anew where that may have changed. For one thread."""
+"""The topics of one mirror as watchers of a run see them; a view is made again only if it may have changed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kmirror.errors import KmirrorError, Reason
 from kmirror.state.records import PartitionState, ProgressRow
 
 _ALIGNING = PartitionState.LOG_ALIGNMENT
-#: The time of what is shown of a topic that stands still may be older than it had to be by less than this.
+#: How much older the time of an unchanged topic's view may be than it would be if the view were made again.
 _AS_OF_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """One topic while the engine runs. `lag` in offsets, None while unknown; it was so at `lag_as_of_ms`."""
+    """One topic while the engine runs. `lag` in offsets as of `lag_as_of_ms`, None while it is unstatus."""
 
     mirror: str
     topic: str
@@ -31,7 +31,7 @@ class TopicView:
     lag_as_of_ms: int | None = None
 
 
-class Known(Protocol):
+class Status(Protocol):
     """What an engine knows of its partitions."""
 
     @property
@@ -50,38 +50,38 @@ class Known(Protocol):
     def lag_as_of_ms(self, partition: TopicPartition) -> int | None: ...
 
     def places(self) -> dict[str, list[TopicPartition]]:
-        """Return the partitions that are to be copied, by topic."""
+        """Return the partitions to copy, by topic."""
 
-    def take_moved(self) -> set[str]:
-        """Return the topics on whose partitions something else was reported since this was last asked."""
+    def take_changed_topics(self) -> set[str]:
+        """Return the topics of which anything was reported since the last call."""
 
     def steady_since_ms(self, partitions: int) -> int | None:
-        """Return since when, at the earliest, lanes report on all these; None unless all is well but for topics."""
+        """Return the earliest time at which lanes reported on this many partitions; None unless all is well."""
 
 
 class TopicViews:
-    """Keep the views of one mirror's topics.
+    """Keep the views of one mirror's topics; for one thread.
 
-    While the destination takes heartbeats, all lanes report and the source answers them, a view depends on the rows of
-    its partitions alone: of topics whose rows are as before, only the time of what is shown is another.
+    While the destination accepts heartbeats, all lanes report and the source answers them, a view depends on the rows
+    of its partitions alone: if those are unchanged, only the time of the view is new.
     """
 
-    def __init__(self, known: Known) -> None:
-        self._known = known
+    def __init__(self, status: Status) -> None:
+        self._status = status
         self._views: dict[str, TopicView] = {}
         self._was_steady = False
 
     def current(self) -> list[TopicView]:
-        """Return a view of each topic that is copied, by name."""
-        known, places, moved = self._known, self._known.places(), self._known.take_moved()
-        since_ms = known.steady_since_ms(sum(map(len, places.values())))
+        """Return a view of each topic that is copied, sorted by name."""
+        status, places, changed = self._status, self._status.places(), self._status.take_changed_topics()
+        since_ms = status.steady_since_ms(sum(map(len, places.values())))
         kept = self._views if since_ms is not None and self._was_steady else {}
         self._was_steady = since_ms is not None
         views = {}
         for topic, partitions in places.items():
             view = kept.get(topic)
-            if view is None or topic in moved or view.partitions != len(partitions):
-                view = topic_view(known, topic, partitions)
+            if view is None or topic in changed or view.partitions != len(partitions):
+                view = topic_view(status, topic, partitions)
             elif view.lag_as_of_ms is not None and since_ms is not None and since_ms - view.lag_as_of_ms >= _AS_OF_MS:
                 view = replace(view, lag_as_of_ms=since_ms)
             views[topic] = view
@@ -89,16 +89,16 @@ class TopicViews:
         return [views[topic] for topic in sorted(views)]
 
 
-def topic_view(known: Known, topic: str, partitions: Sequence[TopicPartition]) -> TopicView:
+def topic_view(status: Status, topic: str, partitions: Sequence[TopicPartition]) -> TopicView:
     """Sum up the partitions of a topic."""
-    rows = [row for partition in partitions if (row := known.row(partition)) is not None]
-    troubles = {partition: found for partition in partitions if (found := known.trouble(partition)) is not None}
-    lags = [known.lag(partition) for partition in partitions]
-    as_of = [at for partition in partitions if (at := known.lag_as_of_ms(partition)) is not None]
+    rows = [row for partition in partitions if (row := status.row(partition)) is not None]
+    troubles = {partition: found for partition in partitions if (found := status.trouble(partition)) is not None}
+    lags = [status.lag(partition) for partition in partitions]
+    as_of = [at for partition in partitions if (at := status.lag_as_of_ms(partition)) is not None]
     failed = next((row for row in rows if row.state is PartitionState.FAILED), None)
     troubled = failed or next((row for row in rows if row.reason), None)
     aligned = len(rows) == len(partitions) and all(row.begun or row.state is not _ALIGNING for row in rows)
-    source_trouble = known.source_trouble
+    source_trouble = status.source_trouble
     link = link_state([row.reason for row in rows], source_trouble)
     flows = "LINK_FAILED" if troubles else "ACTIVE"
     state = "FAILED" if failed else link or (flows if aligned else "PENDING_MIRROR")
@@ -108,7 +108,7 @@ def topic_view(known: Known, topic: str, partitions: Sequence[TopicPartition]) -
     elif troubled is None and source_trouble is not None:
         reason, message = source_trouble.reason or Reason.SOURCE_UNREACHABLE, str(source_trouble)
     return TopicView(
-        known.mirror,
+        status.mirror,
         topic,
         len(partitions),
         None if None in lags else sum(lag for lag in lags if lag is not None),
@@ -120,12 +120,12 @@ def topic_view(known: Known, topic: str, partitions: Sequence[TopicPartition]) -
     )
 
 
-def link_state(reasons: Sequence[Reason | None], seen: KmirrorError | None) -> str | None:
-    """Return the state of a topic whose link is refused or down; None when it is neither.
+def link_state(reasons: Sequence[Reason | None], source_trouble: KmirrorError | None) -> str | None:
+    """Return the state of a topic whose link is refused or down; None if it is neither.
 
-    `reasons` is what lanes say of its partitions, `seen` what the source monitor saw at the source.
+    `reasons` are those of its partitions' rows, `source_trouble` is that of the source monitor.
     """
-    if LINK_REFUSED.intersection(reasons) or (seen is not None and seen.reason in LINK_REFUSED):
+    if LINK_REFUSED.intersection(reasons) or (source_trouble is not None and source_trouble.reason in LINK_REFUSED):
         return "LINK_FAILED"
-    is_silent = seen is not None or (reasons and set(reasons) == {Reason.SOURCE_UNREACHABLE})
+    is_silent = source_trouble is not None or (reasons and set(reasons) == {Reason.SOURCE_UNREACHABLE})
     return "SOURCE_UNAVAILABLE" if is_silent else None

@@ -1,4 +1,4 @@
-"""Whether Spark's workers report on a mirror's lanes; that they stopped, and that they do again, is announced."""
+"""Whether Spark's workers report on a mirror's lanes; when they stop and when they resume is announced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kmirror.errors import Reason
 
 
 class Workers:
-    """Watch the workers of one mirror; `master` is the Spark master they belong to."""
+    """Watch the workers of one mirror; `master` is their Spark master."""
 
     def __init__(self, mirror: str, master: str | None, lanes: Lanes, health: Health, journal: Journal) -> None:
         self._mirror = mirror
@@ -19,14 +19,14 @@ class Workers:
         self._lanes = lanes
         self._health = health
         self._journal = journal
-        #: True when it was announced that workers do not report.
+        #: True once it was announced that workers do not report.
         self._are_silent = False
 
-    def look_around(self, at: float) -> None:
-        """Find out which lanes no worker reports on, and announce it once that has lasted."""
+    def check(self, at: float) -> None:
+        """Determine which lanes no worker reports on, and announce it once that has lasted."""
         silent, late = self._lanes.silent(at), bool(self._lanes.silent(at, LATE_SECONDS))
-        if self._health.judge(silent, self._lanes.work_of(silent), late=late):
-            self._lanes.beat_now = True
+        if self._health.take_silence(silent, self._lanes.partitions_of(silent), late=late):
+            self._lanes.heartbeat_now = True
         lasts = self._health.silence(at) > LANE_SILENCE_SECONDS
         if lasts and not self._are_silent:
             self._are_silent = True
@@ -38,12 +38,12 @@ class Workers:
             self._journal.record("workers", "REPORT_AGAIN", {})
 
     def silent_lanes_ms(self, at: float) -> dict[int, int]:
-        """Return the lanes that no worker reports on, with the time of their last report, or of our beginning."""
+        """Return the lanes that no worker reports on, with the time of their last report, or of the engine's start."""
         at_ms = now_ms()
         return {lane: at_ms - int(1000 * (at - since)) for lane, since in self._health.silent_lanes.items()}
 
     def trouble(self, partition: TopicPartition, at: float) -> str | None:
-        """Return the sentence for a partition whose lane no worker has reported on for long; None for any other."""
+        """Return the sentence for a partition whose lane has been silent for long; None for any other."""
         return self._text(at) if self._are_silent and partition in self._health.silent_partitions else None
 
     def _text(self, at: float) -> str:

@@ -38,8 +38,10 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, not_copied: M
             if request.until_caught_up:
                 lag = max(0, target - end) if end is not None and target is not None else None
             else:
-                lag = engine.lag(partition)
-            reason, why = engine.trouble(partition) or ((row.reason, row.message) if row is not None else (None, None))
+                lag = engine.status.lag(partition)
+            reason, why = engine.status.trouble(partition) or (
+                (row.reason, row.message) if row is not None else (None, None)
+            )
             detail = f"; {why}" if why else ""
             if row is not None and row.state is PartitionState.FAILED:
                 rows.append(

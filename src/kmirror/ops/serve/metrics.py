@@ -190,7 +190,9 @@ def _source_age(mirror: MirrorTotals) -> list[Value]:
 def _lane_ages(mirror: MirrorTotals) -> Iterator[Value]:
     snapshot = mirror.live.snapshot
     return (
-        ((str(lane),), mirror.age(at)) for lane, at in sorted(snapshot.lanes_heard_at.items()) if lane in snapshot.lanes
+        ((str(lane),), mirror.age(at))
+        for lane, at in sorted(snapshot.lanes_reported_at.items())
+        if lane in snapshot.lanes
     )
 
 
