@@ -15,7 +15,7 @@ from tests.support.mirrors import make_topic, new_mirror, produce, properties_of
 from tests.support.waiting import wait_until
 
 
-def test_what_gathers_while_no_engine_runs_is_told_and_deleted_by_the_next_one(cluster_pair: ClusterPair) -> None:
+def test_what_is_kept_without_an_engine_is_reported_and_deleted_by_the_next_one(cluster_pair: ClusterPair) -> None:
     topic = unique_topic()
     make_topic(cluster_pair.source, topic, retention_ms="-1")
     produce(cluster_pair.source, topic, [f"value {number}" for number in range(10)])

@@ -389,7 +389,7 @@ def test_list_shows_every_mirror_once(
     assert [row.mirror for row in list_mirrors(destination)] == sorted(rows)
 
 
-def test_a_destination_without_mirrors_shows_nothing_and_one_that_is_down_is_told(
+def test_a_destination_without_mirrors_shows_nothing_and_one_that_is_down_is_an_error(
     mortal_cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = mortal_cluster

@@ -204,7 +204,9 @@ def test_a_source_that_is_gone_is_waited_for(scene: Scene) -> None:
     scene.assert_rebuilt()
 
 
-def test_a_topic_that_somebody_creates_meanwhile_is_left_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_another_client_creates_meanwhile_is_left_alone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     with monkeypatch.context() as patch:
         cut_off(patch, ClusterClient, "delete_topics", after=True)
@@ -230,7 +232,7 @@ def test_the_brake(cluster_pair: ClusterPair, destination: Destination) -> None:
     scene.assert_rebuilt()
 
 
-def test_a_failover_in_the_middle_keeps_what_stands(scene: Scene) -> None:
+def test_a_failover_in_the_middle_keeps_the_old_content(scene: Scene) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     done = failover(scene.destination, scene.mirror).result
     assert done.exit_code == 0, done

@@ -75,7 +75,7 @@ def settings_here(destination: Destination, topic: str) -> TopicSettings:
     return found
 
 
-def test_changes_at_the_source_are_followed_with_an_event_and_what_is_held_back_is_remembered(synced: Synced) -> None:
+def test_changes_at_the_source_are_followed_with_an_event_and_deferred_ones_are_stored(synced: Synced) -> None:
     assert synced.sync() == []
     synced.at_source(segment_ms="3600000", retention_ms="120000", flush_ms="9000", flush_messages="7")
     (told,) = synced.sync()
@@ -96,7 +96,7 @@ def test_changes_at_the_source_are_followed_with_an_event_and_what_is_held_back_
     assert synced.sync() == []
 
 
-def test_only_what_kmirror_set_is_removed_and_what_somebody_sets_here_is_kept(synced: Synced) -> None:
+def test_only_settings_of_kmirror_are_removed_and_those_set_by_others_are_kept(synced: Synced) -> None:
     synced.at_source(flush_ms="9000", segment_jitter_ms="5")
     synced.sync()
     synced.here(flush_ms="1", preallocate="true")

@@ -28,7 +28,7 @@ STORES = 6
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_down_keeps_nobody_busy(three_brokers: SandboxCluster) -> None:
+def test_a_broker_that_is_down_keeps_no_thread_busy(three_brokers: SandboxCluster) -> None:
     cluster, name = three_brokers, unique_topic("m")
     config = client_config(cluster.client_properties())
     stores = [state_store(config) for _ in range(STORES)]

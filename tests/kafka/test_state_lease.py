@@ -118,7 +118,7 @@ def test_a_heartbeat_writes_everything_in_one_transaction(store: StateStore, nam
     assert store.read().partition(name, "orders", 0) == partition(name, 0, 9)
 
 
-def test_a_second_engine_is_refused_and_told_who_is_in_charge(store: StateStore, config: Any, name: str) -> None:
+def test_a_second_engine_is_refused_with_the_name_of_the_first(store: StateStore, config: Any, name: str) -> None:
     first = Lease.acquire(store, name, ME)
     with heartbeats(first), pytest.raises(RefusedError) as refused:
         Lease.acquire(state_store(config), name, OTHER_HOST)
@@ -247,7 +247,7 @@ def test_an_engine_whose_clock_is_an_hour_late_is_seen_alive(store: StateStore, 
     elsewhere.join()
 
 
-def test_an_engine_fenced_by_one_that_did_not_take_over_goes_on(store: StateStore, config: Any, name: str) -> None:
+def test_an_engine_fenced_by_one_that_did_not_take_over_continues(store: StateStore, config: Any, name: str) -> None:
     lease = Lease.acquire(store, name, ME)
     stray = Writer(state_store(config), "engine", name)
     stray.open(Deadline(30))
@@ -258,7 +258,7 @@ def test_an_engine_fenced_by_one_that_did_not_take_over_goes_on(store: StateStor
     lease.close()
 
 
-def test_an_engine_whose_mirror_was_deleted_is_told(
+def test_an_engine_whose_mirror_was_deleted_learns_it(
     store: StateStore, config: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kmirror.state.lease._ASSUMED_DELETED_S", 2.0)
@@ -362,7 +362,7 @@ def test_a_heartbeat_without_an_answer_is_not_written_twice(
     lease.close()
 
 
-def test_a_heartbeat_nobody_can_tell_about_is_not_called_a_failure(
+def test_a_heartbeat_with_an_unknown_outcome_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str
 ) -> None:
     commits: list[int] = []

@@ -143,7 +143,7 @@ def die_in_the_middle(config: dict[str, Any], name: str) -> None:
     increment(state_store(config), name)
 
 
-def test_a_command_killed_in_the_middle_leaves_nothing_and_stops_nobody(
+def test_a_command_killed_in_the_middle_leaves_nothing_and_blocks_no_other(
     store: StateStore, config: dict[str, Any], name: str
 ) -> None:
     increment(store, name)
@@ -192,7 +192,7 @@ def test_a_commit_without_an_answer_is_neither_doubled_nor_lost(
     assert [event.time_ms for event in store.read_events(name)] == [1, 2]
 
 
-def test_a_commit_nobody_can_tell_about_is_not_called_a_failure(
+def test_a_commit_with_an_unknown_outcome_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str
 ) -> None:
     increment(store, name)
@@ -221,12 +221,12 @@ def test_a_record_too_large_for_the_broker_is_a_known_failure(store: StateStore,
     assert store.read().mirror(f"{name}-with") is None
 
 
-def test_an_unreachable_cluster_is_told_at_once(name: str) -> None:
+def test_an_unreachable_cluster_is_reported_at_once(name: str) -> None:
     with pytest.raises(UnreachableError, match="connection refused"):
         transact(state_store({"bootstrap.servers": "127.0.0.1:1"}), name, lambda state: Changes(), timeout=250)
 
 
-def test_whoever_is_shut_out_before_a_record_is_produced_decides_again(
+def test_a_writer_fenced_before_it_produces_a_record_decides_again(
     store: StateStore, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client library says only that the producer is broken then, not why."""

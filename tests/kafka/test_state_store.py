@@ -83,7 +83,7 @@ def test_an_open_transaction_hides_nothing_from_who_has_to_decide(store: StateSt
     ending.join()
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once_with_the_reason() -> None:
+def test_a_missing_cluster_is_reported_at_once_with_the_reason() -> None:
     store = state_store({"bootstrap.servers": "127.0.0.1:1"})
     with pytest.raises(UnreachableError, match="connection refused") as refused:
         store.read(timeout=250)  # pytest's own time-out would come first
@@ -94,7 +94,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once_with_the_reason() -> None:
         transact(state_store({"bootstrap.servers": "127.0.0.1:1"}), "m", lambda state: Changes(), timeout=250)
 
 
-def test_a_silent_address_is_given_up_after_the_time_out(name: str) -> None:
+def test_an_address_that_does_not_answer_fails_after_the_time_out(name: str) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -128,7 +128,7 @@ def test_a_topic_of_another_shape_is_refused(
     assert refused.value.hint
 
 
-def test_a_wrong_password_is_told_at_once(cluster: SandboxCluster, admin: Any) -> None:
+def test_a_wrong_password_is_reported_at_once(cluster: SandboxCluster, admin: Any) -> None:
     login = cluster.client_properties("writer")["sasl.jaas.config"].replace("writer-secret", "wrong-secret")
     store = state_store(config_of(cluster, "writer", **{"sasl.jaas.config": login}))
     for use in (store.read, store.read_events, store.ensure_topics):
@@ -140,7 +140,7 @@ def test_a_wrong_password_is_told_at_once(cluster: SandboxCluster, admin: Any) -
         write_mirror(store, "m", LONG)
 
 
-def test_a_client_without_tls_is_told_at_once(cluster: SandboxCluster) -> None:
+def test_a_client_without_tls_gets_an_error_at_once(cluster: SandboxCluster) -> None:
     store = state_store({"bootstrap.servers": cluster.bootstrap_servers})
     with pytest.raises(UnreachableError) as refused:
         store.read(timeout=LONG)
@@ -201,7 +201,7 @@ def test_who_may_only_read_reads_without_any_right_to_groups(
     assert refused.value.hint == granting("reader", cluster, "--operation Write", "--transactional-id kmirror-")
 
 
-def test_these_rights_are_enough_to_write_and_lacking_one_is_told_at_once(
+def test_these_rights_are_enough_to_write_and_a_missing_one_is_reported_at_once(
     cluster: SandboxCluster, admin: Any, store: StateStore, name: str
 ) -> None:
     store.ensure_topics()
@@ -243,7 +243,7 @@ def test_an_engine_outlives_the_restart_of_the_broker(
     lease.release()
 
 
-def test_a_broker_that_stands_still_in_the_middle_of_a_command_is_waited_for(
+def test_a_broker_that_freezes_in_the_middle_of_a_command_is_waited_for(
     cluster: SandboxCluster, admin: Any, store: StateStore, name: str
 ) -> None:
     (broker,) = cluster.brokers

@@ -52,7 +52,7 @@ def wanted(
         (acls("topic", "t", "*", "WRITE") + acls("topic", "t", "app", "WRITE"), SUPER, ["*"], 0),
     ],
 )
-def test_whoever_may_write_is_denied_it(
+def test_principals_that_may_write_are_denied_write(
     present: list[AclBinding], own: OwnPrincipals, denied: list[str], open_by: int
 ) -> None:
     found = enforcement(AclIndex(present), "t", own, [])
@@ -60,7 +60,7 @@ def test_whoever_may_write_is_denied_it(
     assert len(found.open_by) == open_by
 
 
-def test_denials_that_kmirror_made_do_not_count_as_somebody_else_s() -> None:
+def test_denials_that_kmirror_created_do_not_count_as_those_of_others() -> None:
     ours = denial("t", "app")
     present = [ours, *acls("topic", "t", "app", "WRITE")]
     assert enforcement(AclIndex(present), "t", KMIRROR, [ours]).denied == {ours}
@@ -69,7 +69,7 @@ def test_denials_that_kmirror_made_do_not_count_as_somebody_else_s() -> None:
     assert producers_of([*present, *acls("topic", "t", "*", "WRITE")], ["t"]) - {EVERYONE} == {"User:app"}
 
 
-def test_what_reads_is_given_and_what_changes_is_held_back() -> None:
+def test_acls_for_readers_are_created_and_those_that_allow_changes_are_deferred() -> None:
     reads = acls("topic", "t", "app", "READ", "DESCRIBE", "DESCRIBE_CONFIGS")
     changes = acls("topic", "t", "app", "WRITE", "DELETE", "ALTER", "ALTER_CONFIGS", "CREATE")
     found = wanted(*reads, *changes, *acls("topic", "other", "app", "READ"))
@@ -140,7 +140,7 @@ def txn(name: str, who: str, *operations: str, prefixed: bool = False, deny: boo
     return acls("transactional_id", name, who, *(operations or ("WRITE",)), prefixed=prefixed, deny=deny)
 
 
-def test_producers_are_whoever_may_write_to_a_topic_of_the_mirror() -> None:
+def test_producers_are_the_principals_that_may_write_to_a_topic_of_the_mirror() -> None:
     source = [
         *acls("topic", "t", "app", "WRITE"),
         *acls("topic", "t", "reader", "READ"),

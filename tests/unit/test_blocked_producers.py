@@ -51,7 +51,7 @@ def test_no_topic_is_ready_by_a_look_before_its_producers_were_blocked() -> None
     assert "they are blocked once" in str(found.missing["b"].what)
 
 
-def test_how_long_nobody_could_write_is_told_only_where_it_is_known() -> None:
+def test_how_long_writes_were_refused_is_reported_only_where_it_is_known() -> None:
     since = {"cut": 1_000, "dead": 1_000, "given": 1_000, "left": 3_000, "theirs": None}
     rows = blocked_topics(since, {"given": 4_000}, {"cut": 3_500, "theirs": 3_500}, ["cut", "dead", "theirs"])
     assert rows == (

@@ -17,7 +17,7 @@ IDS = LackingRight(
 )
 
 
-def test_nothing_that_is_missing_and_nothing_that_is_known_are_told_apart() -> None:
+def test_nothing_missing_differs_from_nothing_known() -> None:
     none = ClientGaps(found_ms=AT, rights=(), rights_as_of_ms=AT, quotas=(), scram_users=())
     assert list(gap_sentences(none)) == []
     document = ClientGaps(found_ms=AT, unknown=("why",), warned=("why",)).to_json()
@@ -27,7 +27,7 @@ def test_nothing_that_is_missing_and_nothing_that_is_known_are_told_apart() -> N
     assert none.to_json()["rights"] == []
 
 
-def test_people_are_told_once_of_those_that_lack_the_same_and_from_when_it_is() -> None:
+def test_principals_that_lack_the_same_share_a_sentence_with_its_time() -> None:
     another = WRITE._replace(principal="User:b")
     quota = Quota((("user", "a"),), "producer_byte_rate", 1000)
     gaps = ClientGaps(

@@ -77,7 +77,7 @@ def test_what_clients_could_do_and_cannot_do_here(
     assert lacking(source, here) == found
 
 
-def test_rights_from_one_host_are_told_with_it() -> None:
+def test_rights_from_one_host_are_reported_with_the_host() -> None:
     (one,) = lacking_rights(from_host("10.0.0.1", *WRITES), [], SCOPE)
     assert one == LackingRight("User:app", "10.0.0.1", *WRITES[0][5:6], *WRITES[0][0:1], *WRITES[0][2:3], ("t",))
 

@@ -21,7 +21,7 @@ def known(source_topic: str, desired: DesiredState = DesiredState.ACTIVE, pendin
     return TopicRecord("m", f"p.{source_topic}", source_topic, "S", "D", desired, 1, TopicOrigin.CREATED, pending)
 
 
-def test_what_the_filters_take_and_nobody_mirrors_yet_is_new() -> None:
+def test_topics_that_the_filters_match_and_that_are_not_mirrored_yet_are_new() -> None:
     settings = parse_settings({"topics.include": "orders.*,pay", "topics.exclude": "orders-x"})
     topics = found("orders-1", "orders-2", "orders-x", "pay", "payments")
     assert new_source_topics(settings, topics, [known("orders-2")]).topics == ("orders-1", "pay")
@@ -40,7 +40,7 @@ def test_internal_topics_archives_and_kmirrors_own_are_never_taken() -> None:
     assert new_source_topics(ALL, topics, []).topics == ("_schemas",)
 
 
-def test_a_topic_that_may_not_be_seen_is_told_of() -> None:
+def test_a_topic_that_may_not_be_described_is_reported() -> None:
     settings = parse_settings({"topics.include": "secret"})
     hidden = found("secret", "other", error=Code.TOPIC_AUTHORIZATION_FAILED)
     assert new_source_topics(settings, hidden, []).hidden == ("secret",)
@@ -53,7 +53,7 @@ def test_without_filters_nothing_is_discovered() -> None:
     assert new_source_topics(Settings(), found("t"), []).topics == ()
 
 
-def test_only_a_topic_that_is_wanted_and_whose_name_is_free_begins_anew() -> None:
+def test_only_an_active_topic_whose_name_is_free_is_recreated() -> None:
     gone = found("p.t", error=Code.UNKNOWN_TOPIC_OR_PARTITION)["p.t"]
     assert is_deleted(known("t"), gone)
     assert not is_deleted(known("t"), found("p.t")["p.t"])

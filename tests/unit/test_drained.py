@@ -35,7 +35,7 @@ def test_drained_is_what_every_group_has_read_to_the_end() -> None:
         ((offsets(None, 5),), 10, "group g0 has 10 offsets left in t-0: it has committed nothing, the source ends at"),
     ],
 )
-def test_what_a_group_has_not_read_is_told_by_partition(
+def test_what_a_group_has_not_read_is_reported_by_partition(
     groups: tuple[Mapping[TopicPartition, int], ...], left: int, said: str
 ) -> None:
     (row,) = told(*groups)
@@ -56,7 +56,7 @@ def test_offsets_that_retention_has_passed_leave_what_is_still_there() -> None:
     ] == [6]
 
 
-def test_what_is_not_known_or_read_by_nobody_is_never_drained() -> None:
+def test_what_is_unknown_or_not_read_by_any_group_is_never_drained() -> None:
     (row,) = told()
     assert (row.topic, row.result) == ("p.t", Outcome.TIMED_OUT)
     assert "no group has committed an offset of t" in str(row.message)

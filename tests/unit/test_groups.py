@@ -140,7 +140,7 @@ def test_an_unknown_log_is_waited_for() -> None:
     assert (row.reason, row.is_change) == (GroupReason.UNKNOWN_NOW, False)
 
 
-def test_trouble_with_a_group_is_told() -> None:
+def test_trouble_with_a_group_is_reported() -> None:
     refused = replace(NOBODY, trouble=GroupReason.NOT_AUTHORIZED)
     assert plan(source(50), refused).skipped is GroupReason.NOT_AUTHORIZED
 

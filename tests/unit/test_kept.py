@@ -23,7 +23,7 @@ def told(kept: int | None, state: PartitionState, reason: Reason | None, *, answ
     return with_kept("why", kept, state, reason, source_answers=answers)
 
 
-def test_it_is_told_where_nobody_copies() -> None:
+def test_what_is_kept_is_reported_where_nothing_is_copied() -> None:
     text = "the mirror keeps 30 offsets that the source has deleted, until an engine copies it again"
     assert told(30, PartitionState.MIRRORING, Reason.NO_ENGINE) == f"why; {text}"
     assert told(30, PartitionState.PAUSED, Reason.PAUSED_BY_OPERATOR) == f"why; {text}"
@@ -32,7 +32,7 @@ def test_it_is_told_where_nobody_copies() -> None:
     )
 
 
-def test_it_is_not_told_where_somebody_copies_or_nothing_is_known() -> None:
+def test_what_is_kept_is_not_reported_where_it_is_copied_or_unknown() -> None:
     for kept in (0, None):
         assert told(kept, PartitionState.MIRRORING, Reason.NO_ENGINE) == "why"
     assert told(30, PartitionState.MIRRORING, None) == "why"

@@ -315,7 +315,7 @@ def test_before_the_first_alignment_the_topic_is_pending() -> None:
 
 
 @pytest.mark.parametrize("known", ["initial_copy_complete", "begun", "aligned"])
-def test_a_topic_that_was_aligned_once_is_active_while_a_new_engine_looks_at_it(known: str) -> None:
+def test_a_topic_that_was_aligned_once_is_active_while_a_new_engine_inspects_it(known: str) -> None:
     remembered = partition(PartitionState.LOG_ALIGNMENT, **{known: True})
     assert row(ENGINE, remembered).topic_state is TopicState.ACTIVE
     assert row(ENGINE, remembered, progress(PartitionState.LOG_ALIGNMENT)).topic_state is TopicState.ACTIVE
@@ -433,7 +433,7 @@ def test_a_copy_that_has_passed_what_was_seen_of_the_source_lags_by_nothing() ->
     assert row(ENGINE, progress(), here=replace(HERE, log_end_offset={P0: 101})).lag == 0
 
 
-def test_partitions_beyond_the_recorded_count_are_shown_when_something_is_known_of_them() -> None:
+def test_partitions_above_the_recorded_count_are_shown_if_anything_is_known_of_them() -> None:
     extra = replace(partition(PartitionState.MIRRORING), partition=2)
     state = State.of([MIRROR, TOPIC, extra])
     assert [r.partition for r in partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW)] == [0, 1, 2]
@@ -473,7 +473,7 @@ def test_list_shows_the_worst_topic_and_a_mirror_without_topics() -> None:
     assert mirror_row(empty, MIRROR, [], source_trouble(SILENT), NOW).state is TopicState.SOURCE_UNAVAILABLE
 
 
-def test_a_limit_is_told_as_long_as_something_is_copied() -> None:
+def test_a_throttle_is_noted_as_long_as_something_is_copied() -> None:
     limited = replace(MIRROR, settings={"throttle.bytes.per.second": "20000000"})
     state = State.of([limited, TOPIC, ENGINE, progress()])
     rows = partition_rows(state, limited, [TOPIC], HERE, THERE, NOW)
@@ -484,7 +484,7 @@ def test_a_limit_is_told_as_long_as_something_is_copied() -> None:
     assert told not in list(PARTITIONS.notes([replace(row, state=PartitionState.STOPPED) for row in rows]))
 
 
-def test_topics_that_others_wait_for_are_told_while_an_engine_is_there() -> None:
+def test_priority_topics_are_noted_while_an_engine_runs() -> None:
     state = State.of([MIRROR, TOPIC, replace(ENGINE, first_topics=("a", "b", "c", "d")), progress()])
     told = "m: other topics wait until these have caught up: a, b, c and 1 more (priority.topics)"
     assert PARTITIONS.notes is not None

@@ -103,7 +103,7 @@ def test_a_strip_leaves_its_ground_where_nothing_is_known() -> None:
 # -- the summary -------------------------------------------------------------------------------------------------------
 
 
-def test_somebody_who_was_not_there_reads_what_happened() -> None:
+def test_the_summary_says_what_happened() -> None:
     text = told(report_facts())
     for sentence in (
         "Mirror dr copies 6 topics with 10 partitions from cluster Sa1Qk to cluster Db2Xy.",
@@ -137,7 +137,7 @@ def test_a_source_that_is_down_leaves_no_lag_but_the_last_known_one() -> None:
     assert topics["shop.orders-0001"] is None
 
 
-def test_nothing_that_is_remembered_is_no_quiet_time() -> None:
+def test_a_missing_history_is_not_reported_as_a_quiet_time() -> None:
     facts = replace(report_facts(), history=())
     assert "There is no history of the last 48 hours" in told(facts)
     old = [(time_ms - 72 * HOUR, point) for time_ms, point in history()]
@@ -152,7 +152,7 @@ def shown_loss(facts: ReportFacts, topic: str) -> str:
     return row.split("|")[6]
 
 
-def test_a_loss_that_nobody_knows_is_not_zero() -> None:
+def test_an_unknown_loss_is_not_zero() -> None:
     facts = report_facts()
     (stop,) = facts.stops
     assert stop.at_stop is not None

@@ -102,7 +102,7 @@ def test_changes_know_whether_there_is_anything_to_write() -> None:
     assert Changes(tombstones=(("mirror", "a"),))
 
 
-def test_reports_are_taken_into_a_state_as_if_it_was_read_anew() -> None:
+def test_reports_change_a_state_as_if_it_was_read_again() -> None:
     page = LaneRowsRecord("a", 9, 0, "L", 0, 0, ())
     engine = EngineRecord("a", "L", EngineState.RUNNING, "h", "b", 1, 1, None, None, 0, 0, 10_000)
     stored: dict[Key, Record | Unknown] = {record.key: record for record in [*RECORDS, page]}

@@ -99,7 +99,7 @@ def test_s_sorts_by_lag_rate_and_name() -> None:
     assert topics_of(shown(SEEN, "s", "s", "s")) == topics_of(shown(SEEN))
 
 
-def test_what_nobody_knows_goes_before_every_lag() -> None:
+def test_unknown_lags_come_before_known_ones() -> None:
     unknown = replace(LACKING, topic="a.unknown", lag=None, time_lag_ms=None, bytes_per_second=None)
     lines = shown(Observation(picture(*ROWS, unknown, STOPPED), 100.0))
     assert topics_of(lines)[:3] == ["a.failed", "a.unknown", "a.orders"]
@@ -142,7 +142,7 @@ def test_before_the_first_look_comes_back_there_are_no_numbers() -> None:
     assert shown(failing, height=5)[1:3] == ["no answer for 2s: refused", "loading …"]
 
 
-def test_a_mirror_that_nobody_copies_says_so_first() -> None:
+def test_a_mirror_that_is_not_copied_says_so_first() -> None:
     idle = replace(M, mirror="z", engine=None, reason=Reason.NO_ENGINE, engine_age_ms=7_200_000)
     fresh = replace(idle, mirror="y", state=None, reason=None, engine_age_ms=None)
     row = replace(LACKING, mirror="z", reason=Reason.NO_ENGINE, topic_state=TopicState.LINK_FAILED)
@@ -194,7 +194,7 @@ def test_a_topic_says_first_why_it_failed() -> None:
     assert reasons == [Reason.SOURCE_TRUNCATED, Reason.NO_ENGINE, Reason.OPEN_TRANSACTION, None]
 
 
-def test_what_cannot_be_read_is_told() -> None:
+def test_unreadable_records_are_reported() -> None:
     unread = replace(picture(*ROWS), unreadable=("the record x cannot be read", "another"))
     assert shown(Observation(unread, 100.0))[1] == "not complete: the record x cannot be read, and 1 more"
 

@@ -65,7 +65,7 @@ def test_what_belongs_to_a_cluster_is_never_taken_over() -> None:
     assert not local & (set(plan.now) | set(plan.deferred))
 
 
-def test_what_would_change_or_delete_the_copy_is_held_back_until_the_stop() -> None:
+def test_settings_that_would_change_or_delete_the_copy_are_deferred_until_the_stop() -> None:
     plan = settings_for(SOURCE, KNOWN)
     assert {key: plan.now[key] for key in MIRROR_VALUES if key in plan.now} == {
         "compression.type": "producer",
@@ -85,7 +85,7 @@ def test_what_would_change_or_delete_the_copy_is_held_back_until_the_stop() -> N
     }
 
 
-def test_a_setting_the_destination_does_not_know_is_left_out_and_told() -> None:
+def test_a_setting_that_the_destination_does_not_know_is_left_out_and_reported() -> None:
     plan = settings_for(SOURCE, KNOWN)
     assert plan.left_out == ("some.day.invented",)
     assert "some.day.invented" not in plan.now
@@ -147,7 +147,7 @@ def test_nothing_changes_while_the_source_stays_as_it_is() -> None:
     assert sync.record == record
 
 
-def test_what_the_source_changes_is_changed_here_and_what_is_held_back_is_remembered() -> None:
+def test_changes_of_the_source_are_made_here_and_deferred_ones_are_stored() -> None:
     record, present = as_made(SOURCE)
     source = {**SOURCE, "segment.bytes": overridden("3000000"), "retention.ms": overridden("1000")}
     sync = sync_settings(record, source, present)
@@ -189,7 +189,7 @@ def test_what_mirroring_needs_is_put_back(key: str, value: str) -> None:
     assert sync.changes == {key: present[key].value}
 
 
-def test_excluded_settings_are_left_alone_and_those_held_back_are_not_remembered() -> None:
+def test_excluded_settings_are_left_alone_and_excluded_deferred_ones_are_not_stored() -> None:
     exclude = TopicSelector(("delete.retention.ms", r"retention\..*"))
     record, present = as_made(SOURCE, exclude)
     assert "delete.retention.ms" not in (record.settings or {})
@@ -232,7 +232,7 @@ def test_a_source_that_keeps_records_longer_than_the_brokers_here_by_its_default
     assert changes["retention.ms"] == "604800000"
 
 
-def test_a_stop_that_is_repeated_changes_nothing_and_neither_does_it_undo_what_somebody_did() -> None:
+def test_a_repeated_stop_changes_nothing_and_does_not_undo_an_operators_change() -> None:
     record, present = as_made(SOURCE)
     after = dict(present)
     for key, value in settings_at_stop(record, present).items():
