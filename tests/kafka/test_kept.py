@@ -1,4 +1,4 @@
-"""Nothing old is deleted while nobody copies: `describe` says how much has gathered, and the next engine deletes it."""
+"""Nothing is deleted while nothing is copied: `describe` says how much is kept, and the next engine deletes it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def topic(cluster_pair: ClusterPair) -> str:
 
 @pytest.fixture
 def mirror(cluster_pair: ClusterPair, destination: Destination, topic: str) -> str:
-    """Return a mirror that mirrors the topic; nobody copies it."""
+    """Return a mirror of the topic; no engine copies it."""
     name = new_mirror(destination, cluster_pair.source)
     assert add(destination, name, selector(topic)).exit_code == ExitCode.OK
     return name
@@ -112,10 +112,10 @@ def test_a_transaction_that_holds_a_copy_back_for_long_is_named(
     remember(destination, mirror, *(aligned(mirror, topic, index) for index in range(2)))
     produce(cluster_pair.destination, topic, [f"value {i}" for i in range(4)], partition=1)
     with OpenTransaction(cluster_pair.source, topic, partitions=2) as transaction:
-        lagging, held = describe(destination, mirror, transactions_after_ms=0)[::-1]
+        lagging, blocked = describe(destination, mirror, transactions_after_ms=0)[::-1]
         assert (lagging.reason, lagging.lag) == (Reason.NO_ENGINE, 1)
-        assert (held.reason, held.source_offset, held.source_high_watermark) == (Reason.NO_ENGINE, 0, 10)
-        assert "by an open transaction of producer id" in (held.error_message or "")
+        assert (blocked.reason, blocked.source_offset, blocked.source_high_watermark) == (Reason.NO_ENGINE, 0, 10)
+        assert "by an open transaction of producer id" in (blocked.error_message or "")
         assert exit_code_of_describe(cluster_pair, mirror) == 0
 
         produce(cluster_pair.destination, topic, ["value 4"], partition=1)
@@ -131,7 +131,7 @@ def test_a_transaction_that_holds_a_copy_back_for_long_is_named(
         assert message.startswith(
             f"no engine copies mirror {mirror}; `kmirror run --mirror {mirror}` starts one; it is also"
         )
-        # an application that is at work is nothing to tell, nor is it a failure to anybody
+        # an application at work is neither reported nor a failure
         assert row_of(destination, mirror).reason is Reason.NO_ENGINE
         assert describe(destination, mirror, failed=True, transactions_after_ms=0) == ()
         assert wait(destination, mirror, Condition.CAUGHT_UP, 100).exit_code == ExitCode.OK
@@ -222,12 +222,12 @@ def move_source(destination: Destination, mirror: str, bootstrap_server: str, **
 def silent_server() -> Iterator[str]:
     """Return the address of something that accepts connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        held: list[socket.socket] = []
+        connections: list[socket.socket] = []
 
         def accept() -> None:
             try:
                 while True:
-                    held.append(server.accept()[0])
+                    connections.append(server.accept()[0])
             except OSError:
                 return
 
@@ -236,7 +236,7 @@ def silent_server() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
-        for connection in held:
+        for connection in connections:
             connection.close()
 
 
@@ -279,19 +279,19 @@ def test_wait_ends_when_the_source_end_seen_first_is_reached(
     assert missing.results[0].message is not None
     assert f"{topic}-1 is not caught-up: 5 offsets behind" in missing.results[0].message
 
-    looks = 0
+    checks = 0
 
     def catch_up(rows: object) -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 1:  # the source grows, and what was there at first is copied
+        nonlocal checks
+        checks += 1
+        if checks == 1:  # the source grows, and what was there at first is copied
             produce(cluster_pair.source, topic, ["more"], partition=1)
             produce(cluster_pair.destination, topic, [f"value {i}" for i in range(5)], partition=1)
-        if looks == 2:  # as long as a log is being aligned, what it holds may be filler
+        if checks == 2:  # as long as a log is being aligned, what it holds may be filler
             remember(destination, mirror, aligned(mirror, topic, 1))
 
     reached = wait(destination, mirror, Condition.CAUGHT_UP, 60_000, on_check=catch_up)
-    assert (reached.exit_code, outcomes(reached), looks) == (0, {topic: "DONE"}, 3)
+    assert (reached.exit_code, outcomes(reached), checks) == (0, {topic: "DONE"}, 3)
     assert reached.results[0].lag == 1
 
 
@@ -352,13 +352,13 @@ def test_delete_forgets_a_mirror_whose_topics_are_stopped_or_gone(
     assert delete(destination, mirror).exit_code == ExitCode.OK
     assert destination.state().keys_of(mirror) == ()
     assert topic in destination.client.metadata().topics
-    told = destination.store.read_events(mirror)
-    assert told[-1].what == "delete"
+    recorded = destination.store.read_events(mirror)
+    assert recorded[-1].what == "delete"
     for dry_run in (True, False):
         (row,) = delete(destination, mirror, dry_run=dry_run).results
         assert row.result is Outcome.NOOP
         assert str(row.message).startswith(f"mirror {mirror} was already deleted by ")
-    assert destination.store.read_events(mirror) == told
+    assert destination.store.read_events(mirror) == recorded
     with pytest.raises(RefusedError, match="there is no mirror nobody-knows-it"):
         delete(destination, "nobody-knows-it")
 

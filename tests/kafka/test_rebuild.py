@@ -1,4 +1,4 @@
-"""A topic is rebuilt on real brokers, cut off before and after every step, and finished by whoever comes next."""
+"""A topic is rebuilt on real brokers, interrupted before and after every step, and finished by the next attempt."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_failover_in_the_middle_keeps_the_old_content(scene: Scene) -> None:
     assert done.exit_code == 0, done
     assert any("its old records are still in it" in warning for warning in done.warnings)
     assert [one.value for one in shown(scene.pair.destination, scene.topic)] == [one.value for one in scene.old]
-    # whoever was rebuilding it finds that it is nobody's to rebuild any more
+    # the rebuild finds that the topic is no longer being rebuilt
     with pytest.raises(RefusedError, match="no longer being rebuilt"):
         scene.rebuilder.carry_out(scene.topic)
     produce(scene.pair.destination, scene.topic, ["local"])

@@ -1,4 +1,4 @@
-"""Settings of mirror topics follow their sources', on real brokers; what is held back comes with the stop."""
+"""Settings of mirror topics follow their sources', on real brokers; deferred ones are set by the stop."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ def settings_here(destination: Destination, topic: str) -> TopicSettings:
 def test_changes_at_the_source_are_followed_with_an_event_and_deferred_ones_are_stored(synced: Synced) -> None:
     assert synced.sync() == []
     synced.at_source(segment_ms="3600000", retention_ms="120000", flush_ms="9000", flush_messages="7")
-    (told,) = synced.sync()
-    assert (told.what, told.result) == ("settings", "CHANGED")
-    assert told.details == {
+    (event,) = synced.sync()
+    assert (event.what, event.result) == ("settings", "CHANGED")
+    assert event.details == {
         "topic": synced.topic,
         "set": {"segment.ms": "3600000", "flush.ms": "9000"},
         "removed": [],
         "heldBack": {"retention.ms": "120000"},
     }
-    assert "segment.ms=3600000" in (told.note or "")
+    assert "segment.ms=3600000" in (event.note or "")
     found = synced.values()
     assert (found["segment.ms"], found["flush.ms"], found["retention.ms"]) == ("3600000", "9000", "-1")
     assert found["flush.messages"] != "7"
@@ -171,8 +171,8 @@ def test_describe_says_what_differs_and_why(synced: Synced) -> None:
         "min.compaction.lag.ms": SettingState.SYNCED,
         "segment.ms": SettingState.SYNCED,
     }
-    held = rows["retention.ms"]
-    assert (held.source_value, held.destination_value, held.state) == ("60000", "-1", SettingState.HELD_BACK)
+    row = rows["retention.ms"]
+    assert (row.source_value, row.destination_value, row.state) == ("60000", "-1", SettingState.HELD_BACK)
 
     printed = typed(synced.pair.destination, "describe", "--mirror", synced.mirror, "--settings", "--json")
     assert printed.returncode == 0, printed.stderr

@@ -1,4 +1,4 @@
-"""What is remembered stays readable while one of three brokers is down, and that costs next to nothing.
+"""Stored state stays readable while one of three brokers is down, and that costs next to nothing.
 
 librdkafka's admin client went on asking the broker that was down, in a loop of two threads, 45 % of a core for each
 store; nothing was read until the broker was back.
@@ -63,7 +63,7 @@ def test_a_broker_that_is_down_keeps_no_thread_busy(three_brokers: SandboxCluste
         beats()
         answered += [reads(store) for store in stores]
         time.sleep(0.5)
-    # whoever is busy may be too busy to read: that is told first
+    # a busy process may be too busy to read: report that first
     assert time.process_time() - used < (time.monotonic() - began) / 2
     assert all(answered)
     lease.close()

@@ -1,4 +1,4 @@
-"""Two engines for one mirror: one is in charge, the other is told who, and nobody writes after its time."""
+"""Two engines for one mirror: one is in charge, the other learns which, and none writes after its time."""
 
 from __future__ import annotations
 
@@ -325,8 +325,8 @@ def test_a_standby_succeeds_an_engine_elsewhere_that_falls_silent(store: StateSt
 
 def test_a_standby_can_be_stopped(store: StateStore, name: str) -> None:
     lease = Lease.acquire(store, name, ME)
-    looks = iter([False, False, True])
-    assert Lease.standby(store, name, OTHER_HOST, should_stop=lambda: next(looks)) is None
+    stops = iter([False, False, True])
+    assert Lease.standby(store, name, OTHER_HOST, should_stop=lambda: next(stops)) is None
     lease.close()
 
 

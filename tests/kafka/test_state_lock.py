@@ -1,4 +1,4 @@
-"""Two commands at once: nothing lost, nothing doubled, and whoever lost the race is told."""
+"""Two commands at once: nothing is lost or doubled, and the one that lost the race gets an error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_increments_of_many_processes_at_once_are_all_counted(
         process.join()
     assert [process.exitcode for process in processes] == [0] * AT_ONCE
     assert store.read().mirror(name) == counter(name, AT_ONCE * INCREMENTS)
-    # each increment was told once, and in the order of the counts: no decision was taken on what was no longer so
+    # each increment was recorded once, in the order of the counts: no decision was based on outdated state
     assert [event.time_ms for event in store.read_events(name)] == list(range(1, AT_ONCE * INCREMENTS + 1))
 
 
@@ -73,14 +73,14 @@ def test_who_was_overtaken_decides_again(store: StateStore, config: dict[str, An
 
 
 def test_who_was_overtaken_and_may_no_longer_is_fenced(store: StateStore, config: dict[str, Any], name: str) -> None:
-    looks = 0
+    reads = 0
 
     def create(state: State) -> Changes:
-        nonlocal looks
-        looks += 1
+        nonlocal reads
+        reads += 1
         if state.mirror(name) is not None:
             raise RefusedError(f"mirror {name!r} exists", "choose another name")
-        if looks == 1:
+        if reads == 1:
             increment(state_store(config), name)
         return Changes((counter(name, 99),))
 
@@ -124,7 +124,7 @@ def test_a_record_of_a_newer_version_is_left_alone(store: StateStore, config: di
     with pytest.raises(RefusedError, match="schema version is 2"):
         increment(store, name)
     increment(store, f"{name}-other")
-    # others look at this cluster too
+    # other tests use this cluster too
     producer.produce("__kmirror_state", key=f'["mirror","{name}"]', value=None, partition=0)
     assert producer.flush(30) == 0
 

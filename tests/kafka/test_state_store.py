@@ -67,7 +67,7 @@ def test_a_log_that_ends_in_an_aborted_transaction_is_read_to_its_end(
 def test_an_open_transaction_hides_nothing_from_who_has_to_decide(store: StateStore, config: Any, name: str) -> None:
     transact(store, name, lambda state: Changes((mirror(name, 1),)))
     stuck = open_transaction(config, mirror(f"{name}-stuck"))
-    # committed behind the open transaction, so that the last stable offset stands before it
+    # committed behind the open transaction, so that the last stable offset is before it
     late = open_transaction(config, mirror(name, 2))
     late.commit_transaction(30)
 

@@ -97,11 +97,11 @@ def test_a_topic_of_which_brokers_know_no_partitions_yet_is_waited_for(
     store.ensure_topics()
     known = store._described(STATE_TOPIC, Deadline(LONG))
     assert known is not None
-    looks = iter([known, None, replace(known, partitions={}), known, known, known])
+    answers = iter([known, None, replace(known, partitions={}), known, known, known])
     later = state_store(store.client_config)
-    monkeypatch.setattr(later, "_described", lambda topic, deadline: next(looks))
+    monkeypatch.setattr(later, "_described", lambda topic, deadline: next(answers))
     later.ensure_topics()
-    assert list(looks) == []
+    assert list(answers) == []
 
 
 @pytest.mark.parametrize(

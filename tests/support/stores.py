@@ -1,4 +1,4 @@
-"""Stores of what is remembered on a cluster, for tests that need several of them."""
+"""State stores of a cluster, for tests that need several of them."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def state_store(config: ClientConfig | Mapping[str, str]) -> StateStore:
 
 
 def mirror(name: str, at: int = 0) -> MirrorRecord:
-    """Return a mirror as it is remembered: nothing is asked of its source, which is not there."""
+    """Return a mirror's record; its source does not exist and is never queried."""
     return MirrorRecord(name, {"bootstrap.servers": "a:9092"}, {}, None, "eve@ops", at)

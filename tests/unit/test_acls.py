@@ -1,4 +1,4 @@
-"""Which ACLs are taken over, held back, denied and given: decided without a broker."""
+"""Which ACLs are copied, deferred, denied and created: decided without a broker."""
 
 from __future__ import annotations
 
@@ -124,11 +124,11 @@ def test_only_ours_are_deleted_and_what_stopped_topics_live_by_stays() -> None:
 
 def test_shared_acls_are_given_when_they_cover_no_mirror_topic_any_more() -> None:
     prefix, group = acls("topic", "t", "app", "WRITE", prefixed=True), acls("group", "g", "*", "READ", deny=True)
-    held = [*prefix, *group]
-    assert grantable(held, ["t1"], mirror_has_topics=True) == frozenset()
-    assert grantable(held, ["x"], mirror_has_topics=True) == set(prefix)
-    assert grantable(held, ["t1"], mirror_has_topics=False) == set(group)
-    assert grantable(held, [], mirror_has_topics=False) == set(held)
+    deferred = [*prefix, *group]
+    assert grantable(deferred, ["t1"], mirror_has_topics=True) == frozenset()
+    assert grantable(deferred, ["x"], mirror_has_topics=True) == set(prefix)
+    assert grantable(deferred, ["t1"], mirror_has_topics=False) == set(group)
+    assert grantable(deferred, [], mirror_has_topics=False) == set(deferred)
     power = acls("cluster", "kafka-cluster", "app", "ALTER")
     assert grantable(power, ["another-mirrors"], mirror_has_topics=False) == frozenset()
     assert grantable(power, [], mirror_has_topics=True) == frozenset()
@@ -207,9 +207,9 @@ def test_what_clients_of_stopped_topics_live_by_is_not_deleted() -> None:
 
 
 def test_rights_are_stored_whole() -> None:
-    made, denied, held = (tuple(acls("topic", "t", "app", one)) for one in ("READ", "DESCRIBE", "WRITE"))
+    made, denied, deferred = (tuple(acls("topic", "t", "app", one)) for one in ("READ", "DESCRIBE", "WRITE"))
     for record in (
-        RightsRecord("m", "t", made, denied, held, "why", denied, 5, 6, {"newer": 1}),
+        RightsRecord("m", "t", made, denied, deferred, "why", denied, 5, 6, {"newer": 1}),
         RightsRecord("m", SHARED),
     ):
         assert decode(*encode(record)) == record

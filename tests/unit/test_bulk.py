@@ -84,7 +84,7 @@ def test_what_is_found_decides_what_comes_next(runner: Any) -> None:
     found: list[int] = []
     with Meter(unwatched, "") as meter:
         for result in runner.run("double", double, (Task(n, 0) for n in range(100) if not found), meter):
-            found.append(result)  # noqa: PERF402 - the tasks look at it meanwhile
+            found.append(result)  # noqa: PERF402 - the tasks read it meanwhile
     assert 1 <= len(found) <= 2
 
 

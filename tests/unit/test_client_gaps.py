@@ -1,4 +1,4 @@
-"""How people and scripts are told what clients lack at the destination."""
+"""How people and scripts learn what clients lack at the destination."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ def offsets(*at: int | None) -> Mapping[TopicPartition, int]:
     return {TopicPartition("t", p): offset for p, offset in enumerate(at) if offset is not None}
 
 
-def told(*groups: Mapping[TopicPartition, int], ends: Ends = ENDS) -> list[TopicResult]:
+def judged(*groups: Mapping[TopicPartition, int], ends: Ends = ENDS) -> list[TopicResult]:
     return judge_drained([TOPIC], GroupOffsets({f"g{n}": one for n, one in enumerate(groups)}), ends)
 
 
 def test_drained_is_what_every_group_has_read_to_the_end() -> None:
-    (row,) = told(offsets(10, 5), offsets(10))  # a partition that holds nothing needs no commit
+    (row,) = judged(offsets(10, 5), offsets(10))  # a partition that holds nothing needs no commit
     assert (row.topic, row.result, row.message) == ("p.t", Outcome.DONE, "p.t is drained")
 
 
@@ -38,7 +38,7 @@ def test_drained_is_what_every_group_has_read_to_the_end() -> None:
 def test_what_a_group_has_not_read_is_reported_by_partition(
     groups: tuple[Mapping[TopicPartition, int], ...], left: int, said: str
 ) -> None:
-    (row,) = told(*groups)
+    (row,) = judged(*groups)
     assert (row.topic, row.partition, row.result) == ("p.t", 0, Outcome.TIMED_OUT)
     assert (row.group, row.offsets_left) == (said.split()[1], left)
     assert str(row.message).startswith(said)
@@ -46,21 +46,21 @@ def test_what_a_group_has_not_read_is_reported_by_partition(
 
 def test_markers_at_the_end_are_no_records_that_are_left() -> None:
     ends = Ends(ENDS.bounds, {TopicPartition("t", 0): 9})
-    assert [row.result for row in told(offsets(9, 5), ends=ends)] == [Outcome.DONE]
-    assert [row.offsets_left for row in told(offsets(8, 5), ends=ends)] == [2]
+    assert [row.result for row in judged(offsets(9, 5), ends=ends)] == [Outcome.DONE]
+    assert [row.offsets_left for row in judged(offsets(8, 5), ends=ends)] == [2]
 
 
 def test_offsets_that_retention_has_passed_leave_what_is_still_there() -> None:
     assert [
-        row.offsets_left for row in told(offsets(2, 0), ends=Ends({**ENDS.bounds, TopicPartition("t", 0): (4, 10)}))
+        row.offsets_left for row in judged(offsets(2, 0), ends=Ends({**ENDS.bounds, TopicPartition("t", 0): (4, 10)}))
     ] == [6]
 
 
 def test_what_is_unknown_or_not_read_by_any_group_is_never_drained() -> None:
-    (row,) = told()
+    (row,) = judged()
     assert (row.topic, row.result) == ("p.t", Outcome.TIMED_OUT)
     assert "no group has committed an offset of t" in str(row.message)
-    (row,) = told(offsets(10, 5), ends=Ends({TopicPartition("t", 0): (0, 10)}))
+    (row,) = judged(offsets(10, 5), ends=Ends({TopicPartition("t", 0): (0, 10)}))
     assert (row.partition, row.message) == (1, "where t-1 ends at the source is unknown")
     drained, elsewhere = offsets(10, 5), {TopicPartition("x", 0): 1}
     found = GroupOffsets({"g": drained, "h": elsewhere}, {"k": "NOT_COORDINATOR"}, ("gone",), named=True)

@@ -38,7 +38,7 @@ def here(offset: int, *, members: bool = False, kind: GroupKind = GroupKind.CONS
     return GroupView(kind, members, {PLACE: Committed(offset)})
 
 
-def remembered(*offsets: int) -> GroupRecord:
+def stored(*offsets: int) -> GroupRecord:
     return GroupRecord("m", "g", "g", "consumer", 1, {"eu.orders": {0: offsets}})
 
 
@@ -69,18 +69,18 @@ def test_offsets_are_brought_into_the_log(offset: int, expected: int) -> None:
 
 def test_an_offset_that_was_put_back_without_its_metadata_gets_it() -> None:
     for bounds in (None, (0, 100)):
-        (row,) = plan(source(40, "stream time"), here(40), remembered(40), bounds=bounds).changes
+        (row,) = plan(source(40, "stream time"), here(40), stored(40), bounds=bounds).changes
         assert (row.destination_offset, row.target) == (40, Committed(40, "stream time"))
 
 
-@pytest.mark.parametrize("record", [None, remembered(39)])
+@pytest.mark.parametrize("record", [None, stored(39)])
 def test_metadata_of_an_offset_of_others_is_left_alone(record: GroupRecord | None) -> None:
     planned = plan(source(40, "stream time"), here(40), record)
     assert (planned.changes, planned.skipped) == ((), None)
 
 
 def test_metadata_is_left_alone_while_the_group_has_members() -> None:
-    planned = plan(source(40, "stream time"), here(40, members=True), remembered(40))
+    planned = plan(source(40, "stream time"), here(40, members=True), stored(40))
     assert (planned.changes, planned.skipped) == ((), None)
 
 
@@ -93,12 +93,12 @@ def test_what_is_equal_needs_no_look_at_the_log() -> None:
 
 
 def test_what_was_brought_into_the_log_stays() -> None:
-    assert set_to(plan(source(4_000), here(100), remembered(100))) == []
-    assert set_to(plan(source(4_000), here(100), remembered(100), bounds=(0, 200))) == [200]
+    assert set_to(plan(source(4_000), here(100), stored(100))) == []
+    assert set_to(plan(source(4_000), here(100), stored(100), bounds=(0, 200))) == [200]
 
 
 def test_a_rewind_is_followed() -> None:
-    assert set_to(plan(source(3), here(40), remembered(40))) == [3]
+    assert set_to(plan(source(3), here(40), stored(40))) == [3]
 
 
 def test_topics_that_are_not_mirrored_do_not_count() -> None:
@@ -107,22 +107,22 @@ def test_topics_that_are_not_mirrored_do_not_count() -> None:
 
 
 def test_members_here_are_left_alone_until_they_are_gone() -> None:
-    planned = plan(source(50), here(40, members=True), remembered(40))
+    planned = plan(source(50), here(40, members=True), stored(40))
     assert (planned.changes, planned.skipped) == ((), GroupReason.HAS_MEMBERS)
-    assert plan(source(40), here(40, members=True), remembered(40)).skipped is None, "there is nothing to do for it"
-    assert set_to(plan(source(50), here(40), remembered(40))) == [50]
+    assert plan(source(40), here(40, members=True), stored(40)).skipped is None, "there is nothing to do for it"
+    assert set_to(plan(source(50), here(40), stored(40))) == [50]
 
 
 def test_what_a_local_consumer_has_committed_is_respected() -> None:
-    assert plan(source(50), here(44), remembered(40)).skipped is GroupReason.COMMITTED_HERE
+    assert plan(source(50), here(44), stored(40)).skipped is GroupReason.COMMITTED_HERE
     assert plan(source(50), here(44)).skipped is GroupReason.COMMITTED_HERE
     assert plan(source(44), here(44)).skipped is None
-    # somebody has deleted it: kmirror takes over
-    assert set_to(plan(source(50), NOBODY, remembered(40))) == [50]
+    # it was deleted here: kmirror commits it again
+    assert set_to(plan(source(50), NOBODY, stored(40))) == [50]
 
 
 def test_a_group_of_another_type_is_left_alone() -> None:
-    assert plan(source(50), here(40, kind=GroupKind.SHARE), remembered(40)).skipped is GroupReason.OTHER_TYPE
+    assert plan(source(50), here(40, kind=GroupKind.SHARE), stored(40)).skipped is GroupReason.OTHER_TYPE
 
 
 @pytest.mark.parametrize("key", ["eu.orders", PLACE])
@@ -158,7 +158,7 @@ def test_killed_between_writing_down_and_setting_neither_offset_is_a_strangers()
 
 
 def test_what_has_arrived_makes_what_was_before_a_strangers() -> None:
-    record = recorded(plan(source(50), here(50), remembered(50, 40)), "m", 2)
+    record = recorded(plan(source(50), here(50), stored(50, 40)), "m", 2)
     assert record is not None
     assert plan(source(60), here(40), record).skipped is GroupReason.COMMITTED_HERE
 
@@ -166,20 +166,20 @@ def test_what_has_arrived_makes_what_was_before_a_strangers() -> None:
 def test_what_is_kept_is_bounded() -> None:
     record: GroupRecord | None = None
     for offset in range(10, 20):
-        record = recorded(plan(source(offset), here(offset - 1), record or remembered(9)), "m", offset)
+        record = recorded(plan(source(offset), here(offset - 1), record or stored(9)), "m", offset)
     assert record is not None
     assert record.ours(*PLACE) == (19, 18, 17)
 
 
 def test_nothing_is_written_when_nothing_is_new() -> None:
     assert recorded(plan(source(40), here(40)), "m", 2) is None
-    record = remembered(40)
+    record = stored(40)
     assert recorded(plan(source(40), here(40), record), "m", 2) == record
     left_alone = recorded(plan(source(50), here(44), record), "m", 2)
     assert left_alone == replace(record, skipped=GroupReason.COMMITTED_HERE, time_ms=2)
     assert recorded(plan(source(51), here(45), left_alone), "m", 3) == left_alone
-    assert recorded(plan(source(51), here(44), remembered(44)), "m", 3, GroupReason.NOT_AUTHORIZED) == replace(
-        remembered(51, 44), skipped=GroupReason.NOT_AUTHORIZED, time_ms=3
+    assert recorded(plan(source(51), here(44), stored(44)), "m", 3, GroupReason.NOT_AUTHORIZED) == replace(
+        stored(51, 44), skipped=GroupReason.NOT_AUTHORIZED, time_ms=3
     )
 
 
@@ -192,7 +192,7 @@ def test_topics_that_were_stopped_meanwhile_are_left_out() -> None:
 
 
 def test_the_record_is_stored() -> None:
-    record = replace(remembered(50, 40), skipped=GroupReason.HAS_MEMBERS, extra={"later": 1})
+    record = replace(stored(50, 40), skipped=GroupReason.HAS_MEMBERS, extra={"later": 1})
     assert decode(*encode(record)) == record
     state = State.of([record, replace(record, group="a")])
     assert state.group("m", "g") == record

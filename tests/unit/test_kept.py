@@ -1,4 +1,4 @@
-"""How much a mirror keeps of what its source has deleted, and where that is told."""
+"""How much a mirror keeps of what its source has deleted, and where that is reported."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def test_only_what_the_mirror_holds_counts(
     assert kept_offsets(source_start, start, end) == kept
 
 
-def told(kept: int | None, state: PartitionState, reason: Reason | None, *, answers: bool = True) -> str | None:
+def message(kept: int | None, state: PartitionState, reason: Reason | None, *, answers: bool = True) -> str | None:
     return with_kept("why", kept, state, reason, source_answers=answers)
 
 
 def test_what_is_kept_is_reported_where_nothing_is_copied() -> None:
     text = "the mirror keeps 30 offsets that the source has deleted, until an engine copies it again"
-    assert told(30, PartitionState.MIRRORING, Reason.NO_ENGINE) == f"why; {text}"
-    assert told(30, PartitionState.PAUSED, Reason.PAUSED_BY_OPERATOR) == f"why; {text}"
-    assert told(30, PartitionState.FAILED, Reason.RECORD_REJECTED, answers=False) == (
+    assert message(30, PartitionState.MIRRORING, Reason.NO_ENGINE) == f"why; {text}"
+    assert message(30, PartitionState.PAUSED, Reason.PAUSED_BY_OPERATOR) == f"why; {text}"
+    assert message(30, PartitionState.FAILED, Reason.RECORD_REJECTED, answers=False) == (
         f"why; {text.replace('keeps', 'keeps at least')}"
     )
 
 
 def test_what_is_kept_is_not_reported_where_it_is_copied_or_unknown() -> None:
     for kept in (0, None):
-        assert told(kept, PartitionState.MIRRORING, Reason.NO_ENGINE) == "why"
-    assert told(30, PartitionState.MIRRORING, None) == "why"
-    assert told(30, PartitionState.STOPPED, Reason.PROMOTED) == "why"
+        assert message(kept, PartitionState.MIRRORING, Reason.NO_ENGINE) == "why"
+    assert message(30, PartitionState.MIRRORING, None) == "why"
+    assert message(30, PartitionState.STOPPED, Reason.PROMOTED) == "why"

@@ -1,4 +1,4 @@
-"""What `describe` and `list` say of a partition, from what is remembered and what two looks saw."""
+"""The rows of `describe` and `list`, from stored state and snapshots of both clusters."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ OTHER_LANE = replace(ENGINE, lanes={1: Incarnation(1, 0)}, silent_lanes={1: NOW 
 
 
 @pytest.mark.parametrize(
-    ("engine", "reason", "told"),
+    ("engine", "reason", "message"),
     [
         pytest.param(
             None, Reason.NO_ENGINE, "no engine copies mirror m; `kmirror run --mirror m` starts one", id="none"
@@ -268,15 +268,15 @@ OTHER_LANE = replace(ENGINE, lanes={1: Incarnation(1, 0)}, silent_lanes={1: NOW 
         ),
     ],
 )
-def test_nothing_is_active_on_paper_only(engine: EngineRecord | None, reason: Reason, told: str) -> None:
+def test_nothing_is_active_on_paper_only(engine: EngineRecord | None, reason: Reason, message: str) -> None:
     found = row(progress(), *([] if engine is None else [engine]))
     assert (found.state, found.topic_state, found.reason) == (
         PartitionState.MIRRORING,
         TopicState.LINK_FAILED,
         reason,
     )
-    assert told in (found.error_message or "")
-    # the look from here is fresh, whoever copies
+    assert message in (found.error_message or "")
+    # the snapshot from here is current, whatever copies
     assert (found.lag, found.is_reported) == (10, False)
     assert judge(Condition.HEALTHY, [found], {})[0].reason is reason
 
@@ -316,9 +316,9 @@ def test_before_the_first_alignment_the_topic_is_pending() -> None:
 
 @pytest.mark.parametrize("known", ["initial_copy_complete", "begun", "aligned"])
 def test_a_topic_that_was_aligned_once_is_active_while_a_new_engine_inspects_it(known: str) -> None:
-    remembered = partition(PartitionState.LOG_ALIGNMENT, **{known: True})
-    assert row(ENGINE, remembered).topic_state is TopicState.ACTIVE
-    assert row(ENGINE, remembered, progress(PartitionState.LOG_ALIGNMENT)).topic_state is TopicState.ACTIVE
+    stored = partition(PartitionState.LOG_ALIGNMENT, **{known: True})
+    assert row(ENGINE, stored).topic_state is TopicState.ACTIVE
+    assert row(ENGINE, stored, progress(PartitionState.LOG_ALIGNMENT)).topic_state is TopicState.ACTIVE
 
 
 def test_the_lag_of_a_log_that_begins_further_on_is_counted_in_offsets() -> None:
@@ -385,7 +385,7 @@ def test_a_waiting_promote_shows_before_pause_and_source() -> None:
     waiting = replace(TOPIC, desired=DesiredState.PAUSED, pending_operation=PENDING_PROMOTE)
     promote = WorkflowRecord("m", PROMOTE, "WAITING", "op@h1", 0, last_seen_ms=999_000)
     assert row(ENGINE, progress(), promote, topic=waiting, there=SILENT).topic_state is TopicState.PENDING_STOPPED
-    # of one that is gone nothing is shown: nobody stops the topic any more
+    # a promote that is gone is not shown: nothing stops the topic any more
     gone = replace(promote, last_seen_ms=900_000)
     assert row(ENGINE, progress(), gone, topic=waiting, there=SILENT).topic_state is TopicState.PAUSED
 
@@ -479,15 +479,15 @@ def test_a_throttle_is_noted_as_long_as_something_is_copied() -> None:
     rows = partition_rows(state, limited, [TOPIC], HERE, THERE, NOW)
     assert mirror_row(state, limited, rows, source_trouble(THERE), NOW).throttle_bytes_per_second == 20_000_000
     assert PARTITIONS.notes is not None
-    told = "m: copying is limited to 20,000,000 bytes/s (throttle.bytes.per.second)"
-    assert list(PARTITIONS.notes(rows)) == [told]
-    assert told not in list(PARTITIONS.notes([replace(row, state=PartitionState.STOPPED) for row in rows]))
+    note = "m: copying is limited to 20,000,000 bytes/s (throttle.bytes.per.second)"
+    assert list(PARTITIONS.notes(rows)) == [note]
+    assert note not in list(PARTITIONS.notes([replace(row, state=PartitionState.STOPPED) for row in rows]))
 
 
 def test_priority_topics_are_noted_while_an_engine_runs() -> None:
     state = State.of([MIRROR, TOPIC, replace(ENGINE, first_topics=("a", "b", "c", "d")), progress()])
-    told = "m: other topics wait until these have caught up: a, b, c and 1 more (priority.topics)"
+    note = "m: other topics wait until these have caught up: a, b, c and 1 more (priority.topics)"
     assert PARTITIONS.notes is not None
-    assert list(PARTITIONS.notes(partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW))) == [told]
+    assert list(PARTITIONS.notes(partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW))) == [note]
     later = partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW + 100_000)
-    assert told not in list(PARTITIONS.notes(later))
+    assert note not in list(PARTITIONS.notes(later))

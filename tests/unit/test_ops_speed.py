@@ -88,7 +88,7 @@ def far(**more: Any) -> ProgressRow:
 @pytest.mark.parametrize(
     "more",
     [{"records_per_second": 5.0}, {"records_per_second": None}, {"offsets_per_second": 0.0}],
-    ids=["the source is as fast", "its speed is not measured yet", "the copy stands"],
+    ids=["the source is as fast", "its speed is not measured yet", "the copy is stopped"],
 )
 def test_without_an_end_in_sight_there_is_none(more: dict[str, Any]) -> None:
     assert row(ENGINE, replace(progress(), rows=(far(**more),))).eta_ms is None

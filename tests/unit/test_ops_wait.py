@@ -74,7 +74,7 @@ def test_a_log_that_is_being_made_ready_is_not_caught_up_though_filler_reaches_t
     (result,) = judge(Condition.CAUGHT_UP, [row(0), row(1, **aligning)], TARGETS)
     assert result.result is Outcome.TIMED_OUT
     assert result.message == "t-1 is not caught-up: its log is still being aligned with the source's"
-    # an engine that was started again looks at logs that were complete before
+    # a restarted engine inspects logs that were complete before
     again = row(1, state=PartitionState.LOG_ALIGNMENT, initial_copy_complete=True)
     (result,) = judge(Condition.CAUGHT_UP, [row(0), again], TARGETS)
     assert result.result is Outcome.DONE

@@ -25,7 +25,7 @@ def at(minute: float, point: HistoryPoint = FINE) -> TimedPoint:
     return BEGAN + int(minute * MINUTE), point
 
 
-def told(facts: ReportFacts) -> str:
+def summary_text(facts: ReportFacts) -> str:
     return "\n".join(summary(facts, period_of(facts)))
 
 
@@ -104,7 +104,7 @@ def test_a_strip_leaves_its_ground_where_nothing_is_known() -> None:
 
 
 def test_the_summary_says_what_happened() -> None:
-    text = told(report_facts())
+    text = summary_text(report_facts())
     for sentence in (
         "Mirror dr copies 6 topics with 10 partitions from cluster Sa1Qk to cluster Db2Xy.",
         "1 partition is FAILED and not copied: SOURCE_DIVERGED (1); shop.orders-0000-0.",
@@ -123,13 +123,13 @@ def test_the_summary_says_what_happened() -> None:
 
 def test_without_an_engine_that_is_said_first_and_lag_is_what_the_clusters_say() -> None:
     facts = report_facts()
-    assert "Nothing is copied now" not in told(facts)
+    assert "Nothing is copied now" not in summary_text(facts)
     dead = replace(facts, engine=engine_health(facts.engine.record, "dr", NOW + 3 * HOUR))
-    assert "Nothing is copied now: no engine copies mirror dr (node-7/app-1 last reported 3h ago)" in told(dead)
+    assert "Nothing is copied now: no engine copies mirror dr (node-7/app-1 last reported 3h ago)" in summary_text(dead)
 
 
 def test_a_source_that_is_down_leaves_no_lag_but_the_last_known_one() -> None:
-    text = told(report_facts(source_trouble_text="no answer from a1:9092"))
+    text = summary_text(report_facts(source_trouble_text="no answer from a1:9092"))
     assert "The source does not answer now: no answer from a1:9092." in text
     assert "lacked" not in text
     assert "How far 9 partitions are behind is not known now; the last known lag was 160 offsets, seen at" in text
@@ -139,7 +139,7 @@ def test_a_source_that_is_down_leaves_no_lag_but_the_last_known_one() -> None:
 
 def test_a_missing_history_is_not_reported_as_a_quiet_time() -> None:
     facts = replace(report_facts(), history=())
-    assert "There is no history of the last 48 hours" in told(facts)
+    assert "There is no history of the last 48 hours" in summary_text(facts)
     old = [(time_ms - 72 * HOUR, point) for time_ms, point in history()]
     assert period_of(replace(facts, history=tuple(old))) is None
     assert StrictHtml(page(facts)).count("svg") == 0
@@ -172,15 +172,15 @@ def test_an_unknown_loss_is_not_zero() -> None:
 
 
 def test_what_a_newer_version_wrote_is_missed() -> None:
-    assert "cannot read" not in told(report_facts())
-    assert "cannot read 3 stored records of the mirror" in told(replace(report_facts(), unreadable=3))
+    assert "cannot read" not in summary_text(report_facts())
+    assert "cannot read 3 stored records of the mirror" in summary_text(replace(report_facts(), unreadable=3))
 
 
 def test_a_mirror_that_is_stopped_needs_no_engine() -> None:
     facts = report_facts()
     dead = engine_health(facts.engine.record, "dr", NOW + 3 * HOUR)
     stopped = tuple(row for row in facts.rows if row.topic == "shop.payments")
-    assert "Nothing is copied now" not in told(replace(facts, engine=dead, rows=stopped))
+    assert "Nothing is copied now" not in summary_text(replace(facts, engine=dead, rows=stopped))
 
 
 def test_topics_that_need_a_look_come_first() -> None:

@@ -1,4 +1,4 @@
-"""The stored form of what is remembered: fixed bytes for each kind, and nothing lost that a newer version wrote."""
+"""The stored form of records: fixed bytes for each kind, and nothing lost that a newer version wrote."""
 
 import pickle
 import subprocess

@@ -73,7 +73,7 @@ def test_a_state_answers_by_name_and_in_order() -> None:
 
 def test_a_mirror_with_a_record_of_a_newer_version_is_not_to_be_changed() -> None:
     state = State.of(RECORDS)
-    state.require_readable("a")  # a kind that is merely unknown does not stand in the way
+    state.require_readable("a")  # a merely unknown kind does not prevent it
     with pytest.raises(RefusedError, match=r"\['partition', 'b', 'x', 0\] .* schema version is 2") as refused:
         state.require_readable("b")
     assert refused.value.hint == "use the kmirror version that wrote it, or a newer one"

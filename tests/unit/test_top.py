@@ -172,7 +172,7 @@ def test_many_topics_fill_the_terminal_and_not_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "told"),
+    ("state", "reason", "shown_as"),
     [
         (TopicState.ACTIVE, None, "ACTIVE"),
         (TopicState.LINK_FAILED, Reason.NO_WORKERS, "NO_WORKERS"),
@@ -182,15 +182,17 @@ def test_many_topics_fill_the_terminal_and_not_more() -> None:
         (None, None, None),
     ],
 )
-def test_a_state_says_why(state: TopicState | None, reason: Reason | None, told: str | None) -> None:
-    assert shown_state(state, reason) == told
+def test_a_state_says_why(state: TopicState | None, reason: Reason | None, shown_as: str | None) -> None:
+    assert shown_state(state, reason) == shown_as
 
 
 def test_a_topic_says_first_why_it_failed() -> None:
     idle = replace(LACKING, reason=Reason.NO_ENGINE)
-    held = replace(LACKING, partition=1, reason=Reason.OPEN_TRANSACTION)
+    blocked = replace(LACKING, partition=1, reason=Reason.OPEN_TRANSACTION)
     failed = replace(FAILED, topic=LACKING.topic, partition=2)
-    reasons = [topic_rows(rows)[0].reason for rows in ([held, idle, failed], [held, idle], [held, LACKING], [LACKING])]
+    reasons = [
+        topic_rows(rows)[0].reason for rows in ([blocked, idle, failed], [blocked, idle], [blocked, LACKING], [LACKING])
+    ]
     assert reasons == [Reason.SOURCE_TRUNCATED, Reason.NO_ENGINE, Reason.OPEN_TRANSACTION, None]
 
 

@@ -164,7 +164,7 @@ def test_what_the_source_sets_no_more_is_removed_where_kmirror_had_set_it() -> N
     sync = sync_settings(record, source, present)
     assert sync.changes == {"segment.bytes": None}
     assert "segment.bytes" not in (sync.record.settings or {})
-    # set here by somebody, to the value that it has or to another one: his
+    # set here by an operator, to the same value or another one: it is theirs
     for forgotten in (replace(record, settings={}), replace(record, settings={"segment.bytes": "5000000"})):
         assert sync_settings(forgotten, source, present).changes == {}
 
@@ -197,7 +197,7 @@ def test_excluded_settings_are_left_alone_and_excluded_deferred_ones_are_not_sto
     assert "retention.ms" not in (record.deferred or {})
     source = {**SOURCE, "delete.retention.ms": overridden("5")}
     assert sync_settings(record, source, present, exclude).changes == {}
-    # excluded later: what was set stays, and is nobody's business any more
+    # excluded later: what was set stays, and is no longer managed
     record, present = as_made(SOURCE)
     sync = sync_settings(record, SOURCE, present, TopicSelector(("segment.bytes",)))
     assert sync.changes == {}
@@ -323,8 +323,8 @@ def test_describe_shows_what_kmirror_set_and_leaves_out_what_is_equal_by_itself(
     found = states(rows)
     assert found["segment.bytes"] is SettingState.SYNCED
     assert "segment.ms" not in found
-    (held,) = [row for row in rows if row.key == "compression.type"]
-    assert (held.source_value, held.destination_value) == ("zstd", "producer")
+    (deferred,) = [row for row in rows if row.key == "compression.type"]
+    assert (deferred.source_value, deferred.destination_value) == ("zstd", "producer")
 
 
 def test_describe_says_what_it_can_without_the_source() -> None:

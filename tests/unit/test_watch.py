@@ -19,27 +19,27 @@ BROKEN_OFF = (
 )
 
 
-def is_hopeless(told: str, *, reached: bool) -> bool:
+def is_hopeless(message: str, *, reached: bool) -> bool:
     watch = ErrorWatch()
     watch.reached = reached
-    watch.on_error(KafkaError(KafkaError._AUTHENTICATION, told))
-    if watch._is_transient(told):
+    watch.on_error(KafkaError(KafkaError._AUTHENTICATION, message))
+    if watch._is_transient(message):
         watch.raise_if_hopeless()
-        assert told in watch.no_answer("reading").message
+        assert message in watch.no_answer("reading").message
         return False
     with pytest.raises(UnreachableError) as caught:
         watch.raise_if_hopeless()
     assert caught.value.reason is Reason.AUTHENTICATION_FAILED
-    assert told in caught.value.message
+    assert message in caught.value.message
     return True
 
 
 @pytest.mark.parametrize("reached", [False, True])
 def test_a_refusal_is_final_and_a_missing_token_is_waited_for(reached: bool) -> None:
     assert is_hopeless(REFUSED, reached=reached)
-    assert not any(is_hopeless(told, reached=reached) for told in NO_TOKEN)
+    assert not any(is_hopeless(message, reached=reached) for message in NO_TOKEN)
 
 
 def test_a_login_that_broke_off_is_repeated_where_one_has_worked_before() -> None:
-    assert [is_hopeless(told, reached=False) for told in BROKEN_OFF] == [True, True]
-    assert [is_hopeless(told, reached=True) for told in BROKEN_OFF] == [False, False]
+    assert [is_hopeless(message, reached=False) for message in BROKEN_OFF] == [True, True]
+    assert [is_hopeless(message, reached=True) for message in BROKEN_OFF] == [False, False]
