@@ -32,9 +32,9 @@ class SourceSettings:
 
 
 def source_settings(
-    client: ClusterClient, properties: Mapping[str, str], topics: Iterable[str], patience_ms: int | None = None
+    client: ClusterClient, properties: Mapping[str, str], topics: Iterable[str], timeout_ms: int | None = None
 ) -> SourceSettings:
-    """Read the settings of topics; `client` was made from `properties`, `patience_ms` bounds reading the stored state.
+    """Read the settings of topics; `client` was made from `properties`, `timeout_ms` bounds reading the stored state.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -45,7 +45,7 @@ def source_settings(
         return SourceSettings(found)
     seen_ms = now_ms()
     try:
-        state = stored_state_on(properties, patience_ms)
+        state = stored_state_on(properties, timeout_ms)
         for record in state.unreadable() if state is not None else ():
             raise unreadable_error(record)
     except (KmirrorError, OutcomeUnknown) as error:

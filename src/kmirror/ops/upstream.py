@@ -23,7 +23,7 @@ from kmirror.state.store import STATE_TOPIC, StateStore
 #: The most clusters to follow a chain through; real ones have two or three links.
 _LONGEST_CHAIN = 8
 #: How long to wait for a cluster further up.
-_PATIENCE_MS = 5_000
+_TIMEOUT_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +101,23 @@ def upstream_of(
                 upper = stored.mirror(name)
                 if upper is None:
                     continue
-                seen = _visible_state(upper.source, up[0].place, _PATIENCE_MS, warn)
+                seen = _visible_state(upper.source, up[0].place, _TIMEOUT_MS, warn)
                 if seen is not None:
                     above.append((seen, up))
         here = above
     return Upstream(copies, loops)
 
 
-def stored_state_on(properties: Mapping[str, str], patience_ms: int | None = None) -> State | None:
+def stored_state_on(properties: Mapping[str, str], timeout_ms: int | None = None) -> State | None:
     """Read kmirror's stored state on the cluster of these client properties; None if there is none.
 
     Raises:
-        KmirrorError: it does not answer (within `patience_ms`), or we may not read it.
+        KmirrorError: it does not answer (within `timeout_ms`), or we may not read it.
         OutcomeUnknown: it stopped responding.
     """
     config = client_config(properties)
-    if patience_ms is not None:
-        config = replace(config, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
+    if timeout_ms is not None:
+        config = replace(config, connect_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms)
     with ClusterClient(config) as client:
         topic = client.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
     if topic is None or topic.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
@@ -130,17 +130,17 @@ def stored_state_on(properties: Mapping[str, str], patience_ms: int | None = Non
         )
     store = StateStore(config)
     try:
-        return store.read() if patience_ms is None else store.read(patience_ms / 1000)
+        return store.read() if timeout_ms is None else store.read(timeout_ms / 1000)
     finally:
         store.close()
 
 
 def _visible_state(
-    properties: Mapping[str, str], place: str, patience_ms: int | None, warn: Callable[[str], None]
+    properties: Mapping[str, str], place: str, timeout_ms: int | None, warn: Callable[[str], None]
 ) -> State | None:
     """Return kmirror's stored state on a cluster; None if there is none, or if it cannot be read from here."""
     try:
-        state = stored_state_on(properties, patience_ms)
+        state = stored_state_on(properties, timeout_ms)
         for record in state.unreadable() if state is not None else ():
             raise unreadable_error(record)
         return state

@@ -197,9 +197,11 @@ class StateStore:
                 since = None if since_ms is None else max(0, since_ms - 3_600_000)
                 position = 0 if since is None else self._offset_at(EVENTS_TOPIC, since, deadline)
             found: list[Event] = []
-            patience = Deadline(min(_OPEN_TRANSACTION_WAIT_S, timeout))
+            transactions_deadline = Deadline(min(_OPEN_TRANSACTION_WAIT_S, timeout))
             try:
-                for next_offset, message in self._messages(EVENTS_TOPIC, position, end, patience, deadline):
+                for next_offset, message in self._messages(
+                    EVENTS_TOPIC, position, end, transactions_deadline, deadline
+                ):
                     position = next_offset
                     if message is None:
                         continue
@@ -242,7 +244,7 @@ class StateStore:
             self._consumers.clear()
             self._client.close()
 
-    def _read(self, deadline: Deadline, patience: Deadline) -> State:
+    def _read(self, deadline: Deadline, transactions_deadline: Deadline) -> State:
         if boottime() - self._read_at > _FORGET_AFTER_S:
             self._start_over()
         end = self._end(STATE_TOPIC, deadline)
@@ -251,7 +253,7 @@ class StateStore:
             self._hidden_since = self._hidden_since or boottime()
             if boottime() - self._hidden_since > _ASSUMED_LOST_S:
                 break
-            if patience.passed:
+            if transactions_deadline.passed:
                 raise _Blocked
             time.sleep(STEP_S)
             end = self._end(STATE_TOPIC, deadline)
@@ -263,7 +265,9 @@ class StateStore:
         changed: set[bytes] = set()
         try:
             if end is not None and end > self._position:
-                for position, message in self._messages(STATE_TOPIC, self._position, end, patience, deadline):
+                for position, message in self._messages(
+                    STATE_TOPIC, self._position, end, transactions_deadline, deadline
+                ):
                     self._position = position
                     if message is None or message.key() is None:
                         continue
@@ -299,12 +303,12 @@ class StateStore:
         self._topic_id = None
 
     def _messages(
-        self, topic: str, start: int, end: int, patience: Deadline, deadline: Deadline
+        self, topic: str, start: int, end: int, transactions_deadline: Deadline, deadline: Deadline
     ) -> Iterator[tuple[int, Any]]:
         """Yield (next offset, committed message) from `start` up to `end`; the message is None at a log end.
 
-        The last stable offset may be below `end`: raises _Blocked if it still is when `patience` ends, and
-        UnreachableError if the end is not reached by `deadline`.
+        The last stable offset may be below `end`: raises _Blocked if it still is when `transactions_deadline` passes,
+        and UnreachableError if the end is not reached by `deadline`.
         """
         from confluent_kafka import KafkaError
         from confluent_kafka import TopicPartition as Position
@@ -325,7 +329,7 @@ class StateStore:
                     elif error.code() not in _GROUP_ERRORS and not error.retriable():
                         raise known_error(error, f"reading {topic}", self.grant(error.code()))
                 self.raise_if_hopeless()
-                if position < end and at_stable_end and patience.passed:
+                if position < end and at_stable_end and transactions_deadline.passed:
                     raise _Blocked
                 if position < end and deadline.passed:
                     raise self.watch.no_answer(f"reading {topic}: not at its end within {deadline.seconds:g} s")

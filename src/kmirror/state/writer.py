@@ -167,11 +167,11 @@ def was_written(store: StateStore, writer: Writer, doubt: NotConfirmed, deadline
     """
     if doubt.place is None:
         return False
-    patience = Deadline(max(deadline.remaining, _SETTLE_S))
+    lookup_deadline = Deadline(max(deadline.remaining, _SETTLE_S))
     try:
         if not writer.is_open:
-            writer.open(patience)
-        return store.holds(*doubt.place, patience)
+            writer.open(lookup_deadline)
+        return store.holds(*doubt.place, lookup_deadline)
     except KmirrorError as error:
         raise OutcomeUnknown(f"a change of {STATE_TOPIC} was not confirmed ({doubt.cause}), then: {error}") from error
 
@@ -184,11 +184,11 @@ def decide_and_write(store: StateStore, writer: Writer, decide: Decide, deadline
     OutcomeUnknown when the brokers stop responding during a commit.
     """
     attempt = 0
-    patience = deadline
+    attempt_deadline = deadline
     while True:
         if not writer.is_open:
-            writer.open(patience)
-        state = store.read_complete(patience)
+            writer.open(attempt_deadline)
+        state = store.read_complete(attempt_deadline)
         try:
             changes = decide(state)
         except RefusedError as error:
@@ -198,10 +198,10 @@ def decide_and_write(store: StateStore, writer: Writer, decide: Decide, deadline
         if not changes:
             return changes
         try:
-            writer.commit(changes, patience)
+            writer.commit(changes, attempt_deadline)
             return changes
         except NotConfirmed as doubt:
-            if was_written(store, writer, doubt, patience):
+            if was_written(store, writer, doubt, attempt_deadline):
                 return changes
             cause = doubt.cause
         attempt += 1
@@ -212,7 +212,7 @@ def decide_and_write(store: StateStore, writer: Writer, decide: Decide, deadline
                 "nothing was changed; try again once the others have ended",
             )
         time.sleep(pause)
-        patience = Deadline(max(deadline.remaining, _ATTEMPT_S))
+        attempt_deadline = Deadline(max(deadline.remaining, _ATTEMPT_S))
 
 
 def _produce(producer: Any, topic: str, key: bytes, value: bytes | None, on_delivery: Callable[..., None]) -> None:

@@ -173,10 +173,10 @@ class BackgroundQuery:
     def _run(self, question: Callable[[ClusterClient], Any]) -> None:
         try:
             if self._client is None:
-                patience_ms = int(SOURCE_REQUEST_S * 1000)
+                timeout_ms = int(SOURCE_REQUEST_S * 1000)
                 config = client_config(self.properties)
                 self._client = ClusterClient(
-                    replace(config, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
+                    replace(config, connect_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms)
                 )
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
                 self._answer = question(self._client)

@@ -105,12 +105,12 @@ def describe_settings(
 
 def _at_source(mirror: MirrorRecord, topics: Collection[str]) -> Mapping[str, TopicSettings | int]:
     """Return the source's topic settings; empty if it does not answer or is another cluster."""
-    patience_ms = int(SOURCE_TIMEOUT_S * 1000)
+    timeout_ms = int(SOURCE_TIMEOUT_S * 1000)
     try:
-        config = replace(client_config(mirror.source), connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
+        config = replace(client_config(mirror.source), connect_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms)
         with ClusterClient(config) as client:
             require_same_cluster(mirror.source_cluster_id, client.metadata([]).cluster_id)
-            return source_settings(client, mirror.source, topics, patience_ms).topics
+            return source_settings(client, mirror.source, topics, timeout_ms).topics
     except (KmirrorError, OutcomeUnknown):
         return {}
 
