@@ -119,9 +119,12 @@ class _Status:
 class _MirrorFacts:
     """What all partitions of a mirror share."""
 
+    destination: ClusterSnapshot
+    source: ClusterSnapshot | None
     health: EngineHealth
     limit: int | None
     first_topics: tuple[str, ...]
+    now_ms: int
 
 
 def partition_rows(
@@ -139,7 +142,8 @@ def partition_rows(
     reports = reports_of(state, mirror.name)
     promote = state.workflow(mirror.name, PROMOTE)
     engine = health.record if health.reason is None else None
-    shared = _MirrorFacts(health, _throttle_of(mirror), (engine.first_topics if engine else None) or ())
+    first_topics = (engine.first_topics if engine else None) or ()
+    shared = _MirrorFacts(destination, source, health, _throttle_of(mirror), first_topics, now_ms)
     rows: list[PartitionRow] = []
     for topic in sorted(topics, key=lambda one: one.topic):
         if topic.pending_operation == PENDING_PROMOTE and not (promote and promote.is_alive(now_ms)):
@@ -151,11 +155,11 @@ def partition_rows(
             report = reports.get(place)
             record = records.get(partition)
             status = _status_of(topic, record, report, destination)
-            statuses.append(_with_cause(status, topic, record, report, source, health, now_ms))
+            statuses.append(_with_cause(status, topic, record, report, shared))
         topic_state = topic_state_of(topic, statuses, records, _link_trouble(statuses, source_trouble(source)))
         for place, status in zip(places, statuses, strict=True):
             report, record = reports.get(place), records.get(place.partition)
-            rows.append(_row(topic, place, status, topic_state, record, report, destination, source, shared, now_ms))
+            rows.append(_row(topic, place, status, topic_state, record, report, shared))
     return rows
 
 
@@ -309,11 +313,10 @@ def _with_cause(
     topic: TopicRecord,
     record: PartitionRecord | None,
     report: Report | None,
-    source: ClusterSnapshot | None,
-    health: EngineHealth,
-    now_ms: int,
+    shared: _MirrorFacts,
 ) -> _Status:
     """Return the status with the state that operators asked for, and a reason wherever nothing is copied."""
+    health, source = shared.health, shared.source
     if status.state is PartitionState.STOPPED:
         return status
     if topic.rebuild is not None:
@@ -334,7 +337,7 @@ def _with_cause(
         return _Status(state, status.since_ms, Reason.PAUSED_BY_OPERATOR, "paused; `kmirror resume` continues")
     if topic.pending_operation == PENDING_ADD:
         return replace(status, message="`kmirror add` was interrupted; run the same command again to finish")
-    trouble = copy_trouble(health, report.record if report else None, now_ms)
+    trouble = copy_trouble(health, report.record if report else None, shared.now_ms)
     if trouble is not None:
         return replace(status, reason=trouble[0], message=trouble[1])
     link = _link_status(status, source, topic.mirror) or _engine_link_status(status, report, health, topic.mirror)
@@ -407,11 +410,9 @@ def _row(
     topic_state: TopicState,
     record: PartitionRecord | None,
     report: Report | None,
-    destination: ClusterSnapshot,
-    source: ClusterSnapshot | None,
     shared: _MirrorFacts,
-    now_ms: int,
 ) -> PartitionRow:
+    destination, source, health, now_ms = shared.destination, shared.source, shared.health, shared.now_ms
     there = here if topic.source_topic == topic.topic else TopicPartition(topic.source_topic, here.partition)
     gone = is_gone(topic, destination.topics.get(topic.topic))
     destination_offset = None if gone else destination.log_end_offset.get(here)
@@ -431,7 +432,6 @@ def _row(
         lag = _difference(source_offset, destination_offset)
     starts_here = None if gone else destination.log_start_offset.get(here)
     kept = kept_offsets(log_start, starts_here, destination_offset)
-    health = shared.health
     current = report.row if report and is_reported(health, report.record) else None
     return PartitionRow(
         mirror=topic.mirror,
