@@ -20,7 +20,16 @@ from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.ports import LOOPBACK
-from kmirror.sandbox.registry import BrokerState, default_directory, down, plan_down, plan_up, status, up
+from kmirror.sandbox.registry import (
+    BrokerState,
+    SandboxOptions,
+    default_directory,
+    down,
+    plan_down,
+    plan_up,
+    status,
+    up,
+)
 from tests.support.clusters import broker_processes, put_quick_java_into
 from tests.support.ports import free_base_port
 
@@ -39,14 +48,14 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     directory, base = clusters_directory / "pair", free_base_port()
     said: list[str] = []
-    planned = plan_up(directory, base_port=base)
+    planned = plan_up(directory, SandboxOptions(base_port=base))
     assert [step.text for step in planned] == [
         f"create cluster a with 1 broker, ports from {base}",
         f"create cluster b with 1 broker, ports from {base + 10}",
     ]
     assert not directory.exists()
 
-    first = up(directory, base_port=base, report=said.append)
+    first = up(directory, SandboxOptions(base_port=base), report=said.append)
     assert first.steps == planned
     assert said[-2:] == [step.text for step in planned]
     assert [(broker.cluster, broker.address, broker.state) for broker in first.status.brokers] == [
@@ -69,19 +78,19 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(
     while (seen := status(directory).brokers[1]).pid is not None:
         pass
     assert (seen.state, seen.address, seen.cluster_id) == (BrokerState.DOWN, lost.address, lost.cluster_id)
-    repaired = up(directory, base_port=base, brokers=1, kafka_version="4.3.1")
+    repaired = up(directory, SandboxOptions(base_port=base, brokers=1, kafka_version="4.3.1"))
     assert [step.text for step in repaired.steps] == ["start broker 1 of cluster b"]
     assert repaired.status.brokers[0] == first.status.brokers[0]
     assert repaired.status.brokers[1].state == BrokerState.RUNNING
 
     with pytest.raises(RefusedError, match="cluster a already exists, with --brokers 1 instead of 3"):
-        up(directory, brokers=3)
+        up(directory, SandboxOptions(brokers=3))
     with pytest.raises(RefusedError, match=r"with --kafka-version 4.3.1 instead of 3.9.2"):
-        up(directory, kafka_version="3.9.2")
+        up(directory, SandboxOptions(kafka_version="3.9.2"))
     with pytest.raises(RefusedError, match=f"with --base-port {base} instead of {base + 1}"):
-        up(directory, base_port=base + 1)
+        up(directory, SandboxOptions(base_port=base + 1))
     with pytest.raises(RefusedError, match="cluster a already exists and is not secured"):
-        up(directory, secured="scram")
+        up(directory, SandboxOptions(secured="scram"))
     assert status(directory) == repaired.status
 
     (directory / "notes.txt").write_text("mine")
@@ -113,7 +122,7 @@ def test_a_secured_pair_lets_in_who_has_the_files(
     clusters_directory: Path, kind: str, secret: str, principal: str
 ) -> None:
     directory, base = clusters_directory / f"secured pair {kind}", free_base_port()
-    done = up(directory, base_port=base, secured=kind)
+    done = up(directory, SandboxOptions(base_port=base, secured=kind))
     assert [step.text for step in done.steps] == [
         f"create cluster {name} with 1 secured broker, ports from {port}"
         for name, port in (("a", base), ("b", base + 10))
@@ -133,9 +142,9 @@ def test_a_secured_pair_lets_in_who_has_the_files(
     report = check(kmirror, properties=mirror)
     (least,) = [line for line in report.lines if (line.cluster, line.what) == ("destination", "least rights")]
     assert f"--add --allow-principal {principal} --operation Create" in least.message
-    assert up(directory, secured=kind).steps == ()
+    assert up(directory, SandboxOptions(secured=kind)).steps == ()
     with pytest.raises(RefusedError, match=f"already exists and is secured with {kind}"):
-        up(directory, secured="oauth")
+        up(directory, SandboxOptions(secured="oauth"))
     assert up(directory).status.client_files == files
     told = typed("kmirror", "sandbox", "up", "--dir", str(directory)).stderr.splitlines()
     create_line, check_line = (line[line.index("kmirror c") :] for line in told if "kmirror c" in line)
@@ -151,7 +160,7 @@ def test_a_taken_port_is_named_before_anything_is_changed(tmp_path: Path) -> Non
     base = free_base_port()
     for offset in (0, 11, 20, 32):
         with socket.create_server((LOOPBACK, base + offset)), pytest.raises(RefusedError) as refused:
-            up(tmp_path / "sandbox", base_port=base, brokers=3)
+            up(tmp_path / "sandbox", SandboxOptions(base_port=base, brokers=3))
         assert refused.value.message == f"port {base + offset} is in use by another process"
         assert "--base-port" in (refused.value.hint or "")
     assert not (tmp_path / "sandbox").exists()
@@ -170,7 +179,7 @@ def test_a_taken_port_is_named_before_anything_is_changed(tmp_path: Path) -> Non
 )
 def test_values_that_cannot_be_are_refused(tmp_path: Path, wrong: dict[str, int | str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        up(tmp_path / "sandbox", **wrong)  # type: ignore[arg-type]
+        up(tmp_path / "sandbox", SandboxOptions(**wrong))  # type: ignore[arg-type]
     assert not (tmp_path / "sandbox").exists()
 
 

@@ -52,23 +52,14 @@ def up_verb(
     secured: str | None,
     directory: str | None,
 ) -> int:
-    from kmirror.sandbox.registry import MIRROR_FILE, plan_up, status, up
+    from kmirror.sandbox.registry import MIRROR_FILE, SandboxOptions, plan_up, status, up
 
-    folder = _folder(directory)
+    folder, options = _folder(directory), SandboxOptions(brokers, kafka_version, base_port, secured)
     if call.dry_run:
-        steps = plan_up(folder, brokers=brokers, kafka_version=kafka_version, base_port=base_port, secured=secured)
-        return _show(call, "sandbox up", steps, status(folder))
+        return _show(call, "sandbox up", plan_up(folder, options), status(folder))
     note = call.output.screen.note
     with call.output.working() as watch:
-        done = up(
-            folder,
-            brokers=brokers,
-            kafka_version=kafka_version,
-            base_port=base_port,
-            secured=secured,
-            report=note,
-            watch=watch,
-        )
+        done = up(folder, options, note, watch)
     _show(call, "sandbox up", done.steps, done.status)
     source, destination = done.status.bootstrap_servers("a"), done.status.bootstrap_servers("b")
     if done.status.client_files:

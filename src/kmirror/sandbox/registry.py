@@ -25,6 +25,7 @@ from kmirror.sandbox.jars import check_kafka_version
 from kmirror.sandbox.ports import is_free
 from kmirror.sandbox.readiness import listens
 from kmirror.sandbox.spec import ADMIN_USER, CERTIFICATE, controller_count, has_spec
+from kmirror.words import counted
 from kmirror.work import Watch, unwatched
 
 CLUSTERS = ("a", "b")
@@ -130,6 +131,37 @@ STATUS: tuple[Column[SandboxStatus], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxOptions:
+    """What `up` is asked for; None means the default, or the value of an existing sandbox.
+
+    `secured`, a key of `LOGINS`, is for TLS, logins and ACLs, with secrets that are only in `client_files`.
+    """
+
+    brokers: int | None = None
+    kafka_version: str | None = None
+    base_port: int | None = None
+    secured: str | None = None
+
+    def ports(self, name: str) -> list[int]:
+        """Return the ports of a cluster. Raises UsageError."""
+        base = DEFAULT_BASE_PORT if self.base_port is None else self.base_port
+        if not 1024 <= base <= _HIGHEST_BASE_PORT:
+            raise UsageError(f"invalid base port: {base}", f"give one between 1024 and {_HIGHEST_BASE_PORT}")
+        count = DEFAULT_BROKERS if self.brokers is None else self.brokers
+        own = base + CLUSTERS.index(name) * _PORTS_EACH
+        return [
+            *range(own, own + count),
+            *range(own + _CONTROLLERS_FROM, own + _CONTROLLERS_FROM + controller_count(count)),
+            *(range(own + _INTERNAL_FROM, own + _INTERNAL_FROM + count) if self.secured else ()),
+            *((own + _TOKENS_FROM,) if self.secured == "oauth" else ()),
+        ]
+
+
+#: The defaults, or an existing sandbox as it is.
+AS_IT_IS = SandboxOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One thing that `up` or `down` does to one cluster, as text."""
 
@@ -179,68 +211,50 @@ def status(directory: Path) -> SandboxStatus:
     return SandboxStatus(directory, tuple(brokers), tuple(files))
 
 
-def plan_up(
-    directory: Path,
-    *,
-    brokers: int | None = None,
-    kafka_version: str | None = None,
-    base_port: int | None = None,
-    secured: str | None = None,
-) -> tuple[Step, ...]:
+def plan_up(directory: Path, options: SandboxOptions = AS_IT_IS) -> tuple[Step, ...]:
     """Return what `up` would do; nothing if both clusters run.
-
-    None means the default, or the value of an existing sandbox.
 
     Raises:
         UsageError: a value is invalid.
         RefusedError: a port is in use, or an existing sandbox has other values.
     """
-    if kafka_version is not None:
-        check_kafka_version(kafka_version)
+    if options.kafka_version is not None:
+        check_kafka_version(options.kafka_version)
     steps = []
     for name in CLUSTERS:
-        cluster = _cluster(directory, name, brokers, kafka_version, base_port, secured=secured)
+        cluster = _cluster(directory, name, options)
         if cluster.exists:
-            _refuse_another(cluster, brokers, kafka_version, base_port, secured=secured)
+            _refuse_another(cluster, options)
             down = [broker.node_id for broker in cluster.brokers if broker.pid is None]
             steps += [Step(name, f"start broker {node_id} of cluster {name}") for node_id in down]
         else:
-            ports = _ports(name, brokers, base_port, secured=secured)
-            count = brokers or DEFAULT_BROKERS
-            for wanted in ports:
-                _refuse_busy(wanted)
-            many = f"{count} {'secured ' if secured else ''}broker{'s'[: count - 1]}"
+            ports = options.ports(name)
+            for port in ports:
+                if not is_free(port):
+                    raise RefusedError(
+                        f"port {port} is in use by another process", "stop it, or choose other ports with --base-port"
+                    )
+            many = counted(options.brokers or DEFAULT_BROKERS, "secured broker" if options.secured else "broker")
             steps.append(Step(name, f"create cluster {name} with {many}, ports from {ports[0]}"))
     return tuple(steps)
 
 
 def up(
     directory: Path,
-    *,
-    brokers: int | None = None,
-    kafka_version: str | None = None,
-    base_port: int | None = None,
-    secured: str | None = None,
+    options: SandboxOptions = AS_IT_IS,
     report: Callable[[str], None] = lambda line: None,
     watch: Watch = unwatched,
 ) -> Outcome:
     """Start both clusters, creating them if needed.
 
-    `secured`, a key of `LOGINS`, gives them TLS, logins and ACLs, with secrets that are only in `client_files`.
     `report` gets a line for each step as it begins, `watch` the progress of slow ones. Raises as `plan_up`, before
     anything is changed, and the errors of fetching Kafka and starting brokers.
     """
-
-    def plan() -> tuple[Step, ...]:
-        return plan_up(directory, brokers=brokers, kafka_version=kafka_version, base_port=base_port, secured=secured)
-
-    plan()
+    plan_up(directory, options)
     with _locked(directory, create=True):
-        steps = plan()
-        concerned = sorted({step.cluster for step in steps})
+        steps = plan_up(directory, options)
         clusters = [
-            _cluster(directory, name, brokers, kafka_version, base_port, report, watch, secured=secured)
-            for name in concerned
+            _cluster(directory, name, options, report, watch) for name in sorted({step.cluster for step in steps})
         ]
         for cluster in clusters:
             cluster.fetch()
@@ -278,24 +292,21 @@ def down(directory: Path, report: Callable[[str], None] = lambda line: None) -> 
 def _cluster(
     directory: Path,
     name: str,
-    brokers: int | None = None,
-    kafka_version: str | None = None,
-    base_port: int | None = None,
+    options: SandboxOptions = AS_IT_IS,
     report: Callable[[str], None] = lambda line: None,
     watch: Watch = unwatched,
-    *,
-    secured: str | None = None,
 ) -> SandboxCluster:
+    secured = options.secured is not None
     return SandboxCluster(
         name,
         directory / name,
-        brokers=DEFAULT_BROKERS if brokers is None else brokers,
-        kafka_version=kafka_version,
-        ports=_ports(name, brokers, base_port, secured=secured),
-        secured=secured is not None,
-        authorizer=secured is not None,
-        token_seconds=_TOKEN_SECONDS if secured == "oauth" else None,
-        mechanism=LOGINS[secured or "scram"],
+        brokers=DEFAULT_BROKERS if options.brokers is None else options.brokers,
+        kafka_version=options.kafka_version,
+        ports=options.ports(name),
+        secured=secured,
+        authorizer=secured,
+        token_seconds=_TOKEN_SECONDS if options.secured == "oauth" else None,
+        mechanism=LOGINS[options.secured or "scram"],
         users={user: secrets.token_urlsafe(16) for user in USERS},
         report=report,
         watch=watch,
@@ -333,50 +344,22 @@ def _write_client_files(cluster: SandboxCluster) -> None:
     file.write_text(properties_text(mirror), encoding="utf-8")
 
 
-def _ports(name: str, brokers: int | None, base_port: int | None, *, secured: str | None = None) -> list[int]:
-    base = DEFAULT_BASE_PORT if base_port is None else base_port
-    if not 1024 <= base <= _HIGHEST_BASE_PORT:
-        raise UsageError(f"invalid base port: {base}", f"give one between 1024 and {_HIGHEST_BASE_PORT}")
-    count = DEFAULT_BROKERS if brokers is None else brokers
-    own = base + CLUSTERS.index(name) * _PORTS_EACH
-    return [
-        *range(own, own + count),
-        *range(own + _CONTROLLERS_FROM, own + _CONTROLLERS_FROM + controller_count(count)),
-        *(range(own + _INTERNAL_FROM, own + _INTERNAL_FROM + count) if secured else ()),
-        *((own + _TOKENS_FROM,) if secured == "oauth" else ()),
-    ]
-
-
-def _refuse_another(
-    cluster: SandboxCluster,
-    brokers: int | None,
-    kafka_version: str | None,
-    base_port: int | None,
-    *,
-    secured: str | None,
-) -> None:
+def _refuse_another(cluster: SandboxCluster, options: SandboxOptions) -> None:
     """Raise RefusedError if an existing cluster has other properties."""
     hint = "run `kmirror sandbox down` first, which removes its data, or name another directory with --dir"
     kind = _kind(cluster)
-    if secured is not None and secured != kind:
+    if options.secured not in {None, kind}:
         raise RefusedError(
             f"cluster {cluster.name} already exists and is {f'secured with {kind}' if kind else 'not secured'}", hint
         )
     present = cluster.brokers
     for name, wanted, has in (
-        ("--brokers", brokers, len(present)),
-        ("--kafka-version", kafka_version, cluster.kafka_version),
-        ("--base-port", base_port, present[0].port - CLUSTERS.index(cluster.name) * _PORTS_EACH),
+        ("--brokers", options.brokers, len(present)),
+        ("--kafka-version", options.kafka_version, cluster.kafka_version),
+        ("--base-port", options.base_port, present[0].port - CLUSTERS.index(cluster.name) * _PORTS_EACH),
     ):
         if wanted is not None and wanted != has:
             raise RefusedError(f"cluster {cluster.name} already exists, with {name} {has} instead of {wanted}", hint)
-
-
-def _refuse_busy(port: int) -> None:
-    if not is_free(port):
-        raise RefusedError(
-            f"port {port} is in use by another process", "stop it, or choose other ports with --base-port"
-        )
 
 
 @contextmanager
