@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kmirror.cli.options import Call, file_option, verb
-from kmirror.errors import ExitCode, RefusedError
+from kmirror.errors import ExitCode
 
 
 @verb(
@@ -30,8 +30,6 @@ def append_verb(call: Call, file: str) -> int:
                 call.output.screen.note(f"{row.topic}-{row.partition}: {row.message}")
             for warning in done.warnings:
                 call.output.screen.note(f"warning: {warning}")
-            if not call.confirm(f"Append these records on cluster {destination.cluster_id}?"):
-                raise RefusedError("not confirmed: nothing was changed")
+            call.require_yes(f"Append these records on cluster {destination.cluster_id}?")
             done = append(destination, file)
-    call.output.result(done)
-    return done.exit_code
+    return call.show(done)

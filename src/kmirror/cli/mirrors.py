@@ -88,8 +88,7 @@ def create_verb(
         else:
             done = create(destination, mirror or "", properties, config, **how)
         cache_names(destination)
-    call.output.result(done)
-    return done.exit_code
+    return call.show(done)
 
 
 @verb(
@@ -154,8 +153,7 @@ def add_verb(
             dry_run=call.dry_run,
         )
         cache_names(destination)
-    call.output.result(done)
-    return done.exit_code
+    return call.show(done)
 
 
 @verb(
@@ -193,7 +191,7 @@ def recover_verb(
     accept_reset: bool,
     accept_divergence: bool,
 ) -> int:
-    from kmirror.errors import RefusedError, UsageError
+    from kmirror.errors import UsageError
     from kmirror.ops.mirrors.recover import Consent, recover
 
     if trim and not accept_loss:
@@ -206,12 +204,10 @@ def recover_verb(
                 call.output.screen.note(line)
             for row in preview.results:
                 call.output.screen.note(row.message or row.result.value)
-            if not call.confirm("Proceed?"):
-                raise RefusedError("not confirmed: nothing was changed")
+            call.require_yes("Proceed?")
         with call.output.working() as watch:
             done = recover(destination, mirror, topics, consent, watch, dry_run=call.dry_run)
-    call.output.result(done)
-    return done.exit_code
+    return call.show(done)
 
 
 @verb(
@@ -237,8 +233,7 @@ def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, 
             call.output.rows(MIRROR_SETTINGS, show_config(destination, mirror))
             return 0
         done = change_config(destination, mirror, set, unset, dry_run=call.dry_run)
-    call.output.result(done)
-    return done.exit_code
+    return call.show(done)
 
 
 @verb(
@@ -253,7 +248,6 @@ def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, 
     dry_run=True,
 )
 def delete_verb(call: Call, mirror: str) -> int:
-    from kmirror.errors import RefusedError
     from kmirror.ops.mirrors.delete import delete
     from kmirror.ops.results import Outcome
 
@@ -263,9 +257,7 @@ def delete_verb(call: Call, mirror: str) -> int:
             if not call.yes:
                 for line in direction(destination, mirror):
                     call.output.screen.note(line)
-            if not call.confirm(f"Delete mirror {mirror}?"):
-                raise RefusedError("not confirmed: nothing was changed")
+            call.require_yes(f"Delete mirror {mirror}?")
             done = delete(destination, mirror)
         cache_names(destination)
-    call.output.result(done)
-    return done.exit_code
+    return call.show(done)

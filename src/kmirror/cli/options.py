@@ -26,6 +26,7 @@ from kmirror.settings.durations import parse_duration
 
 if TYPE_CHECKING:
     from kmirror.ops.context import Destination
+    from kmirror.ops.results import VerbResult
     from kmirror.settings.patterns import TopicSelector
 
 #: Set by a shell that asks for completions; `kmirror.cli.completion` answers.
@@ -108,6 +109,16 @@ class Call:
         if not self.output.screen.can_ask:
             raise RefusedError("this cannot be undone, and there is no terminal to ask on", "add --yes to proceed")
         return self.output.screen.ask(question)
+
+    def require_yes(self, question: str) -> None:
+        """Ask as `confirm`, and raise RefusedError unless the answer is yes."""
+        if not self.confirm(question):
+            raise RefusedError("not confirmed: nothing was changed")
+
+    def show(self, done: VerbResult) -> int:
+        """Show what a verb did, and return its exit code."""
+        self.output.result(done)
+        return done.exit_code
 
 
 class Verb(click.Command):

@@ -10,7 +10,7 @@ from kmirror.cli import tables
 from kmirror.cli.direction import direction
 from kmirror.cli.evidence import Report
 from kmirror.cli.options import MASTER, Call, duration_option, mirror_option, report_option, topics_option, verb
-from kmirror.errors import RefusedError, UsageError
+from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
     from kmirror.ops.context import Destination
@@ -44,9 +44,7 @@ def pause_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
     from kmirror.ops.mirrors.pause import pause
 
     with call.destination() as destination:
-        done = pause(destination, mirror, topics, dry_run=call.dry_run)
-    call.output.result(done)
-    return done.exit_code
+        return call.show(pause(destination, mirror, topics, dry_run=call.dry_run))
 
 
 @verb(
@@ -65,9 +63,7 @@ def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
     from kmirror.ops.mirrors.pause import resume
 
     with call.destination() as destination:
-        done = resume(destination, mirror, topics, dry_run=call.dry_run)
-    call.output.result(done)
-    return done.exit_code
+        return call.show(resume(destination, mirror, topics, dry_run=call.dry_run))
 
 
 @verb(
@@ -219,8 +215,7 @@ def _ask(call: Call, destination: Destination, mirror: str, preview: Stopped, qu
         screen.note(f"and {len(shown) - _MOST_SHOWN} more; --dry-run shows all of them")
     for warning in preview.result.warnings:
         screen.note(warning)
-    if not call.confirm(question):
-        raise RefusedError("not confirmed: nothing was changed")
+    call.require_yes(question)
 
 
 def show_stopped(call: Call, done: Stopped, evidence: Report | None) -> int:

@@ -53,5 +53,4 @@ def truncate_logs_verb(call: Call, plan: str, log_dir: tuple[str, ...], undo: bo
             done = undo_truncation(asked, folders, watch, dry_run=call.dry_run)
         else:
             done = truncate_logs(asked, folders, agree, watch, dry_run=call.dry_run)
-    call.output.result(done)
-    return done.exit_code
+    return call.show(done)

@@ -97,8 +97,7 @@ def wait_verb(
         done = wait(
             destination, mirror, Condition(condition), timeout_ms, topics=topics, groups=groups, on_check=on_check
         )
-    call.output.result(done)
-    return done.exit_code
+    return call.show(done)
 
 
 @verb(

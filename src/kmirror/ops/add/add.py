@@ -170,18 +170,18 @@ def _facts(
         here = destination.client.metadata([STATE_TOPIC, *names]).topics
         ends = _log_ends(destination.client, here)
         known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
-    told = source_settings(source, work.mirror.source, chosen)
+    deferred = source_settings(source, work.mirror.source, chosen)
     work.warnings += [
         f"{name} is itself a mirror topic, and which of its settings are deferred is unknown: {why}"
-        for name, why in told.unreadable.items()
+        for name, why in deferred.unreadable.items()
     ]
     plans: dict[str, SettingsPlan | int] = {}
-    for name, one in told.topics.items():
+    for name, one in deferred.topics.items():
         if isinstance(one, int):
             plans[name] = one
             continue
         plan = settings_for(one, None if isinstance(known, int) else known, work.settings.excluded_properties)
-        plans[name] = replace(plan, first_source_seen_ms=told.first_source_seen_ms.get(name))
+        plans[name] = replace(plan, first_source_seen_ms=deferred.first_source_seen_ms.get(name))
     return Facts(
         state,
         work.mirror.name,

@@ -39,8 +39,8 @@ from kmirror.sync.groups import GroupPlan, GroupView, MirroredTopics, OffsetPlan
 FINAL_SYNC_S = 30.0
 #: The attempt number for `ClusterClient.pause`: a third of a second, for records in flight.
 _ATTEMPT = 2
-#: A broker that has just become a group's coordinator shows what is replicated as it knows it: until its followers have
-#: fetched once more that may be less than was committed. Offsets that seem to go back are read again after this time.
+#: A broker that has just become a group's coordinator may return older offsets than were committed, until its followers
+#: have fetched once more. Offsets that seem to go back are read again after this time.
 _COORDINATOR_SECONDS = 0.5
 #: How many groups an event names.
 _NAMED = 20

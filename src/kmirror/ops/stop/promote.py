@@ -141,12 +141,14 @@ def promote(
         require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
         show.say(f"the source answers: cluster {mirror.source_cluster_id}")
         show.say(f"destination: cluster {destination.cluster_id}; {counted(len(chosen), 'topic')} to promote")
-        cut = ProducerBlock(destination, mirror.name, source, state, [topic.topic for topic in chosen])
+        producer_block = ProducerBlock(destination, mirror.name, source, state, [topic.topic for topic in chosen])
         if request.block_producers and waiting:
-            cut.require_possible()
+            producer_block.require_possible()
             show.say("producers can be blocked at the source, except its super users")
         engine, event = _Engine(own_engine, mirror.name, show), stopping or threading.Event()
-        promotion = _Promotion(destination, request, source, checker, claim, cut, engine, show, event, until, waiting)
+        promotion = _Promotion(
+            destination, request, source, checker, claim, producer_block, engine, show, event, until, waiting
+        )
         for topic in chosen:
             if topic.topic not in waiting:
                 promotion.done.results += already_stopped_rows(state, topic)
@@ -165,7 +167,7 @@ def promote(
                 promotion.wait()
             finally:
                 promotion.release(list(waiting), ends=True)
-        blocked = promotion.blocked([topic.topic for topic in chosen]) if cut.since_ms else ()
+        blocked = promotion.blocked([topic.topic for topic in chosen]) if producer_block.since_ms else ()
     done = promotion.done
     rows = sorted_rows(done.results)
     if not rows:
@@ -235,7 +237,7 @@ class _Promotion:
     source: ClusterClient
     checker: ReadinessChecker
     claim: Claim
-    cut: ProducerBlock
+    producer_block: ProducerBlock
     engine: _Engine
     show: _Show
     stopping: threading.Event
@@ -255,7 +257,7 @@ class _Promotion:
             state = self.destination.state()
             self._drop_stopped_by_others(state)
             self.engine.ensure(state)
-            blocked = set(self.cut.in_force)
+            blocked = set(self.producer_block.in_force)
             readiness = self.checker.check(self.source, state, waiting)
             for topic, rows in readiness.failed.items():
                 self.drop(topic, rows)
@@ -297,7 +299,7 @@ class _Promotion:
 
     def block(self, topics: Sequence[str]) -> None:
         """Deny producers WRITE on the sources of these topics; ends that are read from now on are final."""
-        self.cut.block([self.waiting[name] for name in topics])
+        self.producer_block.block([self.waiting[name] for name in topics])
         self.show.say(f"producers are blocked at the source: {', '.join(topics)}")
 
     def _block_or_drop(self, topics: Sequence[str]) -> bool:
@@ -324,15 +326,17 @@ class _Promotion:
         state = self.destination.state()
         topics = {name: state.topic(self.request.mirror, name) for name in chosen}
         cut_off = [name for name, topic in topics.items() if topic is not None and not is_mirrored(topic)]
-        rows = blocked_topics(self.cut.since_ms, self.cut.lifted_ms, self.cut.writable_ms, cut_off)
+        rows = blocked_topics(
+            self.producer_block.since_ms, self.producer_block.lifted_ms, self.producer_block.writable_ms, cut_off
+        )
         left = [row.topic for row in rows if row.denial is not Denial.LIFTED]
-        lines = self.cut.unblocking(state, left)
+        lines = self.producer_block.unblocking(state, left)
         self.done.warnings += blocked_sentences(rows, lines)
         return rows
 
     def release(self, topics: Sequence[str], *, ends: bool = False) -> None:
         """Release topics that were not stopped, and their producers; `ends`: the whole promote ends."""
-        for trouble in (self.claim.release(topics, ends=ends), self.cut.lift(topics)):
+        for trouble in (self.claim.release(topics, ends=ends), self.producer_block.lift(topics)):
             if trouble is not None:
                 self.done.warnings.append(trouble)
                 self.show.say(trouble)
@@ -360,7 +364,7 @@ class _Promotion:
             ready,
             self.drop,
             self.show.work,
-            self.cut if self.request.block_producers else None,
+            self.producer_block if self.request.block_producers else None,
         )
         check.run()
         going = check.going
@@ -382,8 +386,8 @@ class _Promotion:
         done = stop(self.destination, request)
         self.done.warnings += [w for w in done.warnings if w not in self.done.warnings]
         self.done.groups += done.groups
-        if self.cut.since_ms:
-            self.cut.note_writable(done.writable_ms)
+        if self.producer_block.since_ms:
+            self.producer_block.note_writable(done.writable_ms)
         for name, seconds in done.steps.items():
             self.done.steps[name] = self.done.steps.get(name, 0.0) + seconds
         rows, warnings = check_source_after_stop(self.source, self.waiting, done)

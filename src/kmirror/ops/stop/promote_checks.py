@@ -141,7 +141,7 @@ class FinalCheck:
     drop: Callable[[str, list[TopicResult]], None]
     watch: Watch
     #: What blocks producers at the source, if that was requested.
-    cut: ProducerBlock | None = None
+    producer_block: ProducerBlock | None = None
     blockers: dict[str, str] = field(default_factory=dict)
     groups: tuple[GroupResult, ...] = ()
 
@@ -166,8 +166,8 @@ class FinalCheck:
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
                 waiting = [self.waiting[name] for name in self.ready if name in self.waiting]
                 self.checker.read_source_ends(self.source, waiting)
-                if self.cut is not None:
-                    self.blockers |= self.cut.unsettled(waiting, ends)
+                if self.producer_block is not None:
+                    self.blockers |= self.producer_block.unsettled(waiting, ends)
         except (KmirrorError, OutcomeUnknown) as error:
             self.blockers.update(dict.fromkeys(self.ready, str(error)))
         for name in self.going:
