@@ -102,7 +102,7 @@ def test_nothing_is_written_where_one_partition_is_refused(
     assert done.exit_code == 3
     found = {(one.topic, one.partition): one for one in done.results}
     assert {one.result for one in done.results} == {Outcome.REFUSED}
-    assert "others are refused" in str(found[own, 0].message)
+    assert "other partitions are refused" in str(found[own, 0].message)
     assert "ends at offset 0, but the file begins at offset 5" in str(found[own, 1].message)
     assert "no partition 2" in str(found[own, 2].message)
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(found[absent, 0].message)

@@ -40,8 +40,8 @@ def demo(temporary_folder: Path) -> subprocess.Popen[str]:
 @pytest.mark.timeout(900)
 def test_the_demo_from_beginning_to_end(temporary_folder: Path) -> None:
     out, err = demo(temporary_folder).communicate()
-    assert (err, out.splitlines()[-3].startswith("Equal, each time")) == ("", True), out
-    written, copied = re.search(r"in the middle of it: a holds ([0-9,]+) records, b ([0-9,]+)\.", out).groups()  # type: ignore[union-attr]
+    assert (err, out.splitlines()[-3].startswith("Equal every time")) == ("", True), out
+    written, copied = re.search(r"in mid-copy: a has ([0-9,]+) records, b has ([0-9,]+)\.", out).groups()  # type: ignore[union-attr]
     assert 0 < int(copied.replace(",", "")) <= int(written.replace(",", ""))
     compared = re.findall(r"^ +equal: 4 partitions, ([0-9,]+) records", out, re.MULTILINE)
     before, after = (int(records.replace(",", "")) for records in compared[1:])
