@@ -598,7 +598,7 @@ MUTANTS = (
         "elif topic.source_topic_id and found.printed_topic_id not in (None, topic.source_topic_id):",
         "elif topic.source_topic_id and found.printed_topic_id is None:",
         "the loss would be counted in another topic",
-        (f"{_LOSS}::test_the_end_of_another_topic_of_the_sources_name_is_not_told",),
+        (f"{_LOSS}::test_the_end_of_a_recreated_source_topic_is_not_reported",),
     ),
     # -- planned moves -------------------------------------------------------------------------------------------------
     Mutant(

@@ -41,7 +41,7 @@ def test_without_a_terminal_it_refuses(run: Run, log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 3), ("", 3)])
-def test_it_asks_after_it_has_shown_what_goes(
+def test_it_asks_after_showing_what_is_removed(
     run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
     before, terminal = contents(log_dir), Terminal()
@@ -86,7 +86,7 @@ def test_a_dry_run(run: Run, log_dir: Path) -> None:
     assert contents(log_dir) == before
 
 
-def test_a_plan_that_is_none(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_plan(run: Run, log_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}", encoding="utf-8")
     shown = run(*COMMAND, "--json")
     assert shown.code == 2

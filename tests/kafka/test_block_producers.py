@@ -153,7 +153,7 @@ def test_producers_are_blocked_until_the_destination_takes_their_writes(move: Mo
     assert (move.denials, move.check_lines()) == (set(), [])
 
 
-def test_who_gives_up_or_was_killed_leaves_no_producer_blocked(move: Move) -> None:
+def test_a_promote_that_gives_up_or_is_killed_leaves_no_producer_blocked(move: Move) -> None:
     topic, _ = move.topics
     may_alter(move)
     chosen, views = selector(topic), list[PromoteView]()

@@ -39,7 +39,7 @@ def has_partition(cluster: SandboxCluster, topic: str, partition: int) -> bool:
     return bounds_of(cluster, topic, partition) == (0, 0)
 
 
-def test_nothing_lies_beyond_and_the_delta_alone_is_copied_twice_in_a_row(trip: Trip) -> None:
+def test_without_records_after_the_fork_only_the_delta_is_copied_twice_in_a_row(trip: Trip) -> None:
     topic, group = unique_topic(), unique_topic("g")
     trip.go(topic, partitions=2, records=50)
     commit(trip.a, group, topic, {0: 20})
@@ -86,7 +86,7 @@ def test_nothing_lies_beyond_and_the_delta_alone_is_copied_twice_in_a_row(trip: 
     assert [record.value for record in shown(trip.a, topic)][-2:] == [b"at-a-again", b"local-3"]
 
 
-def test_records_beyond_are_saved_before_the_topic_is_created_again(trip: Trip) -> None:
+def test_records_after_the_fork_are_archived_before_the_topic_is_recreated(trip: Trip) -> None:
     topic, clean = unique_topic(), unique_topic()
     synced, here_only = unique_topic("g"), unique_topic("g")
     trip.go(topic, clean)
@@ -132,7 +132,7 @@ def test_discarded_records_are_gone(trip: Trip) -> None:
     trip.assert_same(topic)
 
 
-def test_the_new_primary_remembers_nothing(trip: Trip) -> None:
+def test_the_new_primary_has_no_stored_state(trip: Trip) -> None:
     topic = unique_topic()
     trip.go(topic)
     produce(trip.b, topic, ["local"])
@@ -265,7 +265,7 @@ def test_cut_off_after_each_step_and_run_again(trip: Trip) -> None:
         assert f"{topic}.kmirror-archive.2" not in trip.at_a.client.metadata(None).topics
 
 
-def test_partitions_that_one_side_has_got_since(trip: Trip) -> None:
+def test_partitions_that_were_added_on_one_side_since(trip: Trip) -> None:
     more_there, more_here = unique_topic(), unique_topic()
     trip.go(more_there, more_here)
     for cluster, topic in ((trip.b, more_there), (trip.a, more_here)):

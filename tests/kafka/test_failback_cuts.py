@@ -21,7 +21,7 @@ from tests.support.visible import bounds_of, shown
 from tests.support.watching import assert_grows
 
 
-def test_that_a_cut_may_be_of_no_use_where_a_cleaner_is_at_work_is_said_before(trip: Trip, tmp_path: Path) -> None:
+def test_a_warning_says_that_a_cut_may_not_help_on_a_compacted_topic(trip: Trip, tmp_path: Path) -> None:
     cleaned, plain = unique_topic("cleaned"), unique_topic("plain")
     trip.go(cleaned, plain)
     set_topic(trip.a, cleaned, {"cleanup.policy": "compact,delete"})
@@ -172,7 +172,9 @@ def test_every_replica_of_three_brokers_is_cut(
 
 
 @pytest.mark.long
-def test_a_difference_deep_inside_is_found_by_the_proof_and_then_by_the_search(trip: Trip, tmp_path: Path) -> None:
+def test_a_difference_deep_inside_is_found_by_the_full_comparison_and_then_by_the_search(
+    trip: Trip, tmp_path: Path
+) -> None:
     topic, plan = unique_topic(), tmp_path / "plan.json"
     values = [f"v-{n}".ljust(300) for n in range(4_000)]
     for cluster in (trip.a, trip.b):

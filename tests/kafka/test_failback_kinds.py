@@ -111,7 +111,7 @@ def test_the_new_primarys_cleaner_has_removed_what_the_old_source_still_has(trip
     assert_same_compacted(trip, topic)
 
 
-def test_both_have_written_and_cleaned_and_the_topic_is_created_again(trip: Trip) -> None:
+def test_both_have_written_and_compacted_and_the_topic_is_recreated(trip: Trip) -> None:
     topic, end = failed_over(trip)
     # the old source's cleaner removes records that both had
     topic.at(trip.a).overwrite()
@@ -129,7 +129,7 @@ def test_both_have_written_and_cleaned_and_the_topic_is_created_again(trip: Trip
     assert_same_compacted(trip, topic)
 
 
-def test_a_cut_cannot_bring_back_what_the_cleaner_removed_for_records_that_go(
+def test_a_cut_cannot_restore_what_the_cleaner_removed_because_of_removed_records(
     make_cluster: MakeCluster, busy: tuple[SandboxCluster, SandboxCluster], tmp_path: Path
 ) -> None:
     """Records that both had were replaced at A by such as B never got. A that is cut lacks them: that is seen."""

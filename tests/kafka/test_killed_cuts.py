@@ -176,7 +176,7 @@ def killed_undos(beyond: Beyond, whole: list[Path], before: list[dict[str, bytes
     raise AssertionError
 
 
-def test_killed_after_each_step_and_run_again_or_taken_back(beyond: Beyond, tmp_path: Path) -> None:
+def test_killed_after_each_step_and_run_again_or_undone(beyond: Beyond, tmp_path: Path) -> None:
     before = held(beyond.dirs)
     whole = copied(beyond.dirs, tmp_path / "whole")
     run(command(beyond.plan, whole))
@@ -195,7 +195,7 @@ def test_killed_after_each_step_and_run_again_or_taken_back(beyond: Beyond, tmp_
         assert_holds(beyond.trip.a, f"{beyond.topic}.kmirror-archive.1", records, partition=partition)
 
 
-def test_a_broker_that_is_started_in_the_midst_has_sound_logs_and_is_cut_anew(beyond: Beyond) -> None:
+def test_a_broker_started_in_between_has_valid_logs_and_is_cut_again(beyond: Beyond) -> None:
     was_killed, _ = run_killed(Moment("step", 10), command(beyond.plan, beyond.dirs))
     assert was_killed
     trip = beyond.trip

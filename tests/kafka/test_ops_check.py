@@ -21,7 +21,7 @@ def problems(lines: tuple[CheckLine, ...]) -> list[tuple[str, str, Reason | None
     return [(line.cluster, line.what, line.reason) for line in lines if not line.ok]
 
 
-def test_a_mirror_that_works_is_well_on_both_sides(cluster_pair: ClusterPair) -> None:
+def test_a_working_mirror_is_ok_on_both_sides(cluster_pair: ClusterPair) -> None:
     topic, here = unique_topic(), properties_of(cluster_pair.destination)
     make_topic(cluster_pair.source, topic)
     with Destination.open(here) as destination:
@@ -55,7 +55,7 @@ def test_one_side_that_does_not_answer_does_not_hide_the_other(cluster_pair: Clu
     assert no_source.exit_code == ExitCode.UNREACHABLE
 
 
-def test_what_would_be_refused_is_a_line_too(cluster_pair: ClusterPair) -> None:
+def test_a_refusal_is_a_line_too(cluster_pair: ClusterPair) -> None:
     here, unknown = properties_of(cluster_pair.destination), f"m-{uuid.uuid4().hex}"
     itself = check(here, properties=here)
     assert problems(itself.lines) == [("source", "another cluster", Reason.LOOP)]

@@ -72,7 +72,7 @@ def test_topics_are_stopped_when_nothing_is_missing(cluster_pair: ClusterPair, d
     assert {row.result for row in again.result.results} == {Outcome.NOOP}
 
 
-def test_a_producer_that_goes_on_keeps_its_topic_only(cluster_pair: ClusterPair, destination: Destination) -> None:
+def test_a_producer_that_continues_keeps_only_its_topic(cluster_pair: ClusterPair, destination: Destination) -> None:
     quiet, busy = unique_topic(), unique_topic()
     mirror = mirrored(cluster_pair, destination, quiet, busy)
     end = threading.Event()
@@ -169,7 +169,7 @@ def test_an_open_transaction_is_waited_for_and_named(cluster_pair: ClusterPair, 
     assert [record.value for record in shown(cluster_pair.destination, topic)][-1] == b"undecided"
 
 
-def test_records_that_come_after_all_are_told(
+def test_records_that_arrive_after_all_are_reported(
     cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = unique_topic()

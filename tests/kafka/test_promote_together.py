@@ -88,7 +88,7 @@ def test_no_topic_is_stopped_before_all_are_ready(
     assert (written["together"], written["partitions"]) == (True, told["results"])
 
 
-def test_one_that_cannot_be_stopped_gives_all_of_them_back(cluster_pair: ClusterPair, destination: Destination) -> None:
+def test_one_that_cannot_be_stopped_releases_all_of_them(cluster_pair: ClusterPair, destination: Destination) -> None:
     sound, foreign = unique_topic(), unique_topic()
     mirror = mirrored(cluster_pair, destination, sound, foreign)
     with LocalEngine(destination, mirror) as engine:
@@ -138,7 +138,7 @@ def test_none_is_writable_where_one_of_them_cannot_be_fenced(
     assert {row.state for row in describe(destination, mirror)} == {PartitionState.STOPPED}
 
 
-def test_a_source_that_moves_in_between_is_told_exactly(
+def test_a_source_that_moves_in_between_is_reported_exactly(
     cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet, moving = unique_topic(), unique_topic()
@@ -161,7 +161,7 @@ def test_a_source_that_moves_in_between_is_told_exactly(
     assert len(shown(cluster_pair.destination, quiet)) == 3
 
 
-def test_batches_follow_each_other_until_one_is_not_ready_and_then_go_on(
+def test_batches_follow_each_other_until_one_is_not_ready_and_then_continue(
     cluster_pair: ClusterPair, destination: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second, held = sorted([unique_topic(), unique_topic(), unique_topic()])

@@ -84,9 +84,7 @@ def test_a_failover_with_a_living_engine_and_a_live_source(cluster_pair: Cluster
     assert end_of(destination, topics[0]) == 5
 
 
-def test_an_engine_that_is_silent_is_shut_out_at_the_brokers(
-    cluster_pair: ClusterPair, destination: Destination
-) -> None:
+def test_a_silent_engine_is_fenced_at_the_brokers(cluster_pair: ClusterPair, destination: Destination) -> None:
     topic = unique_topic()
     mirror = mirrored(cluster_pair, destination, topic)
     with LocalEngine(destination, mirror) as engine:
@@ -104,7 +102,7 @@ def test_an_engine_that_is_silent_is_shut_out_at_the_brokers(
     assert engine_of(destination.state(), mirror).state is EngineState.RELEASED
 
 
-def test_a_fence_is_found_again_behind_what_others_wrote_since(
+def test_a_fence_is_found_again_after_later_writes_of_other_clients(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:
     topic = unique_topic()
@@ -126,7 +124,7 @@ def test_a_fence_is_found_again_behind_what_others_wrote_since(
         append_to(destination.client, place, memoryview(late))
 
 
-def test_remove_leaves_the_others_alone_and_can_be_taken_back(
+def test_remove_leaves_other_topics_alone_and_can_be_reverted(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:
     kept, removed = unique_topic(), unique_topic()
@@ -160,7 +158,9 @@ def test_remove_leaves_the_others_alone_and_can_be_taken_back(
     assert "topics.exclude" not in record.settings
 
 
-def test_what_was_removed_and_written_to_is_not_taken_back(cluster_pair: ClusterPair, destination: Destination) -> None:
+def test_a_removed_topic_that_was_written_to_is_not_adopted(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
     topic = unique_topic()
     mirror = mirrored(cluster_pair, destination, topic)
     with LocalEngine(destination, mirror) as engine:
@@ -172,7 +172,7 @@ def test_what_was_removed_and_written_to_is_not_taken_back(cluster_pair: Cluster
     assert "failback" in str(refused.results[0].hint)
 
 
-def test_pause_holds_the_copy_and_resume_goes_on(cluster_pair: ClusterPair, destination: Destination) -> None:
+def test_pause_stops_the_copy_and_resume_continues_it(cluster_pair: ClusterPair, destination: Destination) -> None:
     paused, other = unique_topic(), unique_topic()
     mirror = mirrored(cluster_pair, destination, paused, other)
     with LocalEngine(destination, mirror) as engine:

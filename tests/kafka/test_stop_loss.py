@@ -48,7 +48,9 @@ def row_of(result: VerbResult, partition: int = 0) -> TopicResult:
     return row
 
 
-def test_what_the_source_took_since_the_last_look_is_known(cluster_pair: ClusterPair, destination: Destination) -> None:
+def test_what_the_source_received_since_it_was_last_read_is_known(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
     topic = unique_topic()
     mirror = mirrored(cluster_pair.source, destination, topic)
     with LocalEngine(destination, mirror) as engine:
@@ -75,7 +77,7 @@ def test_what_the_source_took_since_the_last_look_is_known(cluster_pair: Cluster
         assert row.to_json()["rpoMs"] == 5000
 
 
-def test_the_end_of_another_topic_of_the_sources_name_is_not_told(
+def test_the_end_of_a_recreated_source_topic_is_not_reported(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:
     topic = unique_topic()

@@ -63,7 +63,7 @@ def test_switchover_there_and_back(trip: Trip) -> None:
     assert {row.state for row in describe(trip.at_b, trip.mirror)} == {PartitionState.MIRRORING}
 
 
-def test_a_switchover_whose_source_is_still_read_says_so_and_goes_on(trip: Trip) -> None:
+def test_a_switchover_whose_source_is_still_read_says_so_and_resumes(trip: Trip) -> None:
     topic, group = unique_topic(), unique_topic("g")
     make_old_topic(trip.a, topic)
     produce(trip.a, topic, ["one"])

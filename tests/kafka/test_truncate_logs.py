@@ -176,12 +176,12 @@ def json_digest(plan: Path) -> str:
     return TruncationPlan(document["clusterId"], "m", 1, (cut,)).digest
 
 
-def test_a_broker_goes_on_from_the_cut(mortal_cluster: SandboxCluster, tmp_path: Path) -> None:
+def test_a_broker_continues_from_the_cut(mortal_cluster: SandboxCluster, tmp_path: Path) -> None:
     cut_and_look(mortal_cluster, tmp_path)
 
 
 @pytest.mark.long
-def test_a_broker_of_version_3_goes_on_from_the_cut(make_cluster: MakeCluster, tmp_path: Path) -> None:
+def test_a_broker_of_version_3_continues_from_the_cut(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cut_and_look(make_cluster("cut3", kafka_version="3.9.2"), tmp_path)
 
 
@@ -218,7 +218,7 @@ def test_a_broker_that_was_killed_and_cuts_at_the_ends(make_cluster: MakeCluster
 
 
 @pytest.mark.long
-def test_a_transaction_that_would_lose_its_end_goes_whole(make_cluster: MakeCluster, tmp_path: Path) -> None:
+def test_a_transaction_that_would_lose_its_end_is_removed_whole(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster = make_cluster("open")
     topic = create_topic(cluster)
     settings = {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": topic}

@@ -1,4 +1,4 @@
-"""When producers are blocked for a move, what is said of how long, and what `check` finds left behind."""
+"""When producers are blocked for a move, what is reported of how long, and what `check` finds left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAITING = TopicRecord("m", "t", "t", None, None, DesiredState.ACTIVE, 1, TopicOr
 BLOCKED = RightsRecord("m", "t", blocked=(denial("t", "User:*"),), blocked_ms=1_000)
 
 
-def test_a_copy_is_close_once_it_reaches_within_seconds_what_the_source_held() -> None:
+def test_a_copy_is_close_once_it_reaches_the_sources_end_within_seconds() -> None:
     goal = Goal(100, 0.0)
     assert not goal.is_close(50, 1.0, 110)
     assert not goal.is_close(100, 20.0, 300)  # 20 s for 100 records: the rest would take longer
@@ -34,19 +34,19 @@ def test_a_copy_is_close_once_it_reaches_within_seconds_what_the_source_held() -
     assert Goal(0, 0.0).is_close(0, 0.0, 0)
 
 
-def look(**close: bool) -> Readiness:
+def readiness(**close: bool) -> Readiness:
     return Readiness({name: Missing(name, 0, None, is_close=is_close) for name, is_close in close.items()})
 
 
 def test_topics_are_blocked_when_they_are_close_and_together_when_all_are() -> None:
-    assert topics_to_block(look(a=True, b=False), (), together=False) == ["a"]
-    assert topics_to_block(look(a=True, b=False), ["a"], together=False) == []
-    assert topics_to_block(look(a=True, b=False), (), together=True) == []
-    assert topics_to_block(look(a=True, b=True), ["a"], together=True) == ["b"]
+    assert topics_to_block(readiness(a=True, b=False), (), together=False) == ["a"]
+    assert topics_to_block(readiness(a=True, b=False), ["a"], together=False) == []
+    assert topics_to_block(readiness(a=True, b=False), (), together=True) == []
+    assert topics_to_block(readiness(a=True, b=True), ["a"], together=True) == ["b"]
 
 
-def test_no_topic_is_ready_by_a_look_before_its_producers_were_blocked() -> None:
-    found = not_ready_until_blocked(look(a=True, b=True), ["a"])
+def test_no_topic_is_ready_before_its_producers_are_blocked() -> None:
+    found = not_ready_until_blocked(readiness(a=True, b=True), ["a"])
     assert found.missing["a"].what is None
     assert "they are blocked once" in str(found.missing["b"].what)
 
@@ -79,7 +79,7 @@ def test_how_long_writes_were_refused_is_reported_only_where_it_is_known() -> No
         (WAITING, None, False, "left behind by a promote that was killed"),
     ],
 )
-def test_check_tells_denials_that_are_wanted_from_those_left_behind(
+def test_check_distinguishes_wanted_denials_from_those_left_behind(
     topic: TopicRecord, seen_ms_ago: int | None, is_wanted: bool, word: str
 ) -> None:
     alive = () if seen_ms_ago is None else (WorkflowRecord("m", PROMOTE, "WAITING", "x", 0, now_ms() - seen_ms_ago),)

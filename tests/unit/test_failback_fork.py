@@ -1,4 +1,4 @@
-"""Where an old source's log and its new primary's part, and what of the old one lies beyond."""
+"""Where an old source's log and its new primary's fork, and which records are after the fork."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_log_that_ends_where_mirroring_stopped_needs_the_delta_only() -> None:
     assert (found.shared_end, found.diverges, found.offsets_to_copy) == (100, False, 30)
 
 
-def test_records_after_the_last_mirrored_one_lie_beyond() -> None:
+def test_records_after_the_last_mirrored_one_are_after_the_fork() -> None:
     found = judged(logs((0, 105), (0, 130), 100), Fork(100, True, 99), range(105))
     assert (found.shared_end, found.records, found.never_copied) == (100, 5, 5)
     assert found.diverges
@@ -72,7 +72,7 @@ def test_a_marker_at_the_end_that_shows_nothing_is_no_obstacle() -> None:
     assert (found.shared_end, found.records, found.diverges) == (100, 0, True)
 
 
-def test_what_a_cleaner_took_at_the_new_primary_is_still_below_the_last_mirrored_offset() -> None:
+def test_records_compacted_at_the_new_primary_are_still_below_the_last_mirrored_offset() -> None:
     found = judged(logs((0, 100), (0, 130), 100), Fork(100, False, 40), range(100))
     assert (found.shared_end, found.diverges) == (100, False)
     # records after it count as never copied, although nothing contradicts them: the cleaner took what did
@@ -97,12 +97,12 @@ def test_contents_go_before_the_last_mirrored_offset(known: Logs, fork: Fork) ->
     assert "lost its tail" in " ".join(found.notes)
 
 
-def test_an_old_source_that_only_lost_its_tail_gets_it_again() -> None:
+def test_an_old_source_that_only_lost_its_tail_gets_it_back() -> None:
     found = judged(logs((0, 90), (0, 130), 100), Fork(90, False, 89), range(90))
     assert (found.shared_end, found.diverges, found.offsets_to_copy) == (90, False, 40)
 
 
-def test_where_retention_has_left_nothing_to_compare_all_counts_as_beyond() -> None:
+def test_if_retention_has_left_nothing_to_compare_all_counts_as_after_the_fork() -> None:
     found = judged(logs((0, 103), (150, 200), 100), Fork(150, False, None), range(103))
     assert (found.shared_end, found.records, found.never_copied) == (0, 103, 3)
     assert "the new primary's log starts at 150" in str(found)
@@ -117,7 +117,7 @@ def test_where_retention_has_left_nothing_to_compare_all_counts_as_beyond() -> N
     assert (found.diverges, found.must_recreate) == (True, True)
 
 
-def test_a_trimmed_log_that_starts_behind_the_fork_is_copied_anew() -> None:
+def test_a_trimmed_log_that_starts_after_the_fork_is_recreated() -> None:
     found = judged(logs((50, 100), (0, 130), 100), Fork(100, False, 99), range(50, 100))
     assert (found.shared_end, found.diverges) == (100, False)
     found = judged(logs((103, 105), (0, 130), 100), Fork(103, True, None), range(103, 105))
@@ -129,7 +129,7 @@ def test_a_trimmed_log_that_starts_behind_the_fork_is_copied_anew() -> None:
     assert (found.shared_end, found.diverges) == (100, False)
 
 
-def test_without_any_memory_contents_alone_decide() -> None:
+def test_without_stored_state_contents_alone_decide() -> None:
     found = judged(logs((0, 100), (0, 130)), Fork(100, False, 99), range(100))
     assert (found.shared_end, found.diverges, found.never_copied) == (100, False, None)
     found = judged(logs((0, 105), (0, 130)), Fork(100, True, 99), range(105))
@@ -140,12 +140,12 @@ def test_without_any_memory_contents_alone_decide() -> None:
     assert found.must_recreate
 
 
-def test_a_partition_that_the_new_primary_has_not() -> None:
+def test_a_partition_that_the_new_primary_lacks() -> None:
     found = divergence_of_extra_partition(logs((0, 5), (0, 0)), 5)
     assert (found.diverges, found.must_recreate, found.records) == (True, True, 5)
 
 
-def test_a_difference_that_only_comparing_everything_shows() -> None:
+def test_a_difference_that_only_a_full_comparison_finds() -> None:
     """A cleaner had removed record 40 for one that was cut since."""
     known = replace(logs((0, 100), (0, 130), 100), differs_at=40)
     found = judged(known, Fork(100, False, 99), range(100))

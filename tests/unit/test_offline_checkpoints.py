@@ -17,13 +17,13 @@ def test_offsets_are_read() -> None:
     assert parse_offsets("0\n0\n") == {}
 
 
-def test_only_what_is_above_is_lowered() -> None:
+def test_only_higher_offsets_are_lowered() -> None:
     assert lowered(OFFSETS, {ORDERS_0: 100, ORDERS_1: 100}) == "0\n3\norders 0 100\norders 1 7\nother-topic 0 99\n"
     assert lowered(OFFSETS, {TopicPartition("absent", 0): 0}) == OFFSETS
     assert lowered("", {ORDERS_0: 100}) == ""
 
 
-def test_epochs_that_begin_behind_the_cut_go() -> None:
+def test_epochs_that_begin_after_the_cut_are_removed() -> None:
     text = "0\n3\n0 0\n4 50\n7 80\n"
     assert cut_epochs(text, 81) == text
     assert cut_epochs(text, 80) == "0\n2\n0 0\n4 50\n"

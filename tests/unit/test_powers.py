@@ -9,7 +9,7 @@ from tests.support.acls import acls, denial
 STATE = acls("topic", "__kmirror_", "kmirror", "READ", "WRITE", prefixed=True)
 
 
-def test_who_writes_the_state_or_changes_acls_has_power_over_every_mirror() -> None:
+def test_principals_that_write_the_state_or_change_acls_have_power_over_every_mirror() -> None:
     def whom(*bindings: AclBinding) -> set[str]:
         return set(power_over_all(bindings).principals)
 
@@ -58,24 +58,24 @@ def test_check_warns_where_principals_share_power_over_several_mirrors() -> None
     both = {"m": ["orders"], "n": ["pay"]}
     team = acls("topic", "__kmirror_state", "team", "WRITE")
 
-    def told(bindings: list[AclBinding], mirrors: dict[str, list[str]], *asked: str) -> list[tuple[str, str, bool]]:
+    def lines_of(bindings: list[AclBinding], mirrors: dict[str, list[str]], *asked: str) -> list[tuple[str, str, bool]]:
         lines = power_lines(bindings, {"User:kmirror"}, mirrors, asked)
         return [(line.what, line.message, bool(line.hint)) for line in lines]
 
-    ((what, said, is_warned),) = told([*STATE, *team], both)
+    ((what, message, is_warned),) = lines_of([*STATE, *team], both)
     assert (what, is_warned) == ("power over all mirrors", True)
-    assert said == (
+    assert message == (
         "who can stop or damage all 2 mirrors here (m, n): User:kmirror (WRITE on topic __kmirror_events, WRITE on "
         "topic __kmirror_state), User:team (WRITE on topic __kmirror_state); super users can, too"
     )
-    assert told(STATE, both)[0][2] is False  # none but us
-    assert told([*STATE, *team], {"m": ["orders"]})[0][2] is False  # the engine's principal beside the operator's
-    (_, said, _) = told([], both)[0]
-    assert "only super users can, by the ACLs; no ACL is about __kmirror_state: with allow.everyone" in said
+    assert lines_of(STATE, both)[0][2] is False  # none but us
+    assert lines_of([*STATE, *team], {"m": ["orders"]})[0][2] is False  # the engine's principal beside the operator's
+    (_, message, _) = lines_of([], both)[0]
+    assert "only super users can, by the ACLs; no ACL is about __kmirror_state: with allow.everyone" in message
 
     damage = acls("topic", "pay", "app", "ALTER_CONFIGS")
-    lines = told([*STATE, *damage], both, "m")
+    lines = lines_of([*STATE, *damage], both, "m")
     assert [line[0] for line in lines[1:]] == ["power over mirror m", "power over mirror n"]
     assert lines[1][1:] == ("no one else can damage it, by the ACLs", False)
     assert lines[2][1:] == ("these can damage it, too: User:app (ALTER_CONFIGS on topic pay)", True)
-    assert told([*STATE, *damage], both)[1:] == lines[2:]  # not asked for, but somebody can
+    assert lines_of([*STATE, *damage], both)[1:] == lines[2:]  # not asked for, but others can

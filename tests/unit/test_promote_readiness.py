@@ -1,4 +1,4 @@
-"""What a topic lacks before it may be promoted, and what is said when its source went on after all. No sockets."""
+"""What a topic lacks before it may be promoted, and what is reported if its source receives more. No sockets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kmirror.state.snapshot import State
 
 NOT_SYNCED = {"sync.topic.configs.enabled": "false", "sync.group.offsets.enabled": "false"}
 MIRROR = MirrorRecord("m", {"bootstrap.servers": "a:1"}, NOT_SYNCED, "A", "x", 0)
-#: Whoever would ask this source more than its ends is told at once that it cannot be reached.
+#: Asking this source for more than its ends fails at once: it is unreachable.
 UNKNOWN_SOURCE = replace(MIRROR, source={"security.protocol": "NONE"})
 TOPIC = TopicRecord("m", "t", "t", None, None, DesiredState.ACTIVE, 2, TopicOrigin.CREATED)
 PLACES = [TopicPartition("t", 0), TopicPartition("t", 1)]
@@ -92,13 +92,13 @@ def test_records_are_counted_and_an_open_transaction_is_named() -> None:
 
 
 @pytest.mark.parametrize(("source", "destination"), [(Ends(10, None), Ends(10, 10)), (Ends(10, 10), Ends(10, None))])
-def test_what_no_leader_tells_the_end_of_is_unknown_and_not_complete(source: Ends, destination: Ends) -> None:
+def test_a_partition_without_a_known_end_is_not_complete(source: Ends, destination: Ends) -> None:
     lag, what = lacks(source, destination)
     assert lag is None
     assert "no leader or no known end offset" in str(what)
 
 
-def test_equal_ends_count_only_where_a_lane_has_copied_up_to_there() -> None:
+def test_equal_ends_count_only_if_a_lane_has_copied_up_to_there() -> None:
     behind = NOTHING_LACKS._replace(partition=1, destination_offset=9)
     assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind)[1])
     assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS)[1])
@@ -107,23 +107,23 @@ def test_equal_ends_count_only_where_a_lane_has_copied_up_to_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("off_ms", "told"), [(-26 * 3600_000, "1d1h behind"), (9_030_000, "2h30m ahead of"), (9_000, None)]
+    ("off_ms", "difference"), [(-26 * 3600_000, "1d1h behind"), (9_030_000, "2h30m ahead of"), (9_000, None)]
 )
-def test_an_engine_that_seems_to_confirm_nothing_because_of_its_clock_is_told(off_ms: int, told: str | None) -> None:
+def test_an_engine_whose_clock_hides_its_confirmation_is_reported(off_ms: int, difference: str | None) -> None:
     source, destination = Ends(10, 10), Ends(10, 10)
     checker = ReadinessChecker(cast(Destination, destination), UNKNOWN_SOURCE, 0)
-    said, first_ms = [], now_ms() + off_ms
+    texts, first_ms = [], now_ms() + off_ms
     for heartbeat_ms in (first_ms, first_ms + 1_000, first_ms + 1_000):
         engine = EngineRecord("m", "L", EngineState.RUNNING, "h9", "b", 1, 2, None, "local", 3, heartbeat_ms, 5_000)
         state = State.of([UNKNOWN_SOURCE, TOPIC, *RECORDS, engine])
         (missing,) = checker.check(cast(ClusterClient, source), state, {"t": TOPIC}).missing.values()
-        said.append(str(missing.what).partition(": ")[2])
-    clock = f"the clock of its host, h9, is {told} this one's" if told else ""
-    assert said == ["", clock, clock]
+        texts.append(str(missing.what).partition(": ")[2])
+    clock = f"the clock of its host, h9, is {difference} this one's" if difference else ""
+    assert texts == ["", clock, clock]
 
 
-def last_look(source: Ends, destination: Ends, arriving: int) -> FinalCheck:
-    """Readiness a last time at a topic that was ready, at whose source so many records arrive meanwhile."""
+def final_check(source: Ends, destination: Ends, arriving: int) -> FinalCheck:
+    """Run the final check of a ready topic whose source receives this many records meanwhile."""
     checker = ReadinessChecker(cast(Destination, destination), MIRROR, 0)
     checker.read_source_ends(cast(ClusterClient, source), [TOPIC])
     source.ends[1] = (source.ends[1] or 0) + arriving
@@ -142,8 +142,8 @@ def last_look(source: Ends, destination: Ends, arriving: int) -> FinalCheck:
 
 
 def test_a_record_that_arrives_before_the_stop_keeps_its_topic() -> None:
-    assert last_look(Ends(10, 10), Ends(10, 10), 0).going == ["t"]
-    late = last_look(Ends(10, 10), Ends(10, 10), 1)
+    assert final_check(Ends(10, 10), Ends(10, 10), 0).going == ["t"]
+    late = final_check(Ends(10, 10), Ends(10, 10), 1)
     assert late.going == []
     assert late.blockers == {"t": "producers: the source's end moved a moment ago"}
 
@@ -167,7 +167,7 @@ def test_an_end_does_not_count_while_a_broker_that_may_lead_by_now_is_silent() -
         "the ends of 1 partition could not be read again after the stop: broker 2 of the source does not answer, and "
         "may lead by now"
     ]
-    assert last_look(source, Ends(10, 10), 0).blockers == {"t": "not all ends of the source are known now"}
+    assert final_check(source, Ends(10, 10), 0).blockers == {"t": "not all ends of the source are known now"}
 
 
 def stopped(source: Ends) -> tuple[list[TopicResult], list[str]]:
@@ -176,7 +176,7 @@ def stopped(source: Ends) -> tuple[list[TopicResult], list[str]]:
     return check_source_after_stop(cast(ClusterClient, source), {"t": TOPIC}, done)
 
 
-def test_a_record_that_arrives_after_the_stop_is_told() -> None:
+def test_a_record_that_arrives_after_the_stop_is_reported() -> None:
     rows, warnings = stopped(Ends(10, 11))
     assert warnings == []
     assert [(row.result, row.lag, row.reason) for row in rows] == [

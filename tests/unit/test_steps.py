@@ -32,16 +32,16 @@ def ending(diary: Diary) -> None:
 
 
 def test_steps_are_carried_out_in_their_order_until_the_work_is_over() -> None:
-    diary, told = Diary(), list[str]()
-    clock = Clock(told.append, {"looked": 2.0})
+    diary, reached = Diary(), list[str]()
+    clock = Clock(reached.append, {"looked": 2.0})
     carry_out((writing("a", "one"), writing("b", None), Step("end", ending), writing("c", "three")), diary, clock)
     assert diary.lines == ["a", "b"]
-    assert told == ["one"]
+    assert reached == ["one"]
     assert list(clock.seconds) == ["looked", "one"]
     assert clock.seconds["looked"] == 2.0
 
 
-def test_a_step_that_is_reached_twice_is_counted_as_one() -> None:
+def test_a_step_that_is_reached_twice_is_timed_as_one() -> None:
     clock = Clock(seconds={"stopped": 5.0})
     carry_out((writing("a", "stopped"), writing("b", "stopped")), Diary(), clock)
     assert list(clock.seconds) == ["stopped"]

@@ -1,4 +1,4 @@
-"""What a stop says was lost: from when its numbers are, what is an estimate, what is not known."""
+"""What a stop says was lost: the time of its numbers, what is an estimate, what is unknown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def row(known: AtStop | None, lmo: int = 100) -> TopicResult:
     return stopped_row(PLACE, record, Outcome.DONE, Reason.FAILED_OVER)
 
 
-def test_a_number_that_is_old_is_told_with_its_time_and_an_estimate() -> None:
+def test_an_old_number_is_reported_with_its_time_and_an_estimate() -> None:
     old = row(replace(FRESH, source_as_of_ms=STOP - 200_000))
     assert (old.lag, old.estimated_more, old.rpo_ms) == (0, 4000, None)
     assert old.message == (
@@ -64,7 +64,7 @@ def test_a_number_that_is_old_is_told_with_its_time_and_an_estimate() -> None:
     ]
 
 
-def test_a_number_of_now_needs_no_estimate() -> None:
+def test_a_current_number_needs_no_estimate() -> None:
     fresh = row(FRESH)
     assert (fresh.lag, fresh.estimated_more, fresh.rpo_ms) == (0, None, 0)
     assert not needs_attention(fresh)
@@ -91,14 +91,14 @@ def test_a_source_that_does_not_answer_the_stop_may_have_received_more_since_a_s
     assert "1s before the stop; later records are lost too" in totals_sentences(totals)[0]
     # it has answered: also where a lane saw the same end a moment later
     for answered_ms in (STOP + 5, STOP - 1005):
-        told = row(with_source_answer(PLACE, known, SourceEnds(answered_ms, {PLACE: SourceEnd(100)})))
-        assert (told.lag, told.estimated_more, told.rpo_ms) == (0, None, 0)
-        assert "before the stop" not in str(told.message)
+        found = row(with_source_answer(PLACE, known, SourceEnds(answered_ms, {PLACE: SourceEnd(100)})))
+        assert (found.lag, found.estimated_more, found.rpo_ms) == (0, None, 0)
+        assert "before the stop" not in str(found.message)
     older = with_source_answer(PLACE, known, SourceEnds(STOP - 1005, {PLACE: SourceEnd(99)}))
     assert (older.source_offset, older.source_as_of_ms) == (100, STOP - 1000)
 
 
-def test_who_was_never_seen_is_not_known() -> None:
+def test_an_end_that_was_never_read_is_an_unknown_loss() -> None:
     unknown = row(AtStop(STOP, 100))
     assert (unknown.lag, unknown.rpo_ms, unknown.estimated_more) == (None, None, None)
     assert needs_attention(unknown)
@@ -112,13 +112,13 @@ def test_who_was_never_seen_is_not_known() -> None:
     assert "RPO: at least 3 s; the last mirrored record is from 2001-09-09T01:46:37Z" in totals_sentences(totals)
 
 
-def test_the_newest_who_saw_the_source_counts() -> None:
+def test_the_newest_observation_of_the_source_counts() -> None:
     answer = SourceEnds(STOP + 5, {PLACE: SourceEnd(130, 140, STOP)})
     known = with_source_answer(PLACE, FRESH, answer)
     assert (known.source_offset, known.source_high_watermark, known.source_as_of_ms) == (130, 140, STOP + 5)
-    told = row(known)
-    assert (told.lag, told.rpo_ms) == (30, 3000)
-    assert "up to 10 more follow an open transaction" in str(told.message)
+    found = row(known)
+    assert (found.lag, found.rpo_ms) == (30, 3000)
+    assert "up to 10 more follow an open transaction" in str(found.message)
     # what is silent leaves the lane's last report; what is another topic now says nothing of the old one
     assert with_source_answer(PLACE, FRESH, SourceEnds(STOP, trouble="gone")) == FRESH
     noted = with_source_answer(
@@ -143,7 +143,7 @@ def test_a_partition_that_had_failed() -> None:
     assert totals_of([row(known), row(FRESH)], None).failed_partitions == 1
 
 
-def test_why_a_partition_failed_is_known_by_record_or_report() -> None:
+def test_the_reason_of_a_failure_comes_from_the_record_or_a_report() -> None:
     failed = replace(RECORD, state=PartitionState.FAILED, reason=Reason.LOOP, message="round", failed_offset=7)
     loop = Failure(Reason.LOOP, "round", 7)
     assert failure_of(failed, None) == loop
@@ -156,7 +156,7 @@ def test_why_a_partition_failed_is_known_by_record_or_report() -> None:
     assert failure_of(None, None) is None
 
 
-def test_reports_on_another_copy_say_nothing() -> None:
+def test_reports_on_another_copy_are_ignored() -> None:
     progress = ProgressRecord("m", 0, "L", 1, 0, "h", 1, STOP, (ROW,))
     topic = TopicRecord("m", "orders", "orders", None, None, DesiredState.ACTIVE, 1, TopicOrigin.ADOPTED)
     assert last_reports(State.of([progress, topic]), "m")[PLACE].time_ms == STOP

@@ -55,7 +55,7 @@ def test_the_log_ends_at_the_cut(log_dir: Path) -> None:
     assert entries(log_dir / "orders-0/leader-epoch-checkpoint") == ["0 0"]
 
 
-def test_it_is_shown_how_many_bytes_are_read_and_copied(log_dir: Path) -> None:
+def test_progress_counts_the_bytes_read_and_copied(log_dir: Path) -> None:
     views: list[WorkView] = []
     truncate_logs(CUT_AT_40, [log_dir], lambda _: True, views.append)
     assert_grows(views, "reading", "cutting")
@@ -89,14 +89,14 @@ def test_the_cleaners_position_is_lowered_too(log_dir: Path) -> None:
     assert entries(log_dir / "cleaner-offset-checkpoint") == ["orders 0 40", "bystander 0 60"]
 
 
-def test_a_log_with_holes_ends_behind_its_last_batch(tmp_path: Path) -> None:
+def test_a_log_with_holes_ends_after_its_last_batch(tmp_path: Path) -> None:
     path = make_log_dir(tmp_path / "data")
     add_partition(path, "orders-0", {0: [batch(0, 10), batch(25, 5), batch(50, 10)]})
     done = cut(plan(("orders", 0, 40)), path)
     assert (done.results[0].message or "").startswith("log end 60 -> 30: 10 records")
 
 
-def test_twice_is_once(log_dir: Path) -> None:
+def test_a_second_cut_changes_nothing(log_dir: Path) -> None:
     cut(CUT_AT_40, log_dir)
     before, own = contents(log_dir), own_files(log_dir)
     again = cut(CUT_AT_40, log_dir)
@@ -122,7 +122,7 @@ def test_a_dry_run_changes_nothing(log_dir: Path) -> None:
 # -- several directories -----------------------------------------------------------------------------------------------
 
 
-def test_partitions_are_cut_wherever_they_lie(log_dir: Path, tmp_path: Path) -> None:
+def test_partitions_are_cut_in_every_directory(log_dir: Path, tmp_path: Path) -> None:
     second = make_log_dir(tmp_path / "second")
     add_partition(second, "orders-1", SEGMENTS)
     third = make_log_dir(tmp_path / "third")
@@ -135,7 +135,7 @@ def test_partitions_are_cut_wherever_they_lie(log_dir: Path, tmp_path: Path) -> 
     assert (third / ".kafka_cleanshutdown").exists()
 
 
-def test_a_directory_named_twice_is_one(log_dir: Path, tmp_path: Path) -> None:
+def test_a_directory_named_twice_counts_once(log_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(log_dir)
     assert outcomes(cut(CUT_AT_40, log_dir, tmp_path / "link")) == [("orders", 0, "DONE")]
 
@@ -156,7 +156,7 @@ def test_another_clusters_directory_is_refused(tmp_path: Path) -> None:
         cut(CUT_AT_40, make_log_dir(tmp_path / "other", cluster_id="AAAAAAAAAAAAAAAAAAAAAA"))
 
 
-def test_what_is_no_log_directory(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_log_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"is not a log directory: it has no meta\.properties"):
         cut(CUT_AT_40, tmp_path)
     with pytest.raises(UsageError, match="is not a directory"):
@@ -194,7 +194,7 @@ def test_no_broker_starts_while_we_work(log_dir: Path) -> None:
         assert answer == "locked"
 
 
-def test_a_no_leaves_all_as_it_is(log_dir: Path) -> None:
+def test_no_confirmation_changes_nothing(log_dir: Path) -> None:
     before = contents(log_dir)
     asked: list[Preview] = []
 
@@ -279,7 +279,7 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "message"), REFUSED, ids=[spoil.__name__ for spoil, _ in REFUSED])
-def test_what_is_not_known_is_refused(log_dir: Path, spoil: Callable[[Path], None], message: str) -> None:
+def test_doubtful_logs_are_refused(log_dir: Path, spoil: Callable[[Path], None], message: str) -> None:
     spoil(log_dir)
     before = contents(log_dir)
     done = cut(CUT_AT_40, log_dir)
@@ -311,7 +311,7 @@ def test_one_partition_in_two_directories_is_refused(log_dir: Path, tmp_path: Pa
     assert "orders-0 is in" in (done.results[0].message or "")
 
 
-def test_a_checkpoint_file_that_is_not_understood_is_refused(log_dir: Path) -> None:
+def test_a_checkpoint_file_that_cannot_be_parsed_is_refused(log_dir: Path) -> None:
     (log_dir / "replication-offset-checkpoint").write_text("7\n")
     before = contents(log_dir)
     with pytest.raises(RefusedError, match="replication-offset-checkpoint cannot be parsed: its version is '7'"):
@@ -319,7 +319,7 @@ def test_a_checkpoint_file_that_is_not_understood_is_refused(log_dir: Path) -> N
     assert contents(log_dir) == before
 
 
-def test_the_others_are_cut_all_the_same(log_dir: Path) -> None:
+def test_the_other_partitions_are_still_cut(log_dir: Path) -> None:
     done = cut(plan(("bystander", 0, 40), ("orders", 0, 45)), log_dir)
     assert (done.exit_code, outcomes(done)) == (
         ExitCode.PARTLY_DONE,
@@ -327,19 +327,19 @@ def test_the_others_are_cut_all_the_same(log_dir: Path) -> None:
     )
 
 
-def test_what_brokers_leave_half_done_is_no_obstacle(log_dir: Path) -> None:
+def test_files_that_brokers_leave_behind_are_ignored(log_dir: Path) -> None:
     (log_dir / "orders-0/00000000000000000000.timeindex.deleted").touch()
     (log_dir / "orders-0/leader-epoch-checkpoint.tmp").touch()
     assert cut(CUT_AT_40, log_dir).exit_code == 0
 
 
-def test_the_unclean_end_of_the_last_segment_goes_with_the_rest(log_dir: Path) -> None:
+def test_the_unclean_end_of_the_last_segment_is_removed_too(log_dir: Path) -> None:
     with (log_dir / "orders-0/00000000000000000060.log").open("ab") as file:
         file.write(bytes(500))
     assert (cut(CUT_AT_40, log_dir).results[0].message or "").startswith("log end 90 -> 40: 50 records")
 
 
-def test_holes_do_not_hide_a_batch_that_goes_over_the_cut(tmp_path: Path) -> None:
+def test_holes_do_not_hide_a_batch_that_spans_the_cut(tmp_path: Path) -> None:
     path = make_log_dir(tmp_path / "data")
     with_holes = LogBatch(20, 49, batch(20, 5).records, 1_700_000_000_000)
     add_partition(path, "orders-0", {0: [batch(0, 10), with_holes, batch(50, 10)]})
@@ -358,7 +358,7 @@ def _transactional(base_offset: int, producer_id: int, marker: str | None = None
     )
 
 
-def test_a_transaction_that_would_lose_its_end_goes_whole(tmp_path: Path) -> None:
+def test_a_transaction_that_would_lose_its_end_is_removed_whole(tmp_path: Path) -> None:
     path = make_log_dir(tmp_path / "data")
     ended = [_transactional(0, 7), _transactional(10, 7, "COMMIT"), _transactional(11, 8)]
     later = [_transactional(21, 9), _transactional(31, 8, "COMMIT"), _transactional(32, 9, "ABORT")]

@@ -1,4 +1,4 @@
-"""Taking back what was cut off the logs of a stopped broker, and going on after a command was interrupted."""
+"""Undoing a cut of a stopped broker's logs, and resuming after a command was interrupted."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_undo_is_refused_once_the_broker_ran(log_dir: Path, broker: Callable[[Pa
     assert (contents(log_dir), own_files(log_dir)) == (before, own)
 
 
-def test_the_last_cut_is_taken_back_first(log_dir: Path) -> None:
+def test_the_last_cut_is_undone_first(log_dir: Path) -> None:
     before = contents(log_dir)
     at_20 = plan(("orders", 0, 20))
     cut(CUT_AT_40, log_dir)
@@ -138,7 +138,7 @@ def test_killed_after_any_step_and_run_again(tmp_path: Path) -> None:
         assert _all(dirs) == _all(original), f"after step {count}"
 
 
-def test_killed_after_any_step_and_taken_back(tmp_path: Path) -> None:
+def test_killed_after_any_step_and_undone(tmp_path: Path) -> None:
     original = _two_dirs(tmp_path / "original")
     for count in range(_steps(tmp_path, undo=False)):
         dirs = _two_dirs(tmp_path / f"killed-{count}")
@@ -190,7 +190,7 @@ def test_killed_while_the_end_was_being_saved(log_dir: Path) -> None:
     assert contents(log_dir) == before
 
 
-def test_killed_while_the_end_was_being_put_back(log_dir: Path) -> None:
+def test_killed_while_the_end_was_being_restored(log_dir: Path) -> None:
     before = contents(log_dir)
     _killed_before(log_dir, "undo orders-0/00000000000000000030.log", undo=True)
     with (log_dir / "orders-0/00000000000000000030.log").open("ab") as file:
@@ -219,13 +219,13 @@ def test_an_interrupted_cut_is_finished_by_its_own_plan_only(log_dir: Path) -> N
         cut(plan(("orders", 0, 30)), log_dir)
 
 
-def test_an_interrupted_undo_goes_before_a_new_cut(log_dir: Path) -> None:
+def test_an_interrupted_undo_must_finish_before_a_new_cut(log_dir: Path) -> None:
     _killed_before(log_dir, "undone", undo=True)
     with pytest.raises(RefusedError, match="an undo was interrupted"):
         cut(CUT_AT_40, log_dir)
 
 
-def test_an_interruption_says_how_to_go_on(log_dir: Path) -> None:
+def test_an_interruption_says_how_to_continue(log_dir: Path) -> None:
     def full(_: str) -> None:
         raise OSError(28, "No space left on device")
 

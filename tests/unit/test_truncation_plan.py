@@ -65,7 +65,7 @@ def test_plans_are_the_same_when_they_cut_the_same() -> None:
         ({"expectedLogEnd": "x"}, r"expectedLogEnd of partitions\[0\] is not a number"),
     ],
 )
-def test_what_is_no_plan_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_an_invalid_plan_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     document: dict[str, Any] = json.loads(json.dumps(DOCUMENT))
     part = document if change.keys() <= document.keys() else document["partitions"][0]
     part.update(change)

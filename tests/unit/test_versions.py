@@ -1,4 +1,4 @@
-"""Which clusters are new enough for what, judged by what their brokers offer."""
+"""Which clusters are new enough for what, by the API versions of their brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEW_ENOUGH = ["2.8", "3.1", "3.5", "3.9", "4.1"]
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_broker_that_is_new_enough_is_told_by_its_release(role: Role) -> None:
+def test_a_broker_that_is_new_enough_is_shown_by_release(role: Role) -> None:
     for release in OFFERED:
         found = judged(1, "h:1", offered(release), role)
         assert found.is_supported is (release in NEW_ENOUGH)
@@ -37,7 +37,7 @@ def test_a_broker_that_is_new_enough_is_told_by_its_release(role: Role) -> None:
     assert role.first_version == NEW_ENOUGH[0]
 
 
-def test_a_broker_that_is_too_old_is_told_by_what_it_lacks() -> None:
+def test_a_broker_that_is_too_old_is_shown_with_what_it_lacks() -> None:
     source = judged(1, "h:1", offered("2.7"), Role.SOURCE)
     assert str(source) == "older than Kafka 2.8: it does not offer ListOffsets 6, Metadata 10"
     assert not source.is_supported
@@ -50,13 +50,13 @@ def test_a_broker_that_is_too_old_is_told_by_what_it_lacks() -> None:
 # -- docs/versions.md -------------------------------------------------------------------------------------------------
 
 
-def test_the_page_says_what_was_seen() -> None:
+def test_the_page_lists_the_versions_seen() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(seen()), (
         "run: .venv/bin/python -m tests.support.versions_page --page"
     )
 
 
-def test_every_version_that_is_taken_was_seen_to_work_in_each_role() -> None:
+def test_every_supported_version_was_seen_to_work_in_each_role() -> None:
     rows = {(one.version, one.role): one.steps for one in seen()}
     assert set(rows) == {(version, role.name.lower()) for version in OLDER_VERSIONS for role in Role}
     for role in Role:

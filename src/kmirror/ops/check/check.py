@@ -82,7 +82,11 @@ def check(
         UnreachableError: a secret of the destination's properties has no value here.
     """
     findings = Findings(on_line)
-    given, settings = (None, Settings()) if properties is None else _given(properties)
+    given: Mapping[str, str] | None = None
+    settings = Settings()
+    if properties is not None:
+        given, changed = checked_properties(properties)
+        settings = parse_settings(changed)
     with ClusterClient(client_config(destination_properties).as_destination()) as client:
         found = _reach(findings, DESTINATION, client)
         if found is not None:
@@ -157,11 +161,6 @@ def _check_rights(findings: Findings, client: ClusterClient) -> frozenset[int] |
     return operations
 
 
-def _given(properties: Mapping[str, str]) -> tuple[dict[str, str], Settings]:
-    source, settings = checked_properties(properties)
-    return source, parse_settings(settings)
-
-
 def _check_own_rights(
     findings: Findings,
     client: ClusterClient,
@@ -220,7 +219,8 @@ def _check_filling(
         if operations
         else "unless ALTER or CLUSTER_ACTION on the cluster is granted, which is unknown without DESCRIBE on it"
     )
-    ids = _filling_ids(record.name if record is not None else "MIRROR")
+    # the prefix of the ids of all lanes
+    ids = filling_transactional_id(record.name if record is not None else "MIRROR", 0).removesuffix("0")
     findings.warn(
         DESTINATION,
         "filling offsets",
@@ -236,11 +236,6 @@ def _check_filling(
             )
         ),
     )
-
-
-def _filling_ids(mirror: str) -> str:
-    """Return the prefix of the transactional ids of a mirror's lanes."""
-    return filling_transactional_id(mirror, 0).removesuffix("0")
 
 
 def _check_trimming(findings: Findings, client: ClusterClient, topics: list[str]) -> None:
@@ -322,7 +317,7 @@ def _check_source(
             if settings.sync_topic_acls_enabled:
                 with findings.catching(SOURCE, "ACLs"):
                     has = len(describe_acls(client)) if has_authorizer(client) else 0
-                    findings.ok(SOURCE, "ACLs", f"{has} to choose from, as sync.topic.acls.enabled says")
+                    findings.ok(SOURCE, "ACLs", f"{counted(has, 'ACL')} to sync from (sync.topic.acls.enabled)")
             if destination_id is not None:
                 check_clients(findings, client, destination, settings)
             with findings.catching(SOURCE, "least rights"):

@@ -51,7 +51,7 @@ def check_clients(findings: Findings, source: ClusterClient, destination: Cluste
     if settings.sync_quotas_enabled:
         with findings.catching(SOURCE, "quotas"):
             many = counted(len(quotas_to_sync(source, destination)), "quota")
-            findings.ok(SOURCE, "quotas", f"{many} to sync, as sync.quotas.enabled says")
+            findings.ok(SOURCE, "quotas", f"{many} to sync (sync.quotas.enabled)")
         with findings.catching(DESTINATION, "quotas"):
             lacking = missing_operations(cluster_operations(destination), ("ALTER_CONFIGS",))
             if not lacking:  # ALTER_CONFIGS implies the right to describe them
@@ -62,7 +62,7 @@ def check_clients(findings: Findings, source: ClusterClient, destination: Cluste
     if settings.compare_scram_users_enabled:
         with findings.catching(SOURCE, "SCRAM users"):
             theirs = users_of_clients(source, destination)
-            findings.ok(SOURCE, "SCRAM users", f"{counted(len(theirs), 'user')} beside kmirror")
+            findings.ok(SOURCE, "SCRAM users", f"{counted(len(theirs), 'user')} besides kmirror's")
             with findings.catching(DESTINATION, "SCRAM users"):
                 missing = sorted(theirs - scram_users(destination))
                 if missing:

@@ -43,7 +43,8 @@ class ProtectionView:
 
 def destination_grants(settings: Settings, topics: Collection[str]) -> tuple[Grant, ...]:
     """Return the least rights at the destination; `topics` are its mirror topics, as far as they are known."""
-    cluster: tuple[str, ...] = ("ALTER",) if _changes_acls(settings) else ("CLUSTER_ACTION", "DESCRIBE")
+    changes_acls = settings.read_only == "enforce" or settings.sync_topic_acls_enabled
+    cluster: tuple[str, ...] = ("ALTER",) if changes_acls else ("CLUSTER_ACTION", "DESCRIBE")
     if settings.sync_quotas_enabled:
         cluster += ("ALTER_CONFIGS",)
     groups = [Grant("--group '*'", ("READ",))] if settings.sync_group_offsets_enabled else []
@@ -130,10 +131,6 @@ def protection_view(
         return ProtectionView(f"detected only on {names}: {weak[0].detected_only}", weak[0].hint)
     many = f" ({counted(len(found), 'topic')})" if found else ""
     return ProtectionView(f"enforced: ACLs allow only kmirror and super users to write{many}", None)
-
-
-def _changes_acls(settings: Settings) -> bool:
-    return settings.read_only == "enforce" or settings.sync_topic_acls_enabled
 
 
 def _named(topics: Collection[str]) -> list[str]:

@@ -336,14 +336,11 @@ def _forks(
             if answer.fork is None:
                 side = "here" if answer.troubled_side == "destination" else "at the new primary"
                 trouble = answer.trouble or KmirrorError("the search has failed")
-                raise _search_error(place, side, trouble)
+                kind = UnreachableError if isinstance(trouble, UnreachableError) else RefusedError
+                message = f"cannot find the fork of {place}, {side}: {trouble.message}"
+                raise kind(message, trouble.hint, trouble.reason)
             found[place] = answer.fork
     return found
-
-
-def _search_error(place: TopicPartition, side: str, trouble: KmirrorError) -> KmirrorError:
-    kind = UnreachableError if isinstance(trouble, UnreachableError) else RefusedError
-    return kind(f"cannot find the fork of {place}, {side}: {trouble.message}", trouble.hint, trouble.reason)
 
 
 def _count(

@@ -100,7 +100,10 @@ def parse_plan(stored: object) -> TruncationPlan:
     if twice:
         raise ValueError(f"it names {twice} twice")
     return TruncationPlan(
-        _text(plan, "clusterId"), _text(plan, "mirror"), _number(plan, "createdAt"), tuple(sorted(cuts, key=_place))
+        _text(plan, "clusterId"),
+        _text(plan, "mirror"),
+        _number(plan, "createdAt"),
+        tuple(sorted(cuts, key=lambda cut: cut.place)),
     )
 
 
@@ -136,10 +139,6 @@ def _partition(stored: object, what: str) -> PlannedCut:
         raise ValueError(f"{what}.topicId is not a topic id") from None
     expected = None if one.get("expectedLogEnd") is None else _number(one, "expectedLogEnd", what)
     return PlannedCut(topic, topic_id, _number(one, "partition", what), _number(one, "cutOffset", what), expected)
-
-
-def _place(cut: PlannedCut) -> tuple[str, int]:
-    return cut.topic, cut.partition
 
 
 def _object(stored: object, what: str) -> Mapping[str, Any]:

@@ -42,6 +42,7 @@ from kmirror.state.records import AtStop, PartitionRecord, PartitionState, Topic
 from kmirror.state.snapshot import State
 
 _NEEDED = ("DESCRIBE", "READ", "WRITE", "DELETE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
+#: Either allows us to write markers, as reported by brokers (KIP-430).
 _TO_FENCE = ("CLUSTER_ACTION", "ALTER")
 
 
@@ -187,7 +188,8 @@ def _dry_run(
     places = {place: topic for topic in alive for place in partitions_of(topic)}
     ends = log_ends(destination.client, places)
     lacking = missing_rights(destination.client, [topic.topic for topic in alive], _NEEDED)
-    may_fence = _may_fence(destination)
+    operations = cluster_operations(destination.client)
+    may_fence = any(not missing_operations(operations, [operation]) for operation in _TO_FENCE)
     known = facts.with_source_answer(facts.at_stop(ends), facts.last_mirrored_offsets)
     source = facts.source() if going else None
     done.source_trouble = source.trouble if source is not None else None
@@ -233,9 +235,3 @@ def _would_stop(
         record = PartitionRecord(topic.mirror, *place, PartitionState.LOG_ALIGNMENT, now_ms())
     record = with_end(record, topic, facts.last_mirrored_offsets[place], known, None)
     return stopped_row(place, record, Outcome.DONE, reason, "would be stopped")
-
-
-def _may_fence(destination: Destination) -> bool:
-    """Return whether we may write markers, by our authorized operations on the cluster (KIP-430)."""
-    operations = cluster_operations(destination.client)
-    return any(not missing_operations(operations, [operation]) for operation in _TO_FENCE)

@@ -216,12 +216,10 @@ def _subject(
         recreated,
         notes,
         destination_start=log_start if has_lower_start else None,
-        unaligned=not stopped and record is not None and not _was_aligned(record),
+        unaligned=not stopped
+        and record is not None
+        and not (record.aligned or record.begun or record.initial_copy_complete),
     )
-
-
-def _was_aligned(record: PartitionRecord) -> bool:
-    return record.aligned or record.begun or record.initial_copy_complete
 
 
 class _Run:

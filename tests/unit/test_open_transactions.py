@@ -1,4 +1,4 @@
-"""When a copy is held back by an open transaction, and what is said of it."""
+"""When a copy is blocked by an open transaction, and what is reported about it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def row(**more: Any) -> PartitionRow:
     return PartitionRow(**{**fields, **more})
 
 
-def test_a_copy_is_held_back_that_has_all_it_may_read_of_a_source_that_holds_more() -> None:
+def test_a_copy_with_all_committed_records_is_blocked_if_the_source_has_more() -> None:
     assert is_blocked_by_transaction(row())
     assert is_blocked_by_transaction(row(reason=Reason.NO_ENGINE))
 
@@ -68,11 +68,11 @@ def test_a_copy_is_held_back_that_has_all_it_may_read_of_a_source_that_holds_mor
         {"reason": Reason.SOURCE_TOPIC_RECREATED},
     ],
 )
-def test_nothing_is_asked_of_other_partitions(more: dict[str, Any]) -> None:
+def test_other_partitions_are_not_blocked(more: dict[str, Any]) -> None:
     assert not is_blocked_by_transaction(row(**more))
 
 
-def test_the_transaction_is_named_with_what_ends_it() -> None:
+def test_the_transaction_is_named_with_the_command_that_aborts_it() -> None:
     opened = OpenTransaction(77, 1234, NOW - 192_000)
     found = with_transaction(row(), opened, SOURCE, NOW, SHOWN_AFTER_MS)
     assert (found.reason, found.failed, found.state) == (Reason.OPEN_TRANSACTION, False, PartitionState.MIRRORING)
@@ -83,14 +83,14 @@ def test_the_transaction_is_named_with_what_ends_it() -> None:
     )
 
 
-def test_a_young_transaction_is_nothing_to_tell() -> None:
+def test_a_young_transaction_is_not_reported() -> None:
     assert SHOWN_AFTER_MS == 60_000
     assert with_transaction(row(), OpenTransaction(77, 1234, NOW - 59_999), SOURCE, NOW, SHOWN_AFTER_MS) == row()
     shown = with_transaction(row(), OpenTransaction(77, 1234, NOW - 60_000), SOURCE, NOW, SHOWN_AFTER_MS)
     assert shown.reason is Reason.OPEN_TRANSACTION
 
 
-def test_that_no_engine_runs_is_said_as_well() -> None:
+def test_that_no_engine_runs_is_reported_as_well() -> None:
     idle = row(reason=Reason.NO_ENGINE, error_message="no engine copies mirror m")
     found = with_transaction(idle, OpenTransaction(77, 1234, 0), SOURCE, NOW, SHOWN_AFTER_MS)
     assert found.reason is Reason.NO_ENGINE
