@@ -9,7 +9,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.show.describe import describe
-from kmirror.ops.stop.failover import Stopped
+from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
@@ -29,7 +29,7 @@ def test_switchover_there_and_back(trip: Trip) -> None:
     commit(trip.a, group, topic, {0: 2})
     assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
 
-    def switch(here: Destination, cluster: SandboxCluster) -> Stopped:
+    def switch(here: Destination, cluster: SandboxCluster) -> VerbReport:
         with LocalEngine(here, trip.mirror, [GroupSyncJob(trip.mirror, here.properties)]) as engine:
             engine.catch_up()
             wait_until(lambda: all(row.initial_copy_complete for row in describe(here, trip.mirror)))

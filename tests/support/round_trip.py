@@ -14,7 +14,8 @@ from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest
 from kmirror.ops.failback.truncate_logs import truncate_logs
 from kmirror.ops.failback.truncation_plan import read_plan
-from kmirror.ops.stop.failover import Stopped, failover
+from kmirror.ops.stop.failover import failover
+from kmirror.ops.stop.report import VerbReport
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.workflow_records import WorkflowRecord
 from kmirror.work import WorkView
@@ -64,7 +65,7 @@ class Trip:
         with LocalEngine(self.at_a, self.mirror) as engine:
             engine.catch_up()
 
-    def back(self, *topics: str, **how: Any) -> Stopped:
+    def back(self, *topics: str, **how: Any) -> VerbReport:
         """Fail back, to A."""
         steps = {key: how.pop(key) for key in ("dry_run", "checkpoint") if key in how}
         chosen = selector(*topics) if topics else None
@@ -102,7 +103,7 @@ def trim(cluster: SandboxCluster, topic: str, offset: int) -> None:
     admin.delete_records([place])[place].result(30)
 
 
-def archives_of(done: Stopped) -> dict[str, Any]:
+def archives_of(done: VerbReport) -> dict[str, Any]:
     found = done.evidence["archives"]
     assert isinstance(found, dict)
     return found

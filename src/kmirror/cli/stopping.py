@@ -14,7 +14,7 @@ from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
     from kmirror.ops.context import Destination
-    from kmirror.ops.stop.failover import Stopped
+    from kmirror.ops.stop.report import VerbReport
     from kmirror.settings.patterns import TopicSelector
 
 _MOST_SHOWN = 20
@@ -194,7 +194,7 @@ def remove_verb(call: Call, mirror: str, topics: TopicSelector, report: str | No
     return show_stopped(call, done, evidence)
 
 
-def _ask(call: Call, destination: Destination, mirror: str, preview: Stopped, question: str) -> None:
+def _ask(call: Call, destination: Destination, mirror: str, preview: VerbReport, question: str) -> None:
     """Show what would be done, and ask for confirmation.
 
     Raises:
@@ -218,7 +218,7 @@ def _ask(call: Call, destination: Destination, mirror: str, preview: Stopped, qu
     call.require_yes(question)
 
 
-def show_stopped(call: Call, done: Stopped, evidence: Report | None) -> int:
+def show_stopped(call: Call, done: VerbReport, evidence: Report | None) -> int:
     """Show what a verb that stops topics did, write its report, and return the exit code."""
     if evidence:
         evidence.write(done.evidence)

@@ -27,8 +27,7 @@ from kmirror.ops.failback.progress import FAILBACK, Progress
 from kmirror.ops.failback.steps import FailbackRun
 from kmirror.ops.mirrors.create import check_name, checked_properties, source_cluster_id
 from kmirror.ops.results import ErrorInfo, VerbResult
-from kmirror.ops.stop.failover import Stopped
-from kmirror.ops.stop.report import sorted_rows
+from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.steps import Checkpoint, Clock
 from kmirror.settings.table import parse_settings, stored_settings
 from kmirror.state.client import boottime
@@ -56,7 +55,7 @@ def failback(
     *,
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda _: None,
-) -> Stopped:
+) -> VerbReport:
     """Make the old source, `destination`, a mirror of the cluster that the request's properties name.
 
     `watch` is shown the progress; nothing is in progress while `agree` is called.
@@ -88,9 +87,9 @@ def failback(
         plan = make_plan(destination, state, primary, request, progress, bulk, watch)
         seconds = {"looked": boottime() - began}
 
-        def ended(result: VerbResult, steps: Mapping[str, float], archives: Mapping[str, Any]) -> Stopped:
+        def ended(result: VerbResult, steps: Mapping[str, float], archives: Mapping[str, Any]) -> VerbReport:
             known = {"forks": plan.forks(), "archives": archives}
-            return Stopped(result, evidence_of(destination, mirror, result, began_ms, steps, **known))
+            return VerbReport(result, evidence_of(destination, mirror, result, began_ms, steps, **known))
 
         refusal, warnings = plan.refusal(), plan.warnings
         if dry_run:

@@ -25,9 +25,8 @@ from kmirror.ops.run.own_engine import OwnEngine
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.clients import ClientComparison
-from kmirror.ops.stop.failover import Stopped
 from kmirror.ops.stop.promote import PromoteRequest, PromoteView, Watcher, promote
-from kmirror.ops.stop.report import sorted_rows
+from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.stop import already_stopped_rows
 from kmirror.ops.stop.work import RUN_AGAIN, is_stopped
 from kmirror.settings.patterns import TopicSelector
@@ -48,7 +47,7 @@ class _BatchResults:
     steps: dict[str, float] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
 
-    def add(self, done: Stopped, topics: Sequence[str], began_ms: int) -> None:
+    def add(self, done: VerbReport, topics: Sequence[str], began_ms: int) -> None:
         """Add the result of a batch."""
         result = done.result
         self.rows += result.results
@@ -68,7 +67,7 @@ def promote_in_batches(
     *,
     dry_run: bool = False,
     health_ms: int = _HEALTH_MS,
-) -> Stopped:
+) -> VerbReport:
     """Promote `size` topics at a time, each batch all or nothing; `request.timeout_ms` is for all batches.
 
     Raises:
@@ -154,7 +153,7 @@ def promote_in_batches(
     evidence = evidence_of(
         destination, mirror, result, began_ms, done_so_far.steps, together=False, batches=done_so_far.batches
     )
-    return Stopped(result, evidence)
+    return VerbReport(result, evidence)
 
 
 def not_reached_rows(topics: Collection[str], why: str, rows: Collection[TopicResult]) -> list[TopicResult]:
@@ -173,7 +172,7 @@ def _own_warnings(part: VerbResult) -> list[str]:
     return [warning for warning in part.warnings if warning not in of_clients]
 
 
-def _with_plan(done: Stopped, batches: Sequence[Sequence[str]], pause_ms: int) -> Stopped:
+def _with_plan(done: VerbReport, batches: Sequence[Sequence[str]], pause_ms: int) -> VerbReport:
     """Add the planned batches to a dry run."""
     pause = f", with {pause_ms / 1000:g} s in between" if pause_ms else ""
     lines = [f"the topics would be promoted in {counted(len(batches), 'batch', 'batches')}{pause}"]

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.authorized import cluster_operations, missing_operations, missing_rights
@@ -25,6 +23,7 @@ from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import (
+    VerbReport,
     incomplete_warnings,
     partitions_of,
     sorted_rows,
@@ -46,14 +45,6 @@ _NEEDED = ("DESCRIBE", "READ", "WRITE", "DELETE", "ALTER_CONFIGS", "DESCRIBE_CON
 _TO_FENCE = ("CLUSTER_ACTION", "ALTER")
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """What a verb that stops topics returns: its document, and the evidence for `--report`."""
-
-    result: VerbResult
-    evidence: dict[str, Any]
-
-
 def failover(
     destination: Destination,
     mirror: str,
@@ -62,7 +53,7 @@ def failover(
     fence_with_record: bool = False,
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda _: None,
-) -> Stopped:
+) -> VerbReport:
     """Stop these topics; by default all topics of the mirror, and its discovery too.
 
     Raises:
@@ -91,7 +82,7 @@ def remove(
     *,
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda _: None,
-) -> Stopped:
+) -> VerbReport:
     """Stop these topics, and keep discovery from bringing them back.
 
     Raises:
@@ -133,7 +124,7 @@ def _carry_out(
     dry_run: bool,
     checkpoint: Checkpoint,
     warnings: Sequence[str] = (),
-) -> Stopped:
+) -> VerbReport:
     began_ms = now_ms()
     mirror = require_mirror(state, request.mirror)
     with closing(ClientComparison(destination, mirror)) as clients:
@@ -153,7 +144,7 @@ def _carry_out(
         totals=totals,
         clients=gaps,
     )
-    return Stopped(result, evidence_of(destination, mirror, result, began_ms, done.steps))
+    return VerbReport(result, evidence_of(destination, mirror, result, began_ms, done.steps))
 
 
 def _preview(

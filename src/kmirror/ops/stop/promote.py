@@ -29,7 +29,6 @@ from kmirror.ops.run.own_engine import OwnEngine
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.stop.clients import ClientComparison
-from kmirror.ops.stop.failover import Stopped
 from kmirror.ops.stop.promote_checks import FinalCheck, other_topics_of_groups, rights_trouble, settings_trouble
 from kmirror.ops.stop.promote_claim import Claim, has_unfinished_promote
 from kmirror.ops.stop.promote_messages import (
@@ -48,7 +47,7 @@ from kmirror.ops.stop.promote_readiness import (
     not_ready_until_blocked,
     topics_to_block,
 )
-from kmirror.ops.stop.report import sorted_rows
+from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.stop import already_stopped_rows, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.patterns import TopicSelector
@@ -107,7 +106,7 @@ def promote(
     *,
     dry_run: bool = False,
     own: OwnEngine | None = None,
-) -> Stopped:
+) -> VerbReport:
     """Stop each of these topics once it is complete; set `stopping` to interrupt.
 
     If no engine runs, `own` is started, or one that ends with the call.
@@ -184,7 +183,7 @@ def promote(
         )
         result = replace(result, blocked=blocked)
     evidence = evidence_of(destination, mirror, result, began_ms, done.steps, together=request.together)
-    return Stopped(result, evidence)
+    return VerbReport(result, evidence)
 
 
 class _Show:

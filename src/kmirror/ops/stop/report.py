@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason
-from kmirror.ops.results import STALE_MS, Outcome, StopTotals, TopicResult, is_current
+from kmirror.ops.results import STALE_MS, Outcome, StopTotals, TopicResult, VerbResult, is_current
 from kmirror.ops.stop.mirrored_end import MirroredEnd
 from kmirror.ops.stop.source_ends import SourceEnds
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import FRESH_SECONDS, AtStop, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.words import at_time, counted, listed
+
+
+@dataclass(frozen=True, slots=True)
+class VerbReport:
+    """What a verb that stops topics or fails back returns: its document, and the evidence for `--report`."""
+
+    result: VerbResult
+    evidence: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ from kmirror.ops.failback.plan import WATCH_S, FailbackRequest
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
-from kmirror.ops.stop.failover import Stopped
 from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, PromoteView, Watcher, promote
+from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.steps import Checkpoint
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.events import Event
@@ -70,7 +70,7 @@ def switchover(
     *,
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda _: None,
-) -> Stopped:
+) -> VerbReport:
     """Promote these topics here, all of the mirror by default, and make their source mirror them from here.
 
     Raises:
@@ -108,7 +108,7 @@ def switchover(
             again = "nothing was reversed yet: run the same command again to continue"
             hint = f"{result.error.hint}; {again}" if result.error.hint else again
             result = replace(result, error=replace(result.error, hint=hint))
-        return Stopped(result, {**stopped.evidence, "verb": SWITCHOVER})
+        return VerbReport(result, {**stopped.evidence, "verb": SWITCHOVER})
     checkpoint("promoted")
     _record_step(destination, mirror.name, _RETURN, chosen)
     checkpoint("reversing")
@@ -116,9 +116,9 @@ def switchover(
     result = _joined(mirror.name, stopped.result, returned)
     if result.exit_code == ExitCode.OK:
         _delete_progress(destination, mirror.name)
-    back = returned.evidence if isinstance(returned, Stopped) else None
+    back = returned.evidence if isinstance(returned, VerbReport) else None
     evidence = evidence_of(destination, mirror, result, began_ms, {}, promote=stopped.evidence, failback=back)
-    return Stopped(result, evidence)
+    return VerbReport(result, evidence)
 
 
 def _require_way_back(destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest) -> None:
@@ -138,7 +138,7 @@ def _require_way_back(destination: Destination, mirror: MirrorRecord, request: S
 
 def _reverse(
     mirror: MirrorRecord, request: SwitchoverRequest, topics: TopicSelector, watcher: Watcher
-) -> Stopped | KmirrorError:
+) -> VerbReport | KmirrorError:
     """Make the old source a mirror of this cluster; return the result, or the error."""
     back = FailbackRequest(
         mirror.name, request.properties, topics, watch_s=request.watch_s, spark=SparkChoice(request.master)
@@ -150,9 +150,9 @@ def _reverse(
         return error
 
 
-def _joined(mirror: str, stopped: VerbResult, returned: Stopped | KmirrorError) -> VerbResult:
+def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorError) -> VerbResult:
     """Return one document for both halves; a failure of the second does not undo the promote."""
-    if isinstance(returned, Stopped):
+    if isinstance(returned, VerbReport):
         back = returned.result
         rows = (*stopped.results, *back.results)
         groups, warnings = (*stopped.groups, *back.groups), (*stopped.warnings, *back.warnings)
@@ -164,7 +164,7 @@ def _joined(mirror: str, stopped: VerbResult, returned: Stopped | KmirrorError) 
     if code == ExitCode.REFUSED:
         # REFUSED would mean that nothing was changed. Clients still in use there may stop later, so retrying can help;
         # records after the fork stay.
-        has_records = isinstance(returned, Stopped)
+        has_records = isinstance(returned, VerbReport)
         code = ExitCode.PARTLY_DONE if has_records else ExitCode.TIMED_OUT
     if error is not None:
         message = f"promoted, but the old source is not a mirror of this cluster yet: {error.message}"
