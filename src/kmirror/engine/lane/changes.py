@@ -1,4 +1,4 @@
-"""Changes to a running lane's lane: partitions assigned to it, and partitions revoked from it.
+"""Changes to a running lane's work: partitions assigned to it, and partitions revoked from it.
 
 Changes arrive in order, numbered, from `control`. Once a change is applied, nothing more is sent to a revoked
 partition, and what is in flight is waited for. The partition counts as released, and the engine is informed, when

@@ -1,8 +1,8 @@
-"""Control of a lane: it may write only while no other lane has taken its place; and its progress reports.
+"""Control of a lane: whether it may still write, since no other has taken its place; and its progress reports.
 
 A thread follows `__kmirror_state` with a long poll. Each time it has read to the end without finding a newer claim, the
 lane may write for `ttl` from the moment *that request was sent*. A successor writes its claim first and waits for
-`ttl` before it writes anything else; so no two lanes ever write at once, whatever the clocks of their machines say. A
+`ttl` before it writes to partitions; so no two lanes ever write at once, whatever the clocks of their machines say. A
 claim is
 
 * an engine record of another lease, or one that assigns this lane to a later incarnation, or that is stopping;
@@ -10,7 +10,7 @@ claim is
 
 The engine's record also names the last change of its work (`LaneChangeRecord`) that the lane must apply. Changes are
 read here, in order; while one is missing the lane may not write, and it ends if that lasts: a task that Spark restarts
-begins with its original lane, and must not write to partitions revoked since.
+begins with its original work, and must not write to partitions revoked since.
 
 Another thread writes the lane's progress there, about once a second while something changes.
 """
@@ -76,7 +76,7 @@ class LaneControl:
         spec: LaneSpec,
         attempt: int,
         config: ClientConfig,
-        news: Callable[[], RowChanges],
+        row_changes: Callable[[], RowChanges],
         broken: Callable[[Exception], None],
     ) -> None:
         self.spec = spec
@@ -90,7 +90,7 @@ class LaneControl:
         #: When our first progress record was acknowledged: predecessors stop within `ttl` after it.
         self.claimed_at: float | None = None
         self._client = ClusterClient(config)
-        self._row_changes = news
+        self._row_changes = row_changes
         self._pages = Pages()
         #: Set when another run of this lane has stored a page: it may have overwritten one of ours.
         self._page_is_overwritten = False

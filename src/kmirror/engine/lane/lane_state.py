@@ -71,10 +71,10 @@ class LaneState:
     def take_touched(self) -> list[PartitionCopy]:
         """Return all partitions that may have changed since the last call; for one other thread."""
         # a partition that comes to rest meanwhile is in both, never in neither
-        moved = [*self.revoked, *self.active]
+        touched = [*self.revoked, *self.active]
         while self._came_to_rest:
-            moved.append(self._came_to_rest.popitem()[0])
-        return moved
+            touched.append(self._came_to_rest.popitem()[0])
+        return touched
 
     def may_send(self, at: float) -> bool:
         """Return True if the lane may send to the destination: before its deadline, with all changes applied."""

@@ -37,8 +37,8 @@ class Retry:
         A FAILED partition keeps its reason: only a permanent trouble replaces it, and never a reason that needs proof.
         """
         if self.failure:
-            is_news = trouble.permanent_after_retries and not self._needs_proof
-            return Fail(trouble.reason, trouble.message, self.failure.offset) if is_news else self.failure
+            replaces = trouble.permanent_after_retries and not self._needs_proof
+            return Fail(trouble.reason, trouble.message, self.failure.offset) if replaces else self.failure
         self.trouble = trouble
         if not trouble.permanent_after_retries:
             self._troubled_since = None  # no response proves nothing; the timeout starts again with the next one
