@@ -2,11 +2,11 @@
 # Move topics to another Kafka cluster: mirror, catch up, compare, promote. Each step gates the next by its exit code.
 #
 # Set: KMIRROR_BOOTSTRAP_SERVER (the destination), MIRROR, SOURCE_CONFIG (a file of client properties of the source),
-# TOPICS (a list, or @FILE). May be set: KMIRROR_EXPECT_CLUSTER_ID, COPY_TIMEOUT, PROMOTE_TIMEOUT, EVIDENCE (a folder).
+# TOPICS (a list, or @FILE). Optional: KMIRROR_EXPECT_CLUSTER_ID, COPY_TIMEOUT, PROMOTE_TIMEOUT, EVIDENCE (a folder).
 #
-# Ends with 0 when every topic is promoted, at once when it was before; with 5 when trying again later may help;
-# with kmirror's exit code of the failed step otherwise. Started again, it goes on where it was; the reports of earlier
-# runs stay in EVIDENCE.
+# Ends with 0 when every topic is promoted, at once if it already was; with 5 when trying again later may help;
+# otherwise with kmirror's exit code of the failed step. Run again, it continues where it stopped; the reports of
+# earlier runs stay in EVIDENCE.
 set -euo pipefail
 
 : "${KMIRROR_BOOTSTRAP_SERVER:?}" "${MIRROR:?}" "${SOURCE_CONFIG:?}" "${TOPICS:?}"
