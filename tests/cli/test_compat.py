@@ -282,7 +282,7 @@ def test_topics_of_two_mirrors_are_not_promoted_together(
     assert shown.err.startswith("kmirror: --together covers one mirror, but the topics belong to several\n")
 
 
-def test_topics_that_nobody_mirrors_are_refused() -> None:
+def test_topics_that_no_one_mirrors_are_refused() -> None:
     with pytest.raises(RefusedError, match="order: no such mirror topic on this destination") as refused:
         command_lines(read(["--promote", "--topics", "order"]), TWO_LINKS)
     assert refused.value.hint == "did you mean orders?"

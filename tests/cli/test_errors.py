@@ -213,7 +213,7 @@ def _failing(error: BaseException) -> Callable[[Call], None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "told"),
+    ("error", "code", "reported"),
     [
         (KmirrorError("odd", "look"), 1, "kmirror: odd\n  look\n"),
         (UsageError("bad flag"), 2, "kmirror: bad flag\n"),
@@ -242,10 +242,10 @@ def _failing(error: BaseException) -> Callable[[Call], None]:
         (KeyboardInterrupt(), 130, "kmirror: interrupted\n"),
     ],
 )
-def test_exit_codes(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, told: str) -> None:
+def test_exit_codes(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, reported: str) -> None:
     monkeypatch.setattr(Call, "destination", _failing(error))
     shown = run("list", *DESTINATION)
-    assert (shown.code, shown.out, shown.err) == (code, "", told)
+    assert (shown.code, shown.out, shown.err) == (code, "", reported)
 
 
 def test_a_traceback_only_where_it_is_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

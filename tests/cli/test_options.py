@@ -134,7 +134,7 @@ def test_the_question_keeps_clear_of_the_document() -> None:
     assert (out.getvalue(), err.getvalue()) == ("", "Sure? [y/N] ")
 
 
-def test_a_broken_toml_is_told_with_its_line(
+def test_a_broken_toml_is_reported_with_its_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("KMIRROR_BOOTSTRAP_SERVER")

@@ -240,7 +240,7 @@ def test_check_for_scripts_is_one_document() -> None:
 
 
 @pytest.mark.parametrize("kind", ["table", "json"])
-def test_a_failure_is_told_on_standard_error_by_every_output(kind: str) -> None:
+def test_a_failure_is_reported_on_standard_error_by_every_output(kind: str) -> None:
     screen = piped()
     output: Output = output_for(kind, screen)
     output.failure(ErrorInfo.of(RefusedError("no\nway", "try\nthis")), {"error": 1})

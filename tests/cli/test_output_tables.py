@@ -210,7 +210,7 @@ def test_describe_stopped_in_a_pipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "reported"),
     [
         (PARTITIONS, "no topic is mirrored yet; `kmirror add` makes one a mirror topic\n"),
         (FAILED_PARTITIONS, "no partition is FAILED\n"),
@@ -218,11 +218,11 @@ def test_describe_stopped_in_a_pipe() -> None:
         (STOPPED_PARTITIONS, "no partition is STOPPED\n"),
     ],
 )
-def test_describe_of_nothing(table: Table[PartitionRow], told: str) -> None:
+def test_describe_of_nothing(table: Table[PartitionRow], reported: str) -> None:
     screen = piped()
     TableOutput(screen).rows(table, [])
     out, err = written(screen)
-    assert (len(out.splitlines()), err) == (1, told)
+    assert (len(out.splitlines()), err) == (1, reported)
 
 
 def test_describe_for_scripts() -> None:

@@ -240,7 +240,7 @@ def _result(*lags: int | None, failed: bool = False) -> VerbResult:
 
 
 @pytest.mark.parametrize(
-    ("result", "until_caught_up", "told"),
+    ("result", "until_caught_up", "reported"),
     [
         (_result(0, 0), True, "caught up after 12.3s: 2 partitions, lag 0"),
         (_result(0), False, "stopped after 12.3s: 1 partition, lag 0"),
@@ -249,5 +249,5 @@ def _result(*lags: int | None, failed: bool = False) -> VerbResult:
         (_result(0, 0, failed=True), True, "stopped after 12.3s: 2 partitions, lag 0"),
     ],
 )
-def test_the_last_line_says_what_happened(result: VerbResult, until_caught_up: bool, told: str) -> None:
-    assert headline(result, until_caught_up, 12.34) == told
+def test_the_last_line_says_what_happened(result: VerbResult, until_caught_up: bool, reported: str) -> None:
+    assert headline(result, until_caught_up, 12.34) == reported

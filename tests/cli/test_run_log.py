@@ -48,7 +48,7 @@ def hour(view: RunView) -> Iterator[RunView]:
         yield later(view, second, replace(ORDERS, lag=second, lag_as_of_ms=AT + 1000 * second))
 
 
-def told(changes: ChangeTracker, view: RunView) -> list[tuple[Level, str, str]]:
+def logged(changes: ChangeTracker, view: RunView) -> list[tuple[Level, str, str]]:
     return [(entry.level, entry.mirror, entry.message) for entry in changes.entries(view)]
 
 
@@ -64,28 +64,28 @@ def test_what_changes_is_a_line_at_once() -> None:
     changes = ChangeTracker()
     changes.entries(VIEW)
     failed = replace(ORDERS, state="FAILED", reason=Reason.OFFSET_MISMATCH, message="expected 7,\ngot 9")
-    assert told(changes, later(VIEW, 1, failed)) == [
+    assert logged(changes, later(VIEW, 1, failed)) == [
         (Level.ERROR, "m", "orders: FAILED OFFSET_MISMATCH (was ACTIVE): expected 7, got 9")
     ]
     # another number in the same sentence is no change
-    assert told(changes, later(VIEW, 2, replace(failed, message="expected 7, got 10"))) == []
-    assert told(changes, later(VIEW, 3)) == [(Level.INFO, "m", "orders: ACTIVE (was FAILED OFFSET_MISMATCH)")]
+    assert logged(changes, later(VIEW, 2, replace(failed, message="expected 7, got 10"))) == []
+    assert logged(changes, later(VIEW, 3)) == [(Level.INFO, "m", "orders: ACTIVE (was FAILED OFFSET_MISMATCH)")]
     paused = replace(later(VIEW, 4), topics=(), idle={("m", "orders"): "PAUSED"})
-    assert told(changes, paused) == [(Level.INFO, "m", "orders: PAUSED (was ACTIVE)")]
+    assert logged(changes, paused) == [(Level.INFO, "m", "orders: PAUSED (was ACTIVE)")]
 
 
-def test_a_mirror_that_another_engine_took_is_told_at_once_and_every_minute() -> None:
+def test_a_mirror_that_another_engine_took_is_reported_at_once_and_every_minute() -> None:
     changes, both = ChangeTracker(), replace(VIEW, mirrors=("m", "n"))
     changes.entries(both)
     not_copied = {"n": NotCopied("process 7 on h took over\nat 7:03", Level.ERROR, Reason.FENCED)}
     taken = (Level.ERROR, "n", "not copied by this engine: process 7 on h took over at 7:03")
-    assert told(changes, replace(later(both, 1), not_copied=not_copied)) == [taken]
-    assert told(changes, replace(later(both, 2), not_copied=not_copied)) == []
-    assert told(changes, replace(later(both, 61), not_copied=not_copied))[1] == taken
-    assert told(changes, later(both, 62)) == [(Level.INFO, "n", "this engine is in charge")]
+    assert logged(changes, replace(later(both, 1), not_copied=not_copied)) == [taken]
+    assert logged(changes, replace(later(both, 2), not_copied=not_copied)) == []
+    assert logged(changes, replace(later(both, 61), not_copied=not_copied))[1] == taken
+    assert logged(changes, later(both, 62)) == [(Level.INFO, "n", "this engine is in charge")]
     # one that was deleted is none of this run any more
     changes.entries(replace(later(both, 63), not_copied=not_copied))
-    assert told(changes, later(VIEW, 64)) == []
+    assert logged(changes, later(VIEW, 64)) == []
 
 
 def test_topics_that_change_alike_share_a_line() -> None:
@@ -111,7 +111,7 @@ def test_a_topic_that_flaps_for_an_hour_fills_no_disk() -> None:
 
 def test_levels_come_from_states_and_reasons_and_from_notes() -> None:
     note = Note(AT, Level.WARNING, "m", "lane 0 of m stopped responding", about_spark=True)
-    assert told(ChangeTracker(), replace(VIEW, notes=(note,), spark_log="/c/spark-1.log"))[0] == (
+    assert logged(ChangeTracker(), replace(VIEW, notes=(note,), spark_log="/c/spark-1.log"))[0] == (
         Level.WARNING,
         "m",
         "lane 0 of m stopped responding; Spark logs to /c/spark-1.log",
@@ -144,15 +144,15 @@ def test_before_there_is_an_engine_the_minute_says_what_is_waited_for() -> None:
     changes = ChangeTracker()
     view = replace(VIEW, phase="waiting since 2026-11-23T07:00:00Z for the clusters", topics=(), level=Level.WARNING)
     expected = [(Level.WARNING, "m", "waiting since 2026-11-23T07:00:00Z for the clusters")]
-    assert told(changes, view) == expected
-    assert told(changes, later(view, 59)) == []
-    assert told(changes, later(view, 60)) == expected
+    assert logged(changes, view) == expected
+    assert logged(changes, later(view, 59)) == []
+    assert logged(changes, later(view, 60)) == expected
 
 
 def test_each_mirror_is_summed_up_by_itself_and_an_unknown_lag_is_never_a_number() -> None:
     unknown = replace(ORDERS, topic="users", lag=None, lag_as_of_ms=None)
     view = replace(VIEW, mirrors=("m", "n", "o"), topics=(ORDERS, unknown, replace(unknown, mirror="n")))
-    assert [line for line in told(ChangeTracker(), view) if "partition" in line[2] or "no topics" in line[2]] == [
+    assert [line for line in logged(ChangeTracker(), view) if "partition" in line[2] or "no topics" in line[2]] == [
         (
             Level.INFO,
             "m",
@@ -242,7 +242,7 @@ def test_the_file_is_rotated_and_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     assert lines == [f"line {number:04}" for number in range(1_000 - len(lines), 1_000)]
 
 
-def test_a_file_that_cannot_be_written_any_more_is_told_once_and_ends_nothing() -> None:
+def test_a_file_that_cannot_be_written_any_more_is_reported_once_and_ends_nothing() -> None:
     warnings: list[str] = []
     file = LogFile.at("/dev/full", warnings.append)
     for _ in range(3):

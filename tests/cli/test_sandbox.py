@@ -1,4 +1,4 @@
-"""`sandbox`: what can be told without starting a broker."""
+"""`sandbox`: what needs no broker."""
 
 from __future__ import annotations
 

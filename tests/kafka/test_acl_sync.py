@@ -1,4 +1,4 @@
-"""`sync.topic.acls.enabled`: the source's ACLs come along, but nobody may write before mirroring stops."""
+"""`sync.topic.acls.enabled`: the source's ACLs come along, but no one may write before mirroring stops."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_only_what_kmirror_made_is_ever_removed(pair: Pair, mirror: tuple[Destin
     shared = acls("topic", topic[:3], "app", "DESCRIBE_CONFIGS", prefixed=True)
     local = acls("topic", topic, "local", "READ")
     give(pair.at_source, ours, theirs, shared)
-    give(pair.at_destination, theirs, local)  # somebody made this one here too, before
+    give(pair.at_destination, theirs, local)  # another client made this one here too, before
     claim(destination, name, topic)
     sync(mirror)
     assert here(pair) == {*ours, *theirs, *shared, *local}
@@ -183,8 +183,8 @@ def test_only_what_kmirror_made_is_ever_removed(pair: Pair, mirror: tuple[Destin
     assert set(destination.state().rights(name, SHARED).made) == set(shared)
     delete_acls(pair.at_source, [*ours, *theirs, *shared])
     await_acls(pair.at_source, (), [*ours, *theirs, *shared])
-    (told,) = sync(mirror)
-    assert told.note == "0 ACLs created, 2 deleted"
+    (reported,) = sync(mirror)
+    assert reported.note == "0 ACLs created, 2 deleted"
     assert here(pair) == {*theirs, *local}
     assert not destination.state().rights(name, topic)
 
@@ -312,8 +312,8 @@ def test_quotas_come_along_and_what_others_have_set_stays(
     assert (line.cluster, line.reason) == ("destination", Reason.NOT_AUTHORIZED)
     assert (line.hint or "").endswith("--add --allow-principal User:kmirror --operation AlterConfigs --cluster")
     give(pair.at_destination, acls("cluster", "kafka-cluster", "kmirror", "ALTER_CONFIGS"))
-    told = run(sync_quotas_enabled="true")
-    assert told[0] == "2 quotas set, 0 removed"
+    reported = run(sync_quotas_enabled="true")
+    assert reported[0] == "2 quotas set, 0 removed"
     wait_until(lambda: ours(pair.at_destination) == {quota(1000), on_client, theirs})
     assert run(sync_quotas_enabled="true") == []
     assert alter_quotas(pair.at_source, [quota(2000)], [on_client]) == {}
@@ -330,7 +330,7 @@ def test_quotas_come_along_and_what_others_have_set_stays(
     job.close()
 
 
-def test_users_that_are_missing_are_told_as_they_cannot_be_copied(
+def test_users_that_are_missing_are_reported_as_they_cannot_be_copied(
     pair: Pair, mirror: tuple[Destination, str, RightsJob]
 ) -> None:
     destination, name, _ = mirror
@@ -343,9 +343,9 @@ def test_users_that_are_missing_are_told_as_they_cannot_be_copied(
         wait_until(lambda: user in scram_users(pair.at_source))
         claim(destination, name, unique_topic())
         assert "kmirror" in scram_users(pair.at_source)
-        (told,) = job.run(view_of(destination, name, compare_scram_users_enabled="true"))
-        assert told.details["users"] == [user]
-        assert "1 SCRAM user of the source cannot log in here" in (told.note or "")
+        (reported,) = job.run(view_of(destination, name, compare_scram_users_enabled="true"))
+        assert reported.details["users"] == [user]
+        assert "1 SCRAM user of the source cannot log in here" in (reported.note or "")
         assert list(job.run(view_of(destination, name, compare_scram_users_enabled="true"))) == []
         seen = clients_record(destination.state(), name).scram_users
         assert seen == tuple(sorted(scram_users(pair.at_source) - {"kmirror"}))
@@ -437,9 +437,9 @@ def test_nothing_is_taken_over_to_where_it_would_shut_others_out(
             change_config(destination, name, enabled)
         claim(destination, name, topic)
         job = RightsJob(name, properties)
-        told = list(job.run(view_of(destination, name, sync_topic_acls_enabled="true")))
-        assert [one.result for one in told] == ["DETECTED", "REFUSED"]
-        assert all("allow.everyone.if.no.acl.found is (or may be) true" in (one.note or "") for one in told)
-        assert list(job.run(view_of(destination, name, sync_topic_acls_enabled="true"))) == []  # told once
+        reported = list(job.run(view_of(destination, name, sync_topic_acls_enabled="true")))
+        assert [one.result for one in reported] == ["DETECTED", "REFUSED"]
+        assert all("allow.everyone.if.no.acl.found is (or may be) true" in (one.note or "") for one in reported)
+        assert list(job.run(view_of(destination, name, sync_topic_acls_enabled="true"))) == []  # reported once
         assert describe_acls(destination.client) == frozenset()
         job.close()

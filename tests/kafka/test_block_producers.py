@@ -1,4 +1,4 @@
-"""Topics whose producers are blocked at the source while they move: nothing slips in, and nobody stays blocked."""
+"""Topics whose producers are blocked at the source while they move: nothing slips in, and no one stays blocked."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def test_producers_are_blocked_until_the_destination_takes_their_writes(move: Mo
     assert 0 < blocked.duration_ms < 60_000
     check_document("report", done.evidence)
     assert [row["durationMs"] for row in done.evidence["blockedProducers"]] == [blocked.duration_ms]
-    (told,) = [one for one in done.result.warnings if "producers were blocked" in one]
-    assert f"--remove --force --deny-principal 'User:*' --operation Write --topic {topic}" in told
+    (reported,) = [one for one in done.result.warnings if "producers were blocked" in one]
+    assert f"--remove --force --deny-principal 'User:*' --operation Write --topic {topic}" in reported
     ((ok, said),) = move.check_lines()
     assert ok
     assert f"denies everyone WRITE on {topic}" in said

@@ -200,7 +200,7 @@ def test_after_a_failover_of_the_whole_mirror_nothing_is_discovered(
     # the failover comes between the claim and the end
     make = add_steps._create_topics
 
-    def make_and_end(at: Destination, work: add_steps.Work) -> set[str]:
+    def make_and_end(at: Destination, work: add_steps.AddWork) -> set[str]:
         made = make(at, work)
         end()
         return made

@@ -107,14 +107,14 @@ def test_nothing_is_written_when_nothing_changes(scene: GroupScene) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_with_members_is_left_alone_and_told_once(scene: GroupScene, protocol: str) -> None:
+def test_a_group_with_members_is_left_alone_and_reported_once(scene: GroupScene, protocol: str) -> None:
     scene.at_source(40)
     scene.sync()
     with member(scene.pair.destination, scene.group, scene.topic, protocol):
         scene.at_source(50)
-        (told,) = scene.sync()
-        assert (told.what, told.result, told.details["groups"]) == ("groups", "SKIPPED", [scene.group])
-        assert scene.group in (told.note or "")
+        (reported,) = scene.sync()
+        assert (reported.what, reported.result, reported.details["groups"]) == ("groups", "SKIPPED", [scene.group])
+        assert scene.group in (reported.note or "")
         assert scene.sync() == []
         assert scene.here() == 40
         (row,) = describe_groups(scene.destination, scene.mirror)
@@ -131,10 +131,10 @@ def test_what_a_local_consumer_commits_is_respected(scene: GroupScene) -> None:
     scene.sync()
     commit(scene.pair.destination, scene.group, scene.topic, {0: 44})
     scene.at_source(50)
-    (told,) = scene.sync()
-    assert told.details["reason"] == GroupReason.COMMITTED_HERE
+    (reported,) = scene.sync()
+    assert reported.details["reason"] == GroupReason.COMMITTED_HERE
     assert scene.here() == 44
-    # as the sentence says, that ends when somebody deletes it
+    # as the sentence says, that ends when another client deletes it
     delete_offsets(scene.pair.destination, scene.group)
     scene.sync()
     assert scene.here() == 50
@@ -368,7 +368,7 @@ def test_synced_groups_are_clamped_without_the_source(scene: GroupScene) -> None
 
 
 def lose_source(scene: GroupScene) -> None:
-    """Have the mirror's source be where nobody answers."""
+    """Have the mirror's source be where no one answers."""
 
     def decide(state: State) -> Changes:
         record = state.mirror(scene.mirror)
@@ -396,11 +396,11 @@ def test_described_with_the_source_down(scene: GroupScene) -> None:
 
 def share_offsets(cluster: SandboxCluster, group: str, topic: str) -> list[int]:
     """Return where a share group begins, as Kafka's own tool tells it."""
-    told = kafka_tool(
+    reported = kafka_tool(
         "kafka-share-groups.sh",
         *("--bootstrap-server", cluster.bootstrap_servers, "--describe", "--offsets", "--group", group),
     ).decode()
-    return [int(offset) for offset in re.findall(rf"{re.escape(topic)}\s+\d+\s+(\d+)", told)]
+    return [int(offset) for offset in re.findall(rf"{re.escape(topic)}\s+\d+\s+(\d+)", reported)]
 
 
 def test_share_groups(scene: GroupScene) -> None:
@@ -433,7 +433,7 @@ def test_coordinators_on_several_brokers(three_brokers: SandboxCluster) -> None:
         for number, name in enumerate(names):
             assert groups.commit(name, GroupKind.CONSUMER, {place: Committed(number)}) == {place: 0}
         assert {name for name, one in groups.listed().items() if one.kind is GroupKind.CONSUMER} == set(names)
-        # coordinators move: its groups are somebody else's
+        # coordinators move: its groups are another client's
         admin = AdminClient(properties_of(cluster))
         described = admin.describe_consumer_groups(names)
         coordinators = Counter(one.result(30).coordinator.id for one in described.values())
@@ -489,8 +489,8 @@ def test_a_run_that_could_not_sync_groups_at_its_end_says_so_and_does_not_end_wi
     copied, trouble = done.results
     assert (copied.topic, copied.result, copied.lag) == (topic, Outcome.DONE, 0)
     assert trouble.result is Outcome.FAILED
-    told = f"group offsets of {mirror}: not synced at the end: the source: cannot connect"
-    assert (trouble.message or "").startswith(told)
+    reported = f"group offsets of {mirror}: not synced at the end: the source: cannot connect"
+    assert (trouble.message or "").startswith(reported)
 
 
 # -- waiting until consumers have read all -----------------------------------------------------------------------------

@@ -55,8 +55,8 @@ def test_topics_that_are_created_keep_the_settings_that_an_operator_gives_them(
     for key in ("retention.ms", "cleanup.policy"):
         with pytest.raises(UsageError, match=f"--config {key} cannot be set on a mirror topic"):
             add(destination, name, selector(topic), overrides={key: "1"})
-    told = add(destination, name, selector(topic), overrides={"segment.ms": "3600000"}, dry_run=True)
-    assert "segment.ms=3600000" in str(told.results[0].message)
+    reported = add(destination, name, selector(topic), overrides={"segment.ms": "3600000"}, dry_run=True)
+    assert "segment.ms=3600000" in str(reported.results[0].message)
     added = add(destination, name, selector(topic), overrides={"segment.ms": "3600000"})
     assert outcomes(added) == {topic: "DONE"}
     with closing(SettingsSyncJob(name, destination.properties)) as job:

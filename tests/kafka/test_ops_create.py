@@ -130,7 +130,7 @@ def test_if_not_exists_is_content_with_filters_that_grew(
 
 
 BAD_INPUT = {
-    "a setting nobody knows": ({"retry.timeout": "5"}, ExitCode.USAGE, "unknown setting retry.timeout"),
+    "a setting no one knows": ({"retry.timeout": "5"}, ExitCode.USAGE, "unknown setting retry.timeout"),
     "a bad pattern": ({"topics.include": "a[b"}, ExitCode.USAGE, "not understood at character 2"),
     "a negative duration": ({"retry.timeout.ms": "-1"}, ExitCode.USAGE, "retry.timeout.ms=-1"),
     "an absurd duration": ({"refresh.interval.seconds": "99999999"}, ExitCode.USAGE, "from 1 to 86400"),
@@ -170,7 +170,7 @@ def test_names_that_cannot_name_a_mirror(destination: Destination, source: dict[
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_a_source_that_does_not_answer_is_told_at_once(destination: Destination, name: str) -> None:
+def test_a_source_that_does_not_answer_is_reported_at_once(destination: Destination, name: str) -> None:
     (port,) = free_ports(1)
     with pytest.raises(UnreachableError) as caught:
         create(destination, name, {"bootstrap.servers": f"127.0.0.1:{port}"})
@@ -179,7 +179,7 @@ def test_a_source_that_does_not_answer_is_told_at_once(destination: Destination,
     assert destination.state().mirror(name) is None
 
 
-def test_a_destination_that_does_not_answer_is_told_at_once() -> None:
+def test_a_destination_that_does_not_answer_is_reported_at_once() -> None:
     (port,) = free_ports(1)
     with pytest.raises(UnreachableError) as caught:
         Destination.open({"bootstrap.servers": f"127.0.0.1:{port}"})
@@ -256,7 +256,7 @@ def test_config_refuses_what_create_would(
     assert destination.state().mirror(name) == before
 
 
-def test_a_mirror_nobody_knows_names_the_nearest(destination: Destination, source: dict[str, str], name: str) -> None:
+def test_a_mirror_no_one_knows_names_the_nearest(destination: Destination, source: dict[str, str], name: str) -> None:
     create(destination, name, source)
     with pytest.raises(RefusedError) as caught:
         show_config(destination, f"{name}x")

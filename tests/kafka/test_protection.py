@@ -1,4 +1,4 @@
-"""`read.only=enforce`: nobody but kmirror can write to a mirror topic, and where that is not possible it says so."""
+"""`read.only=enforce`: no one but kmirror can write to a mirror topic, and where that is not possible it says so."""
 
 from __future__ import annotations
 

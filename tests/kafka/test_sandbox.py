@@ -83,7 +83,7 @@ def test_a_cluster_comes_back_as_it_was_after_a_stop_and_after_a_kill(
     write(cluster, b"before the kill")
     cluster.kill(1)
     assert broker_processes(cluster.directory) == []
-    SandboxCluster("own", cluster.directory).start()  # opened anew from its folder
+    SandboxCluster("own", cluster.directory).start()  # opened again from its folder
 
     assert (cluster.cluster_id, cluster.bootstrap_servers) == identity
     assert values(cluster) == [b"before the stop", b"before the kill"]

@@ -146,8 +146,8 @@ def test_a_secured_pair_lets_in_who_has_the_files(
     with pytest.raises(RefusedError, match=f"already exists and is secured with {kind}"):
         up(directory, SandboxOptions(secured="oauth"))
     assert up(directory).status.client_files == files
-    told = typed("kmirror", "sandbox", "up", "--dir", str(directory)).stderr.splitlines()
-    create_line, check_line = (line[line.index("kmirror c") :] for line in told if "kmirror c" in line)
+    reported = typed("kmirror", "sandbox", "up", "--dir", str(directory)).stderr.splitlines()
+    create_line, check_line = (line[line.index("kmirror c") :] for line in reported if "kmirror c" in line)
     refused = typed(*shlex.split(create_line))
     assert (refused.returncode, f"--allow-principal {principal}" in refused.stderr) == (6, True), refused
     checked = typed(*shlex.split(check_line))

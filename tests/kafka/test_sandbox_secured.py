@@ -1,4 +1,4 @@
-"""A secured sandbox cluster lets clients in over TLS with a login, and nobody else."""
+"""A secured sandbox cluster lets clients in over TLS with a login, and no one else."""
 
 from __future__ import annotations
 

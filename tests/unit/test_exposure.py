@@ -35,7 +35,7 @@ def test_what_everybody_can_read(folder: Path, tmp_path: Path) -> None:
     assert exposed_files(config, clear) == [Path(config)]
     assert exposed_files(config, {"ssl.truststore.location": written(folder / "ca.pem", "")}) == []
     assert exposed_files(written(folder / "config", "", 0o640), clear) == []
-    assert exposed_files(written(tmp_path / "config", ""), clear) == [], "nobody else enters this folder"
+    assert exposed_files(written(tmp_path / "config", ""), clear) == [], "no one else enters this folder"
     assert exposed_files(str(folder / "gone"), clear) == []
 
 

@@ -240,7 +240,7 @@ def planned(outcome: TopicPlan | TopicResult) -> TopicPlan:
     return outcome
 
 
-def test_a_new_topic_begins_where_it_is_told_to() -> None:
+def test_a_new_topic_begins_where_start_from_says() -> None:
     assert not planned(decided()).is_start_open
     assert planned(decided(**LATEST)).is_start_open
     assert planned(decided(here=existing(), adopt=True, **LATEST)).is_start_open
@@ -286,12 +286,12 @@ def test_a_stopped_topic_comes_back_only_by_name_and_with_adopt() -> None:
     assert plan.action is Action.ADOPT
 
 
-def test_a_mirror_topic_that_was_deleted_is_created_anew_when_asked() -> None:
+def test_a_mirror_topic_that_was_deleted_is_created_again_when_asked() -> None:
     gone = topic("orders", error=Code.UNKNOWN_TOPIC_OR_PARTITION)
     plan = decided(here=gone, records=(record("orders"),))
     assert isinstance(plan, TopicPlan)
     assert plan.action is Action.CREATE
-    # another topic bears its name now: it is nobody's until adopted
+    # another topic bears its name now: it is no one's until adopted
     refused(decided(here=topic("orders", topic_id=bytes(15) + b"\7"), records=(record("orders"),)))
 
 
@@ -327,7 +327,7 @@ def test_a_copy_from_elsewhere_or_one_that_was_stopped_is_no_loop(harmless: str)
     assert bool(further) is (harmless == "another cluster")
 
 
-def test_a_longer_way_round_is_told_in_full() -> None:
+def test_a_longer_way_round_is_reported_in_full() -> None:
     source = State.of([mirror("from-c", "C"), record("orders", mirror="from-c", source="x.orders")])
     _, further = follow(source, links_of(["orders", "other"], "b."), "B")
     at_c = State.of([mirror("from-b", "B"), record("x.orders", mirror="from-b", source="orders")])

@@ -132,7 +132,7 @@ def test_free_ports_are_different_and_free_and_below_those_of_outgoing_connectio
     assert all(is_free(port) for port in ports)
 
 
-def test_a_port_somebody_listens_on_is_not_free() -> None:
+def test_a_port_that_is_listened_on_is_not_free() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         assert not is_free(server.getsockname()[1])
 

@@ -1,4 +1,4 @@
-"""What systemd is told, by the protocol of sd_notify(3), and the unit that makes use of it."""
+"""What systemd is notified of, by the protocol of sd_notify(3), and the unit that makes use of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
         yield listening, address
 
 
-def test_it_is_told_once_that_it_has_started_and_each_time_that_it_lives(manager: tuple[socket.socket, str]) -> None:
+def test_ready_is_reported_once_and_alive_each_time(
+    manager: tuple[socket.socket, str],
+) -> None:
     listening, address = manager
     service_manager = ServiceManager.of_this_process({"NOTIFY_SOCKET": address})
     service_manager.report_alive("waiting")
@@ -59,12 +61,12 @@ def test_a_run_tells_it(manager: tuple[socket.socket, str]) -> None:
     done = run([sys.executable, "-m", "tests.support.without_spark", *line], env=environ)
     assert done.returncode == 5
     listening.setblocking(False)
-    told: list[str] = []
-    while not told or told[-1] != "STOPPING=1":
-        told.append(listening.recv(1000).decode())
-    assert told[0].startswith("READY=1\nWATCHDOG=1\nSTATUS=")
-    assert all(one.startswith("WATCHDOG=1\n") for one in told[1:-1])
-    assert len(told) >= 3
+    reported: list[str] = []
+    while not reported or reported[-1] != "STOPPING=1":
+        reported.append(listening.recv(1000).decode())
+    assert reported[0].startswith("READY=1\nWATCHDOG=1\nSTATUS=")
+    assert all(one.startswith("WATCHDOG=1\n") for one in reported[1:-1])
+    assert len(reported) >= 3
 
 
 def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     assert verb == ["run", "--mirror", "%i", "--standby"]
     assert service["ExecReload"].endswith(f"kill -{signal.SIGHUP.name.removeprefix('SIG')} $MAINPID")
     if (systemd_analyze := shutil.which("systemd-analyze")) is None:
-        return  # where there is no systemd, nobody starts the unit
+        return  # where there is no systemd, no one starts the unit
     there = tmp_path / "kmirror@.service"
     there.write_text(UNIT.read_text().replace("/opt/kmirror/bin/kmirror", sys.executable))
     done = subprocess.run([systemd_analyze, "verify", str(there)], capture_output=True, text=True, check=False)

@@ -98,7 +98,7 @@ def test_a_total_that_was_too_low_grows_and_what_needs_no_work_leaves_it() -> No
     assert [(one.done, one.total) for one in views] == [(0, 100), (0, 40), (55, 55)]
 
 
-def test_threads_that_nobody_waits_for_end() -> None:
+def test_threads_that_no_one_waits_for_end() -> None:
     with Meter(lambda _: None, "copying") as meter:
         meter.add(1)
     with pytest.raises(WorkIsOverError):

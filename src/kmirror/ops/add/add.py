@@ -19,7 +19,7 @@ from kmirror.cluster.topic_settings import topic_settings
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add.adopt import Clusters, refusals
 from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
-from kmirror.ops.add.steps import Work, carry_out, refusal_of, rows_of_plan
+from kmirror.ops.add.steps import AddWork, carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
@@ -80,7 +80,7 @@ def add(
         excluded = exclude or TopicSelector()
         selection = select(topics, excluded, settings, found, source.config, allow_missing=allow_missing)
         selection.filters.apply(settings)
-        work = Work(record, settings, {}, list(selection.results), selection.filters, warnings=[*selection.warnings])
+        work = AddWork(record, settings, {}, list(selection.results), selection.filters, warnings=[*selection.warnings])
         work.overrides = dict(overrides or {})
         names = selection.chosen
         facts = replace(
@@ -129,7 +129,7 @@ def add_discovered(
         UnreachableError: a cluster does not answer; the next run continues from there.
     """
     settings = stored_settings(mirror.settings)
-    work = Work(mirror, settings, {}, [], FilterChange(), discovers=True)
+    work = AddWork(mirror, settings, {}, [], FilterChange(), discovers=True)
     facts = _facts(destination, source, state, work, found, names)
     facts = replace(facts, upstream=upstream, start_from=settings.start_from)
     _plan(source, facts, work, names, adopt=False, named=())
@@ -138,7 +138,7 @@ def add_discovered(
 
 
 def _plan(
-    source: ClusterClient, facts: Facts, work: Work, names: Sequence[str], *, adopt: bool, named: Collection[str]
+    source: ClusterClient, facts: Facts, work: AddWork, names: Sequence[str], *, adopt: bool, named: Collection[str]
 ) -> None:
     for name in names:
         decided = decide(facts, name, adopt=adopt, named=name in named)
@@ -161,7 +161,7 @@ def _facts(
     destination: Destination,
     source: ClusterClient,
     state: State,
-    work: Work,
+    work: AddWork,
     found: Mapping[str, TopicMetadata],
     chosen: Sequence[str],
 ) -> Facts:
@@ -208,7 +208,7 @@ def _log_ends(client: ClusterClient, topics: Mapping[str, TopicMetadata]) -> dic
     return {partition: 1 if answer.offset is None else answer.offset for partition, answer in answers.items()}
 
 
-def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) -> None:
+def _look_up_starts(source: ClusterClient, work: AddWork, start_from: StartFrom) -> None:
     """Ask the source, once, for the offsets at which copying begins if that is not its log start."""
     for plan in work.plans.values():
         if plan.begun and not start_from.is_earliest:
@@ -238,7 +238,7 @@ def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) ->
             work.plans[plan.topic] = replace(plan, first_offsets=first_offsets, is_start_open=False)
 
 
-def _compare_adopted(destination: Destination, work: Work, bulk: Bulk, watch: Watch) -> None:
+def _compare_adopted(destination: Destination, work: AddWork, bulk: Bulk, watch: Watch) -> None:
     """Compare the topics to adopt with their sources, over separate connections, and refuse those that differ."""
     adopted = [plan for plan in work.plans.values() if plan.action is Action.ADOPT]
     if not adopted:
@@ -250,7 +250,7 @@ def _compare_adopted(destination: Destination, work: Work, bulk: Bulk, watch: Wa
             work.results.append(refused)
 
 
-def _check_at_destination(destination: Destination, work: Work) -> None:
+def _check_at_destination(destination: Destination, work: AddWork) -> None:
     """Ask the destination whether it would create the new topics, and which settings differ on the others."""
     new = work.new_topics()
     outcomes = TopicAdmin(destination.store).create(new, validate_only=True) if new else {}

@@ -61,7 +61,7 @@ _FINISH_HINT = "run the same command again to finish"
 
 
 @dataclass(slots=True)
-class Work:
+class AddWork:
     """The plan, and the results while it is carried out; `plans` and `changes` are by destination topic."""
 
     mirror: MirrorRecord
@@ -97,13 +97,13 @@ class Work:
         return bool(self.filters) and (bool(self.plans) or not refused)
 
 
-def rows_of_plan(work: Work) -> list[TopicResult]:
+def rows_of_plan(work: AddWork) -> list[TopicResult]:
     """Return the results that a dry run shows."""
     planned = [TopicResult(p.topic, None, Outcome.DONE, _text(p, work, done=False)) for p in work.plans.values()]
     return [*work.results, *planned, *_filter_rows(work, "would change the filters")]
 
 
-def carry_out(destination: Destination, work: Work) -> list[TopicResult]:
+def carry_out(destination: Destination, work: AddWork) -> list[TopicResult]:
     """Carry out the plan; return the results.
 
     Raises:
@@ -135,7 +135,7 @@ def carry_out(destination: Destination, work: Work) -> list[TopicResult]:
     return [_unwanted(row) if row.topic in unwanted else row for row in rows]
 
 
-def _protect(destination: Destination, work: Work) -> None:
+def _protect(destination: Destination, work: AddWork) -> None:
     """Deny others write access to the topics where that is possible, and warn of open transactions."""
     work.warnings += protect_claimed(destination, work.mirror.name, work.settings, list(work.plans))
     adopted = [
@@ -168,7 +168,7 @@ def refusal_of(error: KmirrorError, operation: str, topic: str) -> KmirrorError:
     return error
 
 
-def _text(plan: TopicPlan, work: Work, *, done: bool) -> str:
+def _text(plan: TopicPlan, work: AddWork, *, done: bool) -> str:
     many = counted(plan.partitions, "partition")
     infinitive, past, shown = {
         Action.CREATE: (f"create with {many}", f"created with {many}", {**plan.settings.now, **work.overrides}),
@@ -192,7 +192,7 @@ def _beginnings(plan: TopicPlan) -> str:
     return f"begins at offset {shown}" if offsets else ""
 
 
-def _filter_rows(work: Work, what: str) -> list[TopicResult]:
+def _filter_rows(work: AddWork, what: str) -> list[TopicResult]:
     if work.changes_filters:
         return [TopicResult(None, None, Outcome.DONE, f"{what}: {work.filters}")]
     if not work.plans and not work.results:
@@ -200,7 +200,7 @@ def _filter_rows(work: Work, what: str) -> list[TopicResult]:
     return []
 
 
-def _done(plan: TopicPlan, work: Work, lacking: Mapping[str, list[str]], login: ClientConfig) -> TopicResult:
+def _done(plan: TopicPlan, work: AddWork, lacking: Mapping[str, list[str]], login: ClientConfig) -> TopicResult:
     text = _text(plan, work, done=True)
     if plan.topic not in lacking:
         return TopicResult(plan.topic, None, Outcome.DONE, text)
@@ -216,7 +216,7 @@ def _done(plan: TopicPlan, work: Work, lacking: Mapping[str, list[str]], login: 
     )
 
 
-def _claim(destination: Destination, work: Work) -> None:
+def _claim(destination: Destination, work: AddWork) -> None:
     def decide(state: State) -> Changes:
         present = require_mirror(state, work.mirror.name)
         if gone := _not_chosen(present, work):
@@ -233,7 +233,7 @@ def _claim(destination: Destination, work: Work) -> None:
         change(destination, _CLAIMS, decide)
 
 
-def _not_chosen(mirror: MirrorRecord, work: Work) -> frozenset[str]:
+def _not_chosen(mirror: MirrorRecord, work: AddWork) -> frozenset[str]:
     """Return the topics that discovery planned but the filters no longer include."""
     if not work.discovers:
         return frozenset()
@@ -247,7 +247,7 @@ def _unwanted(row: TopicResult) -> TopicResult:
     return replace(row, result=Outcome.REFUSED, message=message)
 
 
-def _create_topics(destination: Destination, work: Work) -> set[str]:
+def _create_topics(destination: Destination, work: AddWork) -> set[str]:
     """Create topics and change settings; return the topics for which the outcome is unknown."""
     admin = TopicAdmin(destination.store)
     new = work.new_topics()
@@ -272,7 +272,7 @@ def _create_topics(destination: Destination, work: Work) -> set[str]:
 
 def _complete(
     destination: Destination,
-    work: Work,
+    work: AddWork,
     claimed: Mapping[str, TopicPlan],
     unknown: set[str],
     made: ClusterMetadata,
