@@ -133,7 +133,7 @@ def test_a_mirror_topic_takes_batches_larger_than_its_source_takes_today(
     name = new_mirror(destination, cluster_pair.source)
     dry = add(destination, name, selector(topic), dry_run=True)
     assert "max.message.bytes=2147483647" in (dry.results[0].message or "")
-    assert "the source may hold batches larger than it takes today" in (dry.results[0].message or "")
+    assert "the source may have batches larger than it accepts today" in (dry.results[0].message or "")
     assert add(destination, name, selector(topic)).exit_code == ExitCode.OK
     put(cluster_pair.destination, topic, value)
     record = destination.state().topic(name, topic)

@@ -76,7 +76,7 @@ def test_a_file_of_mirrormaker_2_becomes_the_mirrors_that_lead_here(
     # --config goes before what the file and its defaults say
     assert keys(done)["replication.policy.class"] == (name, "NO_MEANING")
     assert {keys(done)[f"{flow}.enabled"] for flow in (f"{here}->{there}", f"{there}->gone")} == {(None, "NO_MEANING")}
-    assert "not known whether gone is this destination" in str(done.to_json())
+    assert "whether gone is this destination is unknown" in str(done.to_json())
     stored = destination.state().mirror(name)
     assert stored is not None
     assert stored.source == source
