@@ -57,13 +57,13 @@ BLOCKED: Table[BlockedTopic] = Table(
         Column(
             "sinceMs",
             TIME.null_when("another client had denied it before"),
-            "right before it was asked for; no write was refused earlier",
+            "just before it was requested; no write was refused earlier",
             lambda row: row.since_ms,
         ),
         Column(
             "untilMs",
             TIME.null_when("not yet, or unknown"),
-            "when writes were taken again: by the destination (KEPT), or by the source (LIFTED)",
+            "when writes were accepted again: by the destination (KEPT), or by the source (LIFTED)",
             lambda row: row.until_ms,
         ),
         Column(

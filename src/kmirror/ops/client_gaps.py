@@ -115,7 +115,7 @@ def _part(kind: str) -> Column[Quota]:
 
 _RIGHTS: tuple[Column[tuple[LackingRight, str]], ...] = (
     Column("principal", TEXT, "who lacks it", lambda row: row[0].principal),
-    Column("host", TEXT, "from where it was granted; `*` is anywhere", lambda row: row[0].host),
+    Column("host", TEXT, "the host from which it was granted; `*` is any host", lambda row: row[0].host),
     Column("operation", TEXT, "what cannot be done: READ or WRITE", lambda row: row[0].operation),
     Column("resourceType", one_of("resource type", ResourceType), "on what", lambda row: row[0].resource_type),
     Column("patternType", one_of("pattern", PatternType), "how to read names", lambda row: row[0].pattern_type),
@@ -139,11 +139,11 @@ CLIENTS: tuple[Column[ClientGaps], ...] = (
     Column(
         "rights",
         list_of(object_of(_RIGHTS)).null_when(_UNKNOWN),
-        "rights that principals have at the source by its ACLs and lack here; super users are not known",
+        "rights that principals have at the source by its ACLs and lack here; super users are unknown",
         lambda gaps: _rows(_RIGHTS, None if gaps.rights is None else zip(gaps.rights, gaps.commands, strict=True)),
     ),
     Column(
-        "rightsAsOf", TIME.null_when(_UNKNOWN), "when the source's ACLs were seen", lambda gaps: gaps.rights_as_of_ms
+        "rightsAsOf", TIME.null_when(_UNKNOWN), "when the source's ACLs were read", lambda gaps: gaps.rights_as_of_ms
     ),
     Column(
         "quotas",
@@ -152,7 +152,7 @@ CLIENTS: tuple[Column[ClientGaps], ...] = (
         lambda gaps: _rows(_QUOTAS, gaps.quotas),
     ),
     Column(
-        "quotasAsOf", TIME.null_when(_UNKNOWN), "when the source's quotas were seen", lambda gaps: gaps.quotas_as_of_ms
+        "quotasAsOf", TIME.null_when(_UNKNOWN), "when the source's quotas were read", lambda gaps: gaps.quotas_as_of_ms
     ),
     Column(
         "scramUsers",
@@ -163,7 +163,7 @@ CLIENTS: tuple[Column[ClientGaps], ...] = (
     Column(
         "scramUsersAsOf",
         TIME.null_when(_UNKNOWN),
-        "when the source's users were seen",
+        "when the source's users were read",
         lambda gaps: gaps.scram_users_as_of_ms,
     ),
     Column(
@@ -172,5 +172,5 @@ CLIENTS: tuple[Column[ClientGaps], ...] = (
         "commands that create ACLs of the source that stay deferred while mirror topics are left",
         lambda gaps: list(gaps.deferred),
     ),
-    Column("unknown", list_of(TEXT), "what is not known, and why, in sentences", lambda gaps: list(gaps.unknown)),
+    Column("unknown", list_of(TEXT), "what is unknown, and why, as sentences", lambda gaps: list(gaps.unknown)),
 )

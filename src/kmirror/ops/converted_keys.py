@@ -27,20 +27,20 @@ KEYS: Table[KeyRow] = Table(
     (
         Column(
             "mirror",
-            TEXT.null_when("it concerns no mirror that is made"),
+            TEXT.null_when("it applies to no mirror that is created"),
             "the mirror",
             lambda row: row.mirror,
             "MIRROR",
             cell=lambda row: row.mirror or UNKNOWN,
         ),
-        Column("key", TEXT, "the key as the file has it", lambda row: row.key_result.key, "KEY"),
+        Column("key", TEXT, "the key in the file", lambda row: row.key_result.key, "KEY"),
         Column(
             "became", one_of("became", KeyOutcome), "what became of it", lambda row: row.key_result.became, "BECAME"
         ),
         Column(
             "message",
             TEXT,
-            "as what it is taken, or why it is not",
+            "what it was converted to, or why it was not",
             lambda row: row.key_result.message,
             "MEANING",
             cell=lambda row: one_line(": ".join(filter(None, (row.key_result.message, row.key_result.hint)))),

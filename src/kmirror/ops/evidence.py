@@ -100,7 +100,7 @@ def _more(key: str, kind: Type, meaning: str, where: str) -> Column[Evidence]:
     )
 
 
-_RETURNED = OBJECT.null_when("it failed before anything was found out")
+_RETURNED = OBJECT.null_when("it failed before it found anything")
 EVIDENCE: tuple[Column[Evidence], ...] = (
     Column("dryRun", FLAG, "whether nothing was changed, because of --dry-run", lambda done: done.result.dry_run),
     Column(
@@ -112,7 +112,7 @@ EVIDENCE: tuple[Column[Evidence], ...] = (
     Column(
         "totals",
         object_of(TOTALS).null_when("the command does not stop partitions at once"),
-        "what was lost in all",
+        "the total loss",
         lambda done: done.result.totals and done.result.totals.to_json(),
     ),
     Column(
@@ -130,14 +130,17 @@ EVIDENCE: tuple[Column[Evidence], ...] = (
     Column(
         "clients",
         object_of(CLIENTS),
-        "what clients of the source lack at the destination once they move",
+        "what clients of the source will lack at the destination after they move",
         lambda done: done.result.clients and done.result.clients.to_json(),
         only=Only("failover, remove, promote", lambda done: done.result.clients),
     ),
     Column("warnings", list_of(TEXT), "warnings for people", lambda done: list(done.result.warnings)),
     Column("exitCode", EXIT_CODE, "the exit code", lambda done: int(done.result.exit_code)),
     Column(
-        "error", ERROR_OR_NULL, "why not all is done", lambda done: done.result.error and done.result.error.to_json()
+        "error",
+        ERROR_OR_NULL,
+        "why not everything was done",
+        lambda done: done.result.error and done.result.error.to_json(),
     ),
     _more("together", FLAG, "whether --together was given", "promote, and switchover that stopped after it"),
     Column(

@@ -119,7 +119,7 @@ REASON = one_of("reason", Reason)
 OUTCOME = one_of("result", Outcome)
 _AT_STOP: Only[TopicResult] = Only("a partition that was stopped", lambda row: row.at_stop)
 _OF_GROUP: Only[TopicResult] = Only("what a group lacks, in `wait --for drained`", lambda row: row.group)
-_UNSEEN = "the source was never seen"
+_UNSEEN = "the source was never read"
 
 
 def _stop_column(key: str, kind: Type, meaning: str, value: Callable[[AtStop], object]) -> Column[TopicResult]:
@@ -147,8 +147,8 @@ _RESULT: tuple[Column[TopicResult], ...] = (
     Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda row: row.reason),
     Column(
         "message",
-        TEXT.null_when("there is nothing to tell"),
-        "what was done, or what is wrong, in a sentence",
+        TEXT.null_when("there is nothing to report"),
+        "what was done, or what is wrong, as a sentence",
         lambda row: row.message,
         "MESSAGE",
         cell=lambda row: f"{row.reason}: {one_line(row.message)}" if row.reason else one_line(row.message),
@@ -161,11 +161,11 @@ _RESULT: tuple[Column[TopicResult], ...] = (
     ),
     Column(
         "lag",
-        COUNT.null_when("unknown, or the verb does not look at it"),
-        "offsets that the destination lacks; of a stopped partition the records known to be lost",
+        COUNT.null_when("unknown, or the verb does not read it"),
+        "offsets that the destination is behind; for a stopped partition the records known to be lost",
         lambda row: row.lag,
     ),
-    Column("group", TEXT, "the group that has not read all", lambda row: row.group, only=_OF_GROUP),
+    Column("group", TEXT, "the group that has not read everything", lambda row: row.group, only=_OF_GROUP),
     Column(
         "offsetsLeft",
         COUNT.null_when("unknown"),
@@ -188,12 +188,12 @@ _RESULT: tuple[Column[TopicResult], ...] = (
         lambda stop: stop.source_high_watermark,
     ),
     _stop_column(
-        "asOf", TIME.null_when(_UNSEEN), "when the source's offsets were seen", lambda stop: stop.source_as_of_ms
+        "asOf", TIME.null_when(_UNSEEN), "when the source's offsets were read", lambda stop: stop.source_as_of_ms
     ),
     Column(
         "estimatedMoreRecords",
         COUNT.null_when("the source answered the stop, or the rate is unknown"),
-        "records that the source has probably received since asOf",
+        "estimate of records that the source has received since asOf",
         lambda row: row.estimated_more,
         only=_AT_STOP,
     ),
@@ -218,8 +218,8 @@ _RESULT: tuple[Column[TopicResult], ...] = (
     ),
     _stop_column(
         "failureMessage",
-        TEXT.null_when("it had not FAILED, or there is nothing to tell"),
-        "the same in a sentence",
+        TEXT.null_when("it had not FAILED, or there is no message"),
+        "the same as a sentence",
         lambda stop: stop.failure_message,
     ),
     _stop_column(
@@ -267,19 +267,19 @@ class StopTotals:
 
 
 TOTALS: tuple[Column[StopTotals], ...] = (
-    Column("partitions", COUNT, "partitions in all", lambda totals: totals.partitions),
-    Column("failedPartitions", COUNT, "those that had FAILED", lambda totals: totals.failed_partitions),
+    Column("partitions", COUNT, "all partitions", lambda totals: totals.partitions),
+    Column("failedPartitions", COUNT, "partitions that had FAILED", lambda totals: totals.failed_partitions),
     Column(
         "knownLostRecords",
-        COUNT.null_when("no source's end was ever seen"),
-        "records that sources were seen to have and the copies lack",
+        COUNT.null_when("no source end was ever read"),
+        "records that the sources had and the copies lack",
         lambda totals: totals.known_lost_records,
     ),
     Column("partitionsUnknown", COUNT, "partitions whose loss is unknown", lambda totals: totals.partitions_unknown),
     Column(
         "estimatedMoreRecords",
         COUNT,
-        "records that sources have probably received since they were seen",
+        "estimate of records that sources have received since their ends were read",
         lambda totals: totals.estimated_more_records,
     ),
     Column("foreignRecords", COUNT, "records that are not the sources'", lambda totals: totals.foreign_records),
@@ -298,8 +298,8 @@ TOTALS: tuple[Column[StopTotals], ...] = (
     ),
     Column(
         "asOf",
-        TIME.null_when("no source's end was ever seen"),
-        "the earliest moment at which one of the ends was seen",
+        TIME.null_when("no source end was ever read"),
+        "when the oldest of the source ends was read",
         lambda totals: totals.as_of_ms,
     ),
     Column("sourceAnswers", FLAG, "whether the source answers now", lambda totals: totals.source_trouble is None),
@@ -362,11 +362,11 @@ class ErrorInfo:
 EXIT_CODE = one_of("exit code", ExitCode)
 ERROR: tuple[Column[ErrorInfo], ...] = (
     Column("code", EXIT_CODE, "the exit code", lambda error: int(error.code)),
-    Column("message", TEXT, "what is wrong, in a sentence", lambda error: error.message),
-    Column("hint", TEXT.null_when("there is nothing to advise"), "what to do about it", lambda error: error.hint),
+    Column("message", TEXT, "what is wrong, as a sentence", lambda error: error.message),
+    Column("hint", TEXT.null_when("there is none"), "what to do about it", lambda error: error.hint),
     Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda error: error.reason),
 )
-ERROR_OR_NULL = object_of(ERROR).null_when("all that was asked is done")
+ERROR_OR_NULL = object_of(ERROR).null_when("there is no error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +425,7 @@ RESULT: tuple[Column[VerbResult], ...] = (
     Column("verb", TEXT, "the command", lambda done: done.verb),
     Column(
         "mirror",
-        TEXT.null_when("the command failed before it knew, or is about no mirror"),
+        TEXT.null_when("the command failed before it knew it, or is about no mirror"),
         "the mirror",
         lambda done: done.mirror or None,
     ),
@@ -434,7 +434,7 @@ RESULT: tuple[Column[VerbResult], ...] = (
     Column(
         "totals",
         object_of(TOTALS),
-        "what was lost in all",
+        "the total loss",
         lambda done: done.totals and done.totals.to_json(),
         only=Only("verbs that stop partitions at once: failover, remove", lambda done: done.totals),
     ),
@@ -453,7 +453,7 @@ RESULT: tuple[Column[VerbResult], ...] = (
     Column(
         "clients",
         object_of(CLIENTS),
-        "what clients of the source lack here once they move",
+        "what clients of the source will lack here after they move",
         lambda done: done.clients and done.clients.to_json(),
         only=Only("verbs that stop topics: failover, remove, promote", lambda done: done.clients),
     ),
@@ -471,7 +471,7 @@ RESULT: tuple[Column[VerbResult], ...] = (
         lambda done: [BLOCKED.document(row) for row in done.blocked],
         only=Only("promote and switchover that have denied it", lambda done: done.blocked),
     ),
-    Column("error", ERROR_OR_NULL, "why not all is done", lambda done: done.error and done.error.to_json()),
+    Column("error", ERROR_OR_NULL, "why not everything was done", lambda done: done.error and done.error.to_json()),
 )
 
 

@@ -128,7 +128,7 @@ GROUPS: Table[GroupRow] = Table(
             lambda row: row.reason,
             "REASON",
         ),
-        Column("message", TEXT.null_when("it is synced"), "the same in a sentence", lambda row: row.message),
+        Column("message", TEXT.null_when("it is synced"), "the same as a sentence", lambda row: row.message),
     ),
     "MIRROR GROUP TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAST-SYNC REASON",
     none="no group has committed offsets of these topics at the source",

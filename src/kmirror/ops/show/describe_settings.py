@@ -42,7 +42,7 @@ def _one_word(value: str | None) -> str | None:
     return None if value is None else "".join(value.split()) or '""'
 
 
-_UNREAD = "nothing of the topic can be read"
+_UNREAD = "the topic's settings cannot be read"
 TOPIC_SETTINGS: Table[TopicSettingRow] = Table(
     (
         Column("mirror", TEXT, "the mirror", lambda row: row.mirror, "MIRROR"),
@@ -72,7 +72,7 @@ TOPIC_SETTINGS: Table[TopicSettingRow] = Table(
             lambda row: row.state,
             "STATE",
         ),
-        Column("why", TEXT, "the same in a sentence", lambda row: row.why, "WHY", cell=lambda row: one_line(row.why)),
+        Column("why", TEXT, "the same as a sentence", lambda row: row.why, "WHY", cell=lambda row: one_line(row.why)),
     ),
     "MIRROR TOPIC KEY SOURCE DESTINATION STATE WHY",
     none="no topic is mirrored: there are no settings to compare",

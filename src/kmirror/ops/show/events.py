@@ -29,7 +29,7 @@ EVENTS: Table[Event] = Table(
         Column(
             "result",
             TEXT,
-            "how it ended, or how far it came, in a word",
+            "the result, or the step reached, as one word",
             lambda event: event.result,
             "RESULT",
             code=lambda event: event.result,
@@ -37,7 +37,7 @@ EVENTS: Table[Event] = Table(
         Column(
             "details",
             OBJECT,
-            "what else is known; its keys depend on `what`",
+            "further facts; the keys depend on `what`",
             lambda event: dict(event.details),
             "DETAILS",
             cell=lambda event: one_line(json.dumps(event.details, ensure_ascii=False)),

@@ -192,7 +192,7 @@ def shown_duration(duration_ms: int | None) -> str | None:
     return format_duration(duration_ms if duration_ms < 1000 else duration_ms // 1000 * 1000)
 
 
-_UNSEEN = "the source was never seen"
+_UNSEEN = "the source was never read"
 _NO_ENGINE = "no engine is in charge"
 _NO_LANE = "no lane reports on the partition"
 _RATE = Type("integer", "bytes per second", minimum=0)
@@ -221,7 +221,7 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
     Column(
         "lag",
         COUNT.null_when("the source does not answer now, or the partition is STOPPED"),
-        "offsets that the destination lacks: sourceOffset - destinationOffset",
+        "offsets that the destination is behind: sourceOffset - destinationOffset",
         lambda row: row.lag,
         "LAG",
         is_number=True,
@@ -239,15 +239,15 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
     Column(
         "retryAttempt",
         COUNT,
-        "how often copying was tried again",
+        "how often copying was retried",
         lambda row: row.retry_attempt,
         "RETRY",
         is_number=True,
     ),
     Column(
         "errorMessage",
-        TEXT.null_when("there is nothing to tell"),
-        "the reason in a sentence",
+        TEXT.null_when("there is nothing to report"),
+        "the reason as a sentence",
         lambda row: row.error_message,
         "ERROR",
         cell=lambda row: one_line(row.error_message),
@@ -268,7 +268,7 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
     Column(
         "timeLagMs",
         DURATION.null_when("lag is null, or nothing was copied yet"),
-        "for how long at most the destination has lacked something; 0 where lag is 0",
+        "upper bound of the time for which the destination has been behind; 0 if lag is 0",
         lambda row: row.time_lag_ms,
         "TIME-LAG",
         cell=lambda row: shown_duration(row.time_lag_ms),
@@ -277,7 +277,7 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
     Column(
         "lastKnownLag",
         COUNT.null_when("never known"),
-        "the lag, or what it was when it was last known",
+        "the lag, or its last known value",
         lambda row: row.last_known_lag,
     ),
     Column("sourceLogStart", OFFSET.null_when(_UNSEEN), "the source's log start", lambda row: row.source_log_start),
@@ -312,7 +312,7 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
     Column(
         "initialCopyComplete",
         FLAG,
-        "whether the copy has reached the source's end once",
+        "whether the copy has ever reached the source's end",
         lambda row: row.initial_copy_complete,
     ),
     Column(
@@ -327,7 +327,7 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         "the topic with the records from before the last rebuild",
         lambda row: row.archive,
     ),
-    Column("asOf", TIME.null_when(_UNSEEN), "when the source's offsets were seen", lambda row: row.as_of_ms),
+    Column("asOf", TIME.null_when(_UNSEEN), "when the source's offsets were read", lambda row: row.as_of_ms),
     Column("engine", TEXT.null_when(_NO_ENGINE), "the engine in charge", lambda row: row.engine),
     Column(
         "engineLastSeenMs",
@@ -495,7 +495,7 @@ MIRRORS: Table[MirrorRow] = Table(
         Column(
             "reason",
             REASON.null_when("all is well"),
-            "why partitions are not copied, by the first that is not",
+            "the reason of the first partition that is not copied",
             lambda row: row.reason,
             "REASON",
         ),
@@ -528,7 +528,7 @@ MIRRORS: Table[MirrorRow] = Table(
         ),
         Column(
             "maxTimeLagMs",
-            DURATION.null_when("it is not known of each of its partitions that are not STOPPED, or there is none"),
+            DURATION.null_when("unknown for a partition that is not STOPPED, or there is no such partition"),
             "the largest timeLagMs among its partitions",
             lambda row: row.max_time_lag_ms,
         ),
