@@ -107,7 +107,6 @@ def snapshot(
         "began_at": AT - 60,
         "stored": {one.key: one for one in (*stored, *records)},
         "engine": engine,
-        "heartbeat_at": AT - 0.5,
         "lost": None,
         "source_trouble": None,
         "source_seen_at": AT - 4,

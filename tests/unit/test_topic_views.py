@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.mirror_status import MirrorStatus
 from kmirror.engine.control.topic_views import TopicView, TopicViews
 from kmirror.errors import KmirrorError, Reason
 from kmirror.state.records import PartitionState, ProgressRow
@@ -53,7 +56,7 @@ class Known:
 
 def test_only_topics_of_which_something_else_was_reported_are_made_anew() -> None:
     known = Known()
-    views = TopicViews(known)
+    views = TopicViews(cast(MirrorStatus, known))
     first = [TopicView("m", topic, 2, 10, 4.0, "ACTIVE", None, None, 1_000) for topic in "ab"]
     assert views.current() == first
     known.asked.clear()
@@ -72,7 +75,7 @@ def test_only_topics_of_which_something_else_was_reported_are_made_anew() -> Non
 
 def test_all_are_made_anew_while_anything_but_rows_may_change_them() -> None:
     known = Known()
-    views = TopicViews(known)
+    views = TopicViews(cast(MirrorStatus, known))
     views.current()
     known.steady_since, known.is_silent = None, True
     assert {(view.state, view.lag) for view in views.current()} == {("LINK_FAILED", None)}

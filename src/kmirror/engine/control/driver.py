@@ -80,29 +80,9 @@ def drive(
     Each iteration answers those who ask `snapshots` for what the engines know.
     """
     snapshots = snapshots or Snapshots()
-    ending = _loop(engines, stop, limits, watcher, began, supervisor, snapshots)
-    engines.end_all()
-    deadline = now() + STOP_SECONDS
-    while now() < deadline and engines.running:
-        engines.tick()
-        snapshots.turned(engines.last)
-        threading.Event().wait(_LOOP_SECONDS / 5)
-    engines.close()
-    watcher(view_of(engines, STOPPING, now() - began, supervisor))
-    return ending
-
-
-def _loop(
-    engines: Engines,
-    stop: threading.Event,
-    limits: Limits,
-    watcher: Watcher,
-    began: float,
-    supervisor: Supervisor | None,
-    snapshots: Snapshots,
-) -> Ending:
     shown, pause = 0.0, _VIEW_SECONDS
-    while not stop.wait(_LOOP_SECONDS):
+    ending: Ending | None = None
+    while ending is None and not stop.wait(_LOOP_SECONDS):
         if supervisor is not None:
             supervisor.tick(engines)
         engines.tick()
@@ -112,16 +92,30 @@ def _loop(
             shown, worked = at, time.thread_time()
             watcher(view_of(engines, COPYING, at - began, supervisor))
             pause = max(_VIEW_SECONDS, _PAUSE_PER_WORK * (time.thread_time() - worked))
-        if supervisor is None or supervisor.is_done:
-            if not engines.running:
-                return Ending.LOST
-            if limits.until_caught_up and all(engine.caught_up or engine.lost for engine in engines.running):
-                return Ending.CAUGHT_UP
-        if limits.timeout is not None and at - began >= limits.timeout:
-            return Ending.TIMED_OUT
-        if limits.duration is not None and at - began >= limits.duration:
-            return Ending.STOPPED
-    return Ending.STOPPED
+        ending = _ending(engines, limits, at - began, supervisor)
+    engines.end_all()
+    deadline = now() + STOP_SECONDS
+    while now() < deadline and engines.running:
+        engines.tick()
+        snapshots.turned(engines.last)
+        threading.Event().wait(_LOOP_SECONDS / 5)
+    engines.close()
+    watcher(view_of(engines, STOPPING, now() - began, supervisor))
+    return ending or Ending.STOPPED
+
+
+def _ending(engines: Engines, limits: Limits, elapsed: float, supervisor: Supervisor | None) -> Ending | None:
+    """Return why the loop ends now, None if it continues."""
+    if supervisor is None or supervisor.is_done:
+        if not engines.running:
+            return Ending.LOST
+        if limits.until_caught_up and all(engine.caught_up or engine.lost for engine in engines.running):
+            return Ending.CAUGHT_UP
+    if limits.timeout is not None and elapsed >= limits.timeout:
+        return Ending.TIMED_OUT
+    if limits.duration is not None and elapsed >= limits.duration:
+        return Ending.STOPPED
+    return None
 
 
 def view_of(engines: Engines, phase: str, elapsed: float, supervisor: Supervisor | None = None) -> RunView:

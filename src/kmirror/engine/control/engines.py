@@ -176,18 +176,14 @@ class Engines:
 
 
 class Supervisor(Protocol):
-    """What adds and drops engines while others run."""
+    """What adds and drops engines while others run: see `ops.run.supervisor.EngineSupervisor`."""
 
-    def tick(self, engines: Engines) -> None:
-        """Do what is due; never waits."""
-
-    @property
-    def is_done(self) -> bool:
-        """True when no other engine will start."""
+    def tick(self, engines: Engines) -> None: ...
 
     @property
-    def not_copied(self) -> Mapping[str, NotCopied]:
-        """The mirrors without an engine in this run now, and why."""
+    def is_done(self) -> bool: ...
 
-    def take_notes(self) -> Sequence[Note]:
-        """Return the notes since the last call."""
+    @property
+    def not_copied(self) -> Mapping[str, NotCopied]: ...
+
+    def take_notes(self) -> Sequence[Note]: ...

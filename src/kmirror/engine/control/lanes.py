@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from math import inf
-from typing import Protocol
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
@@ -26,9 +25,10 @@ from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.lane_jobs import LaneJobs, LaneRunner
 from kmirror.engine.control.lane_slots import LaneSlots
 from kmirror.engine.control.lane_state import LaneState, PartitionReport
+from kmirror.engine.control.orders import LaneOrders
 from kmirror.engine.control.plan import Change, Held, changes, shares
 from kmirror.engine.executors import Executor
-from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.engine.spec import LaneResult
 from kmirror.state.assignment import Assignment
 from kmirror.state.lease import Lease
 from kmirror.state.records import Incarnation, LaneChangeRecord, ProgressRecord
@@ -48,32 +48,11 @@ _LONGEST_PAUSE = 5.0
 _CHANGE_PARTITIONS = 250
 
 
-class Orders(Protocol):
-    """What lanes are told to do."""
-
-    @property
-    def mirror(self) -> str: ...
-
-    def spec(
-        self,
-        lane: int,
-        generation: int,
-        assignments: Iterable[Assignment],
-        *,
-        predecessor_may_write: bool,
-        unsettled: Sequence[int],
-    ) -> LaneSpec:
-        """Return what a lane is started with."""
-
-    def with_state(self, assignment: Assignment) -> Assignment:
-        """Return an assignment with what a lane must know of its partition, but that changes no plan."""
-
-
 class Lanes:
     """Keep the lanes of one mirror; for one thread, which calls `tick` many times a second."""
 
     def __init__(
-        self, orders: Orders, journal: Journal, lease: Lease, runner: LaneRunner, filling_lanes: Iterable[int]
+        self, orders: LaneOrders, journal: Journal, lease: Lease, runner: LaneRunner, filling_lanes: Iterable[int]
     ) -> None:
         self._mirror = orders.mirror
         self._orders = orders

@@ -261,7 +261,6 @@ class MirrorEngine:
             self._health.began,
             self._stored.copy(),
             self._lease.record,
-            self._heartbeats.last_at or None,
             self.lost,
             self.source.trouble,
             self.source.seen_at,

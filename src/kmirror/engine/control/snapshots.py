@@ -34,9 +34,8 @@ class MirrorSnapshot:
     began_at: float
     #: What is stored of the mirror, by key.
     stored: Mapping[Key, Record | Unknown]
-    #: The engine's record as last accepted, and when; None before the first heartbeat.
+    #: The engine's record as last accepted.
     engine: EngineRecord
-    heartbeat_at: float | None
     #: Why the engine had to stop the mirror; None in the normal case.
     lost: KmirrorError | None
     #: Why the source does not answer, None in the normal case; and when it last did, None for never.

@@ -47,27 +47,22 @@ class RunningLane:
 
 
 class MirrorLanes(Protocol):
-    """The lanes of one mirror."""
+    """The lanes of one mirror: see `lane_balancer.LaneBalancer`."""
 
     @property
     def mirror(self) -> str: ...
 
     @property
-    def lanes_wanted(self) -> int:
-        """How many lanes it would have if there were room."""
+    def lanes_wanted(self) -> int: ...
 
     @property
-    def is_settled(self) -> bool:
-        """True when all its lanes run, on known executors."""
+    def is_settled(self) -> bool: ...
 
-    def take_placement(self, placement: Placement, limit: int | None) -> None:
-        """Take where lanes run, and how many it may have; None for as many as it wants."""
+    def take_placement(self, placement: Placement, limit: int | None) -> None: ...
 
-    def running_lanes(self) -> Collection[RunningLane]:
-        """Return its lanes whose executors are known."""
+    def running_lanes(self) -> Collection[RunningLane]: ...
 
-    def move_lane(self, lane: int, place: Executor) -> None:
-        """Move a lane's work to another executor."""
+    def move_lane(self, lane: int, place: Executor) -> None: ...
 
 
 class Spread:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.mirror_status import MirrorStatus
 from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import KmirrorError, Reason
-from kmirror.state.records import PartitionState, ProgressRow
+from kmirror.state.records import PartitionState
 
 _ALIGNING = PartitionState.LOG_ALIGNMENT
 #: How much older the time of an unchanged topic's view may be than it would be if the view were made again.
@@ -31,34 +31,6 @@ class TopicView:
     lag_as_of_ms: int | None = None
 
 
-class Status(Protocol):
-    """What an engine knows of its partitions."""
-
-    @property
-    def mirror(self) -> str: ...
-
-    @property
-    def source_trouble(self) -> KmirrorError | None:
-        """Why the source does not answer, or may not be mirrored; None in the normal case."""
-
-    def row(self, partition: TopicPartition) -> ProgressRow | None: ...
-
-    def trouble(self, partition: TopicPartition) -> tuple[Reason, str] | None: ...
-
-    def lag(self, partition: TopicPartition) -> int | None: ...
-
-    def lag_as_of_ms(self, partition: TopicPartition) -> int | None: ...
-
-    def places(self) -> dict[str, list[TopicPartition]]:
-        """Return the partitions to copy, by topic."""
-
-    def take_changed_topics(self) -> set[str]:
-        """Return the topics of which anything was reported since the last call."""
-
-    def steady_since_ms(self, partitions: int) -> int | None:
-        """Return the earliest time at which lanes reported on this many partitions; None unless all is well."""
-
-
 class TopicViews:
     """Keep the views of one mirror's topics; for one thread.
 
@@ -66,7 +38,7 @@ class TopicViews:
     of its partitions alone: if those are unchanged, only the time of the view is new.
     """
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: MirrorStatus) -> None:
         self._status = status
         self._views: dict[str, TopicView] = {}
         self._was_steady = False
@@ -89,7 +61,7 @@ class TopicViews:
         return [views[topic] for topic in sorted(views)]
 
 
-def topic_view(status: Status, topic: str, partitions: Sequence[TopicPartition]) -> TopicView:
+def topic_view(status: MirrorStatus, topic: str, partitions: Sequence[TopicPartition]) -> TopicView:
     """Sum up the partitions of a topic."""
     rows = [row for partition in partitions if (row := status.row(partition)) is not None]
     troubles = {partition: found for partition in partitions if (found := status.trouble(partition)) is not None}
