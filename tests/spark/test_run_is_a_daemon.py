@@ -62,7 +62,7 @@ def test_a_broker_that_comes_later_is_waited_for(
         pair.fill(10)
         passing_destination.stop()
         engine = pair.engine(with_spark=False)
-        wait_until(lambda: "waiting for the clusters, tried again" in engine.output)
+        wait_until(lambda: "waiting for the clusters, retrying" in engine.output)
         passing_destination.start_broker(1)
         pair.wait_until_equal(engine)
         assert engine.stop() == 0

@@ -45,7 +45,7 @@ def test_signals_reach_it(tmp_path: Path, number: signal.Signals, code: int) -> 
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
     assert process.poll() is None
-    while "tried again" not in (tmp_path / "out").read_text():
+    while ", retrying: " not in (tmp_path / "out").read_text():
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.05)
     process.send_signal(number)
@@ -58,7 +58,7 @@ def test_in_a_shell_it_is_a_command_like_others(tmp_path: Path) -> None:
         {shell_command("kmirror")} --version | tee version
         {shell_command("kmirror")} no-such-verb 2> wrong || echo $?
         {shell_command("tests.support.without_spark")} run --mirror m --bootstrap-server 127.0.0.1:1 > waits &
-        until grep -q "tried again" waits; do sleep 0.05; done
+        until grep -q ", retrying: " waits; do sleep 0.05; done
         kill -INT $!
         wait $! && echo well
     """
