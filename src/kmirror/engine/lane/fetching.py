@@ -1,5 +1,8 @@
 """Fetch from the source: one connection per broker, with a fetch session (KIP-227) and one request in flight.
 
+For every request a broker goes through all partitions of its session. So if there are many, those without records for a
+while are fetched over a second connection, with longer waits; the first record moves its partition back.
+
 With `client.rack` a leader may name a nearer replica (KIP-392). Records are then fetched from that follower for a
 while; after trouble with a follower, from the leaders.
 """
@@ -28,6 +31,11 @@ from kmirror.errors import OutcomeUnknown, Reason
 FETCH_BYTES = 2 << 20
 PARTITION_BYTES = 1 << 20
 FETCH_WAIT_MS = 200
+#: Partitions on a connection from which on the quiet ones are moved to another, after this time without records.
+MANY_PARTITIONS = 50
+QUIET_SECONDS = 10.0
+#: How long a fetch of quiet partitions may wait: well below the time after which a report is no longer fresh.
+FETCH_WAIT_QUIET_MS = 500
 #: After this long on a follower the leader is asked again: a follower that lags is not preferred.
 FOLLOWER_SECONDS = 10.0
 #: How long to fetch from leaders only, after trouble with a follower.
@@ -63,6 +71,8 @@ class Fetching:
         self._throttle = Throttle(now())
         #: The topics that are fetched before all others; empty: no priority.
         self._first_topics: tuple[str, ...] = ()
+        #: When to look for quiet partitions next.
+        self._sort_at = 0.0
         #: Until then no rack is sent to leaders, because a follower has failed.
         self._leaders_only_until = 0.0
 
@@ -103,21 +113,22 @@ class Fetching:
             frame = self._lane.released.pop()
             self._held_bytes -= len(frame.view)
             link = frame.owner
-            if isinstance(link, SourceLink) and self._lane.sources.get(link.node_id) is link:
+            if isinstance(link, SourceLink) and self._lane.sources.get(link.key) is link:
                 link.stream.recycle(frame.view)
 
     def seen_at(self, partition: PartitionCopy) -> float | None:
         """Return when the source was last fetched for a partition with a response, None if never."""
-        seen, key = partition.source.seen_at, self._keys.get(partition)
-        link = self._lane.sources.get(partition.source.node_id or 0) if key is not None else None
+        source, key = partition.source, self._keys.get(partition)
+        seen = source.seen_at
+        link = self._lane.sources.get((source.node_id or 0, source.is_quiet)) if key is not None else None
         if link is None or seen is None or key not in link.partitions:
             return seen
-        is_asked_for = key not in link.paused and not partition.source.is_deferred
+        is_asked_for = key not in link.paused and not source.is_deferred
         return max(seen, link.seen_at) if is_asked_for else seen
 
     def answered_at(self) -> float:
         """Return the earliest `seen_at` of the source brokers; minus infinity if one is not connected, or none is."""
-        links = tuple(self._lane.sources.values())
+        links = [link for link in self._lane.sources.values() if not link or link.partitions]
         return min((link.seen_at if link else -inf for link in links), default=-inf)
 
     def usage(self) -> tuple[int, float]:
@@ -133,10 +144,41 @@ class Fetching:
             self._first_topics = self._lane.control.first_topics
             for link in filter(None, self._lane.sources.values()):
                 self._apply_priority(link)
+        if at >= self._sort_at:
+            self._sort_at = at + QUIET_SECONDS / 2
+            for link in list(self._lane.sources.values()):
+                if link and not link.is_quiet and len(link.partitions) > MANY_PARTITIONS:
+                    self._set_aside_quiet(link, at)
         for partition in self._lane.partitions if self._lane.source_config.rack else ():
             until, facts = partition.source.follower_until, partition.facts
             if facts is not None and until is not None and at >= until and partition.wants_records:
                 self._move_fetch(partition, facts.source_leader[0], None)
+
+    def _set_aside_quiet(self, link: SourceLink, at: float) -> None:
+        """Fetch the partitions of a connection that have brought nothing for a while over the other one."""
+        quiet = [
+            partition
+            for key, partition in link.partitions.items()
+            if key not in link.paused
+            and partition.is_at_rest
+            and not partition.source.is_deferred
+            and partition.source.follower_until is None
+            and at - partition.source.records_at > QUIET_SECONDS
+        ]
+        other = link.node_id, True
+        if quiet and other not in self._lane.sources:
+            self._lane.sources[other] = None
+            self._connect(*other)
+        elif joined := self._lane.sources.get(other):
+            for partition in quiet:
+                self._move(partition, joined)
+
+    def _move(self, partition: PartitionCopy, link: SourceLink) -> None:
+        """Fetch a partition over another connection to the same broker from now on."""
+        key = self._keys[partition]
+        self.detach(partition)
+        self._keys[partition] = key
+        self._join(link, partition)
 
     def _apply_priority(self, link: SourceLink) -> None:
         """Apply a change of the topics that are fetched first to a connection."""
@@ -147,34 +189,39 @@ class Fetching:
     def _must_defer(self, partition: PartitionCopy) -> bool:
         return bool(self._first_topics) and partition.assignment.topic not in self._first_topics
 
-    def _connect(self, node_id: int) -> None:
+    def _connect(self, node_id: int, is_quiet: bool = False) -> None:
         post = self._loop.post
         self._lane.background_requests.connect(
             "source",
             node_id,
-            lambda stream, versions: post(lambda _: self._connected(node_id, stream, versions[0])),
-            lambda message, reason: post(lambda at: self._not_connected(node_id, message, reason, at)),
+            lambda stream, versions: post(lambda _: self._connected(node_id, is_quiet, stream, versions[0])),
+            lambda message, reason: post(lambda at: self._not_connected(node_id, is_quiet, message, reason, at)),
         )
 
-    def _connected(self, node_id: int, stream: Stream, version: int) -> None:
-        link = self._lane.sources[node_id] = SourceLink(node_id, stream, self._lane.source_config.client_id, version)
-        for partition in self._lane.partitions:
-            if partition in self._keys and partition.source.node_id == node_id:
+    def _connected(self, node_id: int, is_quiet: bool, stream: Stream, version: int) -> None:
+        client_id = self._lane.source_config.client_id
+        link = self._lane.sources[node_id, is_quiet] = SourceLink(
+            node_id, stream, client_id, version, is_quiet=is_quiet
+        )
+        for partition in () if is_quiet else self._lane.partitions:
+            source = partition.source
+            if partition in self._keys and source.node_id == node_id and not source.is_quiet:
                 self._join(link, partition)
         self._loop.add(link)
 
-    def _not_connected(self, node_id: int, message: str, reason: Reason | None, at: float) -> None:
-        self._lane.sources.pop(node_id, None)
-        for partition in self._lane.all:
-            if partition.source.node_id == node_id:
+    def _not_connected(self, node_id: int, is_quiet: bool, message: str, reason: Reason | None, at: float) -> None:
+        self._lane.sources.pop((node_id, is_quiet), None)
+        for partition in () if is_quiet else self._lane.all:
+            if partition.source.node_id == node_id and not partition.source.is_quiet:
                 self._avoid_followers(partition, at)
                 partition.interrupted(Trouble(reason or Reason.SOURCE_UNREACHABLE, message), at)
 
     def _fetch_from(self, partition: PartitionCopy, node_id: int) -> None:
-        partition.source.node_id = node_id
-        link = self._lane.sources.get(node_id)
-        if node_id not in self._lane.sources:
-            self._lane.sources[node_id] = None
+        partition.source.node_id, partition.source.is_quiet = node_id, False
+        busy = node_id, False
+        link = self._lane.sources.get(busy)
+        if busy not in self._lane.sources:
+            self._lane.sources[busy] = None
             self._connect(node_id)
         elif link:
             self._join(link, partition)
@@ -191,6 +238,7 @@ class Fetching:
         key = self._keys[partition]
         link.partitions[key] = partition
         link.paused.discard(key)
+        partition.source.is_quiet = link.is_quiet
         partition.source.valid_from_serial = link.serial + 1
         self._want(link, key, partition)
 
@@ -229,7 +277,8 @@ class Fetching:
         allowed = self._throttle.allowance(at)
         if allowed == 0:
             return
-        wait = FETCH_WAIT_PAUSED_MS if link.paused else FETCH_WAIT_MS
+        wait = FETCH_WAIT_QUIET_MS if link.is_quiet else FETCH_WAIT_MS
+        wait = FETCH_WAIT_PAUSED_MS if link.paused else wait
         max_bytes = self._answer_bytes(link, allowed)
         link.correlation_id = connection.next_correlation_id()
         link.serial += 1
@@ -245,13 +294,13 @@ class Fetching:
 
     def link_ready(self, link: SourceLink, mask: int) -> None:
         """Receive from a connection, and send what is left to send."""
-        if self._lane.sources.get(link.node_id) is not link:
+        if self._lane.sources.get(link.key) is not link:
             return
         try:
             if mask & selectors.EVENT_WRITE:
                 link.stream.flush()
                 self._loop.watch(link)
-            while self._lane.sources.get(link.node_id) is link and (view := link.stream.receive()) is not None:
+            while self._lane.sources.get(link.key) is link and (view := link.stream.receive()) is not None:
                 self._fetched(link, view)
         except (OutcomeUnknown, FrameError) as error:
             self._lose(link, str(error))
@@ -293,7 +342,10 @@ class Fetching:
                 link.session.forget(part.key)
                 partition.advance(at)
             elif len(part.records):
-                if partition.wants_records:
+                partition.source.records_at = at
+                if link.is_quiet:
+                    self._move_fetch(partition, link.node_id, None)
+                elif partition.wants_records:
                     self._want(link, part.key, partition)
                 else:
                     link.session.forget(part.key)
@@ -305,10 +357,10 @@ class Fetching:
         self.collect()
 
     def _lose(self, link: SourceLink, message: str) -> None:
-        if self._lane.sources.get(link.node_id) is not link:
+        if self._lane.sources.get(link.key) is not link:
             return
         self._loop.hang_up(link)
-        self._lane.sources.pop(link.node_id, None)
+        self._lane.sources.pop(link.key, None)
         at = now()
         for partition in list(link.partitions.values()):
             self._avoid_followers(partition, at)

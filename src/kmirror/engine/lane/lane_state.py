@@ -35,8 +35,9 @@ class LaneState:
         self.control = control
         self.background_requests = requests
         self.loop = loop
-        #: Connections by broker; None while one is being opened.
-        self.sources: dict[int, SourceLink | None] = {}
+        #: Connections by broker, those to sources also by whether they are for quiet partitions; None while one is
+        #: being opened.
+        self.sources: dict[tuple[int, bool], SourceLink | None] = {}
         self.destinations: dict[int, DestinationLink | None] = {}
         self.fills: dict[int, FillLink | None] = {}
         #: Frames whose last batch is answered.

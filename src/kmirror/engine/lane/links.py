@@ -1,8 +1,9 @@
 """A lane's connections, each with its requests in flight.
 
-To a source broker: one with a fetch session. To a destination broker: one for batches, several requests deep; and if
-offsets have to be filled, another one for markers and log end offsets. Brokers handle the requests of a connection in
-order and delay all of them when one is throttled, which must not happen to markers.
+To a source broker: one with a fetch session, and another for quiet partitions if there are many. To a destination
+broker: one for batches, several requests deep; and if offsets have to be filled, another one for markers and log end
+offsets. Brokers handle the requests of a connection in order and delay all of them when one is throttled, which must
+not happen to markers.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ LinkKind = Literal["source", "destination", "fill"]
 
 
 class SourceLink:
-    """The connection to one source broker, with its fetch session."""
+    """One of at most two connections to a source broker, with its fetch session; see `fetching`."""
 
-    def __init__(self, node_id: int, stream: Stream, client_id: str, version: int) -> None:
+    def __init__(self, node_id: int, stream: Stream, client_id: str, version: int, *, is_quiet: bool) -> None:
         self.node_id = node_id
+        self.is_quiet = is_quiet
         self.stream = stream
         self.session = FetchSession(client_id, version)
         self.proof = TopicProof(client_id, stream.connection.next_correlation_id) if self.session.by_name else None
@@ -43,6 +45,11 @@ class SourceLink:
         self.serial = 0
         #: The usual batch size on this connection, if known.
         self.batch_bytes: int | None = None
+
+    @property
+    def key(self) -> tuple[int, bool]:
+        """What the lane calls this connection."""
+        return self.node_id, self.is_quiet
 
     def answered(self, view: memoryview) -> tuple[FetchAnswer, memoryview] | None:
         """Decode a response; return the fetch response and its frame once its topics are proven.

@@ -17,6 +17,9 @@ class SourceView:
         #: The broker to fetch from: the leader, or a follower that the leader named, and until when to use it.
         self.node_id: int | None = None
         self.follower_until: float | None = None
+        #: True while it is fetched over the connection for quiet partitions; and when it last brought records.
+        self.is_quiet = False
+        self.records_at = 0.0
         #: Responses to fetches with a lower serial number belong to an earlier position.
         self.valid_from_serial = 0
         self.log_start: int | None = None
