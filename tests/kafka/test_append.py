@@ -88,7 +88,7 @@ def test_an_appended_batch_is_stored_unchanged_but_for_offset_and_epoch(cluster:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_batches_made_here_are_read_by_java(cluster: SandboxCluster, codec: str) -> None:
-    """A topic with a codec of its own makes the broker read every record and write it anew."""
+    """A topic with a codec of its own makes the broker decode and re-encode every record."""
     records = [
         Record(0, 1_600_000_000_000, b"k", b"v" * 3000, (("h", b"x"), ("n", None))),
         Record(1, 1_600_000_000_005, None, b""),
@@ -201,7 +201,7 @@ def test_a_topic_with_log_append_time_stamps_anew(cluster: SandboxCluster) -> No
 
 
 def test_offsets_inside_an_uncompressed_batch_are_not_checked(leader: Leader) -> None:
-    """So whoever copies batches must be sure of them: the source's checksum is."""
+    """So a copy has to verify batches itself, by the source's checksum."""
     batch = batch_of(2)
     second_record = 61 + 1 + batch[61] // 2
     assert batch[second_record + 3] == 2  # offset delta 1
@@ -245,7 +245,7 @@ def test_one_of_the_last_five_batches_again_gets_its_first_offset(leader: Leader
     assert leader.log_end == 14
 
 
-def test_a_repeat_is_told_by_its_numbers_not_by_its_content(leader: Leader) -> None:
+def test_a_repeat_is_recognised_by_its_numbers_not_by_its_content(leader: Leader) -> None:
     now = young()
     assert leader.append(batch_of(2, timestamp=now, value=b"one"), 0) == (0, 0)
     assert leader.append(batch_of(2, timestamp=now, value=b"two"), 0) == (0, 0)

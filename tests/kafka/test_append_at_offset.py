@@ -124,7 +124,7 @@ def test_what_is_not_one_batch_of_consecutive_offsets_is_refused(
         assert out.append(records(0, 1)) == 1
 
 
-def test_offsets_inside_a_batch_are_looked_at_too(cluster: SandboxCluster, client: ClusterClient) -> None:
+def test_offsets_inside_a_batch_are_checked_too(cluster: SandboxCluster, client: ClusterClient) -> None:
     """The broker does not look at them where it has nothing to decompress."""
     batch = batch_of(2)
     second_record = 61 + 1 + batch[61] // 2

@@ -101,7 +101,7 @@ def test_what_follows_a_refused_append_is_not_tried(cluster: SandboxCluster) -> 
         assert out.resume(bad) == 31
 
 
-def test_what_cannot_be_appended_there_is_said_at_once(cluster: SandboxCluster, out: AppendPipeline) -> None:
+def test_what_cannot_be_appended_there_is_refused_at_once(cluster: SandboxCluster, out: AppendPipeline) -> None:
     place = TopicPartition(create_topic(cluster), 0)
     under_way = out.append(place, [record(offset) for offset in range(5)])
     with pytest.raises(InvalidProduceOffsetError, match="ends at offset 5"):

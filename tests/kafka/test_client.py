@@ -186,7 +186,7 @@ def test_an_error_code_is_raised_with_what_was_asked() -> None:
 # -- brokers that are gone -------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_nobody_answers_for_is_told_at_once() -> None:
+def test_an_unreachable_cluster_is_reported_at_once() -> None:
     nowhere = client_config({"bootstrap.servers": f"127.0.0.1:{closed_port()}"})
     with ClusterClient(nowhere) as client, pytest.raises(UnreachableError, match="cannot connect"):
         client.metadata()

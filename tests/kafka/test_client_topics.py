@@ -114,7 +114,7 @@ def test_a_topic_that_may_not_be_deleted_is_told(make_cluster: MakeCluster) -> N
             client.delete_topics([topic])
 
 
-def test_without_an_answer_nobody_knows(
+def test_without_an_answer_the_outcome_is_unknown(
     destination_cluster: SandboxCluster, client: ClusterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = unique_topic()
@@ -131,7 +131,7 @@ def test_without_an_answer_nobody_knows(
     wait_until(lambda: topic in topics(destination_cluster))
 
 
-def test_offsets_are_looked_up_without_asking_again_who_leads(
+def test_offsets_are_looked_up_without_reading_metadata_again(
     client: ClusterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.create_topic("known-leaders", 2, 1, {})

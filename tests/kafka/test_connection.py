@@ -87,7 +87,7 @@ def test_a_version_the_broker_does_not_speak_is_refused_by_name(connection: Conn
 # -- no connection ----------------------------------------------------------------------------------------------------
 
 
-def test_a_port_on_which_nobody_listens() -> None:
+def test_a_port_without_a_listener() -> None:
     with pytest.raises(ConnectFailedError, match=r"cannot connect to 127\.0\.0\.1:.*onnection refused") as caught:
         Connection.open("127.0.0.1", closed_port(), PLAIN)
     assert caught.value.exit_code is ExitCode.UNREACHABLE
@@ -302,7 +302,7 @@ def test_a_broker_that_no_trusted_authority_signed_is_refused(secured: SandboxCl
     assert caught.value.reason is Reason.AUTHENTICATION_FAILED
 
 
-def test_a_certificate_for_another_host_is_refused_unless_told_otherwise(secured: SandboxCluster) -> None:
+def test_a_certificate_for_another_host_is_refused_unless_configured_otherwise(secured: SandboxCluster) -> None:
     another = "127.0.0.2"  # the same machine, but not what the certificate says
     with closing(Wire("127.0.0.1", secured.brokers[0].port, listen_on=another, opaque=True)) as wire:
         with pytest.raises(ConnectFailedError, match=r"not valid for '127\.0\.0\.2'"):

@@ -39,7 +39,7 @@ def transactions(client: ClusterClient) -> EmptyTransactions:
     return made
 
 
-def test_each_partition_gets_one_marker_that_nobody_is_shown(
+def test_each_partition_gets_one_marker_that_consumers_never_see(
     cluster: SandboxCluster, client: ClusterClient, transactions: EmptyTransactions
 ) -> None:
     topic = create_topic(cluster, partitions=3)

@@ -1,4 +1,4 @@
-"""Groups' offsets are taken over between real brokers; librdkafka's and Kafka's admin clients say what stands there."""
+"""Group offsets are synced between real brokers; librdkafka's and Kafka's admin clients check the result."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_every_version_a_broker_offers_is_spoken(marking: Marking) -> None:
     assert marking.leader.log_end == 2 * len(spoken)
 
 
-def test_a_log_end_is_told_by_the_leader_of_this_epoch_only(marking: Marking) -> None:
+def test_a_log_end_is_returned_by_the_leader_of_this_epoch_only(marking: Marking) -> None:
     leader = marking.leader
     connection = leader.connection
 

@@ -1,4 +1,4 @@
-"""Logs that brokers hold are taken apart and appended anew: consumers see the same, at the same offsets."""
+"""Stored logs are split and appended again: consumers see the same records, at the same offsets."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_built_logs(cluster: SandboxCluster, client: ClusterClient, logs: dict[s
 
 
 def codecs_of_records(cluster: SandboxCluster, topic: str) -> set[str]:
-    """Return the codecs of the batches that have records of applications, as Kafka's log dump tells them."""
+    """Return the codecs of the batches that have records of applications, according to Kafka's log dump."""
     batches = dump_log(cluster, topic)
     return {batch.compression.lower() for batch in batches if batch.count and not batch.is_control}
 

@@ -228,7 +228,7 @@ def test_a_connection_lost_in_the_middle_is_made_good(client: ClusterClient, clu
 
 
 @pytest.mark.parametrize(("incremental", "kept"), [(True, True), (False, False)])
-def test_a_fetch_that_stands_alone_leaves_no_session_at_the_broker(
+def test_a_fetch_without_a_session_leaves_none_at_the_broker(
     cluster: SandboxCluster, incremental: bool, kept: bool
 ) -> None:
     with Leader(cluster, create_topic(cluster)) as leader:
@@ -242,8 +242,8 @@ def test_a_fetch_that_stands_alone_leaves_no_session_at_the_broker(
         assert (session_id != 0) is kept
 
 
-def test_an_incremental_session_tells_only_what_is_new(cluster: SandboxCluster) -> None:
-    """What is wanted is kept by the broker; what is not wanted any more is left out; a lost session is begun anew."""
+def test_an_incremental_session_returns_only_news(cluster: SandboxCluster) -> None:
+    """The broker remembers wanted partitions; forgotten ones are left out; a lost session is started again."""
     topic = create_topic(cluster, partitions=3)
     with Leader(cluster, topic) as leader:
         session = FetchSession("kmirror", 13)

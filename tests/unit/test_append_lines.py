@@ -67,7 +67,7 @@ def test_what_a_line_may_not_hold_is_named_with_its_number(text: str, wrong: str
         read(line(), text)
 
 
-def test_partitions_may_be_mixed_and_each_goes_on_without_a_gap() -> None:
+def test_partitions_may_be_mixed_and_each_continues_without_a_gap() -> None:
     found = spans_of("file", read(line(), line(partition=2, offset=0), line(offset=8), line(offset=9)))
     assert found == {TopicPartition("t", 1): Span(7, 10), TopicPartition("t", 2): Span(0, 1)}
 

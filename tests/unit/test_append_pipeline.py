@@ -25,7 +25,7 @@ HOUR_MS = 3_600_000
 
 
 class Seeing(OffsetAppender):
-    """An appender that is told what it sees, and appends all else."""
+    """An appender that reads a given log end, and appends everything."""
 
     def __init__(self, log_end: int = 0) -> None:
         super().__init__(cast(ClusterClient, None), PLACE, producer_id=FIRST_OWN_PRODUCER_ID)

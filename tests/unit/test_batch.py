@@ -117,7 +117,7 @@ def test_a_batch_with_fewer_records_than_offsets_has_holes(count: int, last_delt
     assert headers_of(data)[0].has_holes is holes
 
 
-def test_an_old_message_format_is_told_by_its_magic() -> None:
+def test_an_old_message_format_is_recognised_by_its_magic() -> None:
     # offset, size, crc, magic 1, attributes, timestamp, no key, no value
     message = struct.pack(">qiIbbqii", 77, 22, 0, 1, 0, 1_000, -1, -1)
     old, new = headers_of(message + foreign_batch(1, base_offset=78))

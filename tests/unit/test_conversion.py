@@ -1,4 +1,4 @@
-"""What becomes of the files of MirrorMaker 2 and of Confluent's links: each key is told of, and none is unknown."""
+"""How files of MirrorMaker 2 and of Confluent's links are converted: each key has a result, and none is unknown."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LINK_KEYS = """
 
 
 def key_results(found: Conversion) -> dict[str, tuple[KeyOutcome, str]]:
-    """Return what became of each key, and what is said of it."""
+    """Return the outcome of each key, and its message."""
     return {key_result.key: (key_result.became, key_result.message) for key_result in found.key_results}
 
 
@@ -82,14 +82,14 @@ def test_kafkas_own_sample_becomes_two_mirrors() -> None:
         "target.cluster.alias": "B",
     }
     split(found.properties)
-    said = key_results(found)
-    assert said["A->B.topics"] == (KeyOutcome.TAKEN, "topics.include=.*")
-    assert said["replication.policy.class"][1].startswith("topic.prefix=A.: MirrorMaker 2's default")
-    assert said["offset.storage.replication.factor"][0] is KeyOutcome.NO_MEANING
-    # whatever is not told of here is told of the other flow
+    results = key_results(found)
+    assert results["A->B.topics"] == (KeyOutcome.TAKEN, "topics.include=.*")
+    assert results["replication.policy.class"][1].startswith("topic.prefix=A.: MirrorMaker 2's default")
+    assert results["offset.storage.replication.factor"][0] is KeyOutcome.NO_MEANING
+    # every key that has no result here has one in the other flow
     other = {key_result.key for key_result in file.without(Flow("B", "A"), "why")}
-    assert {*said, *other} >= {*file.properties}
-    assert said["emit.checkpoints.enabled"][0] is KeyOutcome.NO_MEANING
+    assert {*results, *other} >= {*file.properties}
+    assert results["emit.checkpoints.enabled"][0] is KeyOutcome.NO_MEANING
 
 
 def test_a_flow_has_the_keys_that_concern_it_and_the_most_particular_goes_first() -> None:
@@ -111,15 +111,15 @@ def test_a_flow_has_the_keys_that_concern_it_and_the_most_particular_goes_first(
         "source.cluster.alias": "A",
         "target.cluster.alias": "B",
     }
-    said = key_results(found)
-    assert said["topics"] == (KeyOutcome.NO_MEANING, "A->B.topics overrides it")
-    assert said["A.admin.ssl.truststore.location"][1] == "A.consumer.ssl.truststore.location overrides it"
-    assert said["A.producer.acks"] == (KeyOutcome.NO_MEANING, "nothing is written to the source")
-    assert said["B.ssl.truststore.location"][1] == "--bootstrap-server and --command-config name the destination"
-    assert said["A.consumer.max.poll.records"][0] is KeyOutcome.NO_MEANING
-    assert said["replication.policy.class"][0] is KeyOutcome.DEFAULT
-    assert said["C.ssl.truststore.location"] == (KeyOutcome.REFUSED, "unknown key")
-    assert "B->A.topics" not in said
+    results = key_results(found)
+    assert results["topics"] == (KeyOutcome.NO_MEANING, "A->B.topics overrides it")
+    assert results["A.admin.ssl.truststore.location"][1] == "A.consumer.ssl.truststore.location overrides it"
+    assert results["A.producer.acks"] == (KeyOutcome.NO_MEANING, "nothing is written to the source")
+    assert results["B.ssl.truststore.location"][1] == "--bootstrap-server and --command-config name the destination"
+    assert results["A.consumer.max.poll.records"][0] is KeyOutcome.NO_MEANING
+    assert results["replication.policy.class"][0] is KeyOutcome.DEFAULT
+    assert results["C.ssl.truststore.location"] == (KeyOutcome.REFUSED, "unknown key")
+    assert "B->A.topics" not in results
 
 
 @pytest.mark.parametrize(
@@ -200,12 +200,12 @@ def test_a_links_file_becomes_a_mirror() -> None:
         "topic.properties.include": "retention.ms,cleanup.policy",
     }
     assert dict(found.at_creation) == {"cluster.link.paused": "true", "dest.cluster.id": "D"}
-    said = key_results(found)
-    assert said["topic.config.sync.ms"] == (
+    results = key_results(found)
+    assert results["topic.config.sync.ms"] == (
         KeyOutcome.TAKEN,
         "refresh.interval.seconds=3: the shortest of these intervals counts",
     )
-    assert said["link.mode"][0] is KeyOutcome.DEFAULT
+    assert results["link.mode"][0] is KeyOutcome.DEFAULT
     settings = parse_settings({key: value for key, value in found.properties.items() if is_setting(key)})
     assert [g for g in ("a", "app.x+1", "app.xx", "tmp") if settings.selects_group(g)] == ["a", "app.xx"]
     assert [k for k in ("retention.ms", "segment.ms") if settings.excluded_properties.matches(k)] == ["segment.ms"]
@@ -249,7 +249,7 @@ def test_the_outcome_of_a_key(key: str, value: str, became: KeyOutcome) -> None:
     assert one(key, value)[0] is became
 
 
-def test_a_mirrors_own_file_may_hold_what_is_met_anyway_and_is_told_the_rest() -> None:
+def test_a_mirrors_own_file_may_contain_accepted_values_and_the_rest_is_refused() -> None:
     assert split({"bootstrap.servers": "a:1", "link.mode": "DESTINATION"}) == ({"bootstrap.servers": "a:1"}, {})
     with pytest.raises(
         UsageError, match=r"link\.mode is not a setting of a mirror: a mirror is created at the destination"

@@ -1,4 +1,4 @@
-"""Fetch answers that a second implementation of the protocol wrote, and such as nobody should have written."""
+"""Fetch answers written by a second implementation of the protocol, and invalid ones."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_what_lacks_after_all_is_filled_in_another_round() -> None:
     assert leader_read(made, (PRODUCER, COORDINATOR + 2), 10) == Done(PRODUCER, COORDINATOR + 2)
 
 
-def test_what_is_not_replicated_yet_is_looked_at_again() -> None:
+def test_a_log_that_is_not_replicated_yet_is_read_again() -> None:
     made = plan(0, 3)
     made.answered(0)
     made.answered(0)
@@ -107,7 +107,7 @@ def test_a_body_that_was_carried_out_without_an_answer() -> None:
 
 
 @pytest.mark.parametrize("written", [0, 4, 8])
-def test_a_body_of_which_something_may_be_left_is_shut_out_by_the_last_marker(written: int) -> None:
+def test_a_body_that_may_still_be_in_flight_is_fenced_by_the_last_marker(written: int) -> None:
     made = plan(0, 10)
     made.unanswered()
     assert leader_read(made, None, written) == WriteMarkers(1, *LAST)
@@ -145,7 +145,7 @@ def test_a_rival_that_comes_too_late_is_refused() -> None:
 
 
 @pytest.mark.parametrize("memory", [LAST, RIVAL])
-def test_of_two_markers_without_an_answer_the_leaders_memory_tells_which_was_written(memory: tuple[int, int]) -> None:
+def test_the_leaders_state_shows_which_of_two_unanswered_markers_was_written(memory: tuple[int, int]) -> None:
     made = plan(7, 8)
     made.unanswered()
     leader_read(made, None, 7)

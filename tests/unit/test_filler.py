@@ -56,7 +56,7 @@ def made_of(*records: Record, codec: str = "zstd") -> bytearray:
     return make_batch(list(records), compression_type=codec)
 
 
-def test_filler_is_known_by_its_records_whoever_wrote_them() -> None:
+def test_filler_is_recognised_by_its_records_from_any_client() -> None:
     assert is_filler(memoryview(made()))
 
 

@@ -1,4 +1,4 @@
-"""Batches that nobody should have written: one partition's failure at most, never more memory than allowed."""
+"""Invalid batches: at most one partition fails, and never is more memory used than allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State, configuration, key stores and tokens that nobody should have written: told as such, never a crash."""
+"""Invalid state, configuration, key stores and tokens: an error that says so, never a crash."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LINES = [
 ]
 STORED = [(one["key"].encode(), one["value"].encode()) for one in LINES if one["topic"] == "__kmirror_state"]
 EVENTS = [one["value"].encode() for one in LINES if one["topic"] == "__kmirror_events"]
-#: What the C library of JSON takes, and nobody can store again, print or reckon with.
+#: Values that the C library of JSON accepts, but that cannot be stored again, printed or used in arithmetic.
 ODD_VALUES = (b"NaN", b"-Infinity", b"1e999", b'"\\ud800"', b"9" * 400, b"[" * 900 + b"]" * 900)
 
 
 def check_state(given: tuple[bytes, bytes | None]) -> None:
-    """What is read can be stored again, to the same effect; what cannot is told in a line."""
+    """A record that is read can be stored again with the same content; an unreadable one is an error of one line."""
     found = decode(*given)
     if isinstance(found, Removed):
         return
@@ -53,7 +53,7 @@ def check_state(given: tuple[bytes, bytes | None]) -> None:
 
 
 @AMOUNTS
-def test_a_stored_record_is_read_or_said_to_be_unreadable(amount: int) -> None:
+def test_a_stored_record_is_read_or_reported_as_unreadable(amount: int) -> None:
     for key, value in STORED:
         check_state((key, value))
     keys, values = [key for key, _ in STORED], [value for _, value in STORED]
@@ -90,7 +90,7 @@ def test_an_odd_value_in_a_field_of_a_newer_version_is_not_carried_along(value: 
     assert isinstance(found, Unknown) or encode(found)[1]
 
 
-def test_a_huge_value_is_told_in_a_line() -> None:
+def test_a_huge_value_is_reported_in_one_line() -> None:
     found = decode(b'["mirror","m"]', b'{"v":1,"source":"' + b"x" * 1_000_000 + b'"}')
     assert isinstance(found, Unknown)
     assert found.problem.startswith("its field 'source' is 'xxx")
@@ -98,7 +98,7 @@ def test_a_huge_value_is_told_in_a_line() -> None:
 
 
 @AMOUNTS
-def test_an_event_is_read_or_said_to_be_unreadable(amount: int) -> None:
+def test_an_event_is_read_or_reported_as_unreadable(amount: int) -> None:
     def check(value: bytes) -> None:
         event = decode_event(b"m\xff", value, 7)
         assert isinstance(event, Event)

@@ -58,7 +58,7 @@ def test_select(values: list[str], selected: list[str]) -> None:
     assert TopicSelector.parse(values).select(reversed(TOPICS)) == selected
 
 
-def test_names_and_expressions_are_told_apart() -> None:
+def test_names_and_expressions_are_distinguished() -> None:
     selector = TopicSelector.parse(["orders,new-.*", "gone_1", "orders", "x|y"])
     assert selector.patterns == ("orders", "new-.*", "gone_1", "x|y")
     assert selector.names == ("orders", "gone_1")
@@ -173,7 +173,7 @@ def test_what_is_written_out_reads_the_same_again() -> None:
 
 
 def test_a_bad_pattern_writes_nothing_of_its_own() -> None:
-    """RE2's library logs to stderr by itself unless told not to."""
+    """RE2's library logs to stderr by default."""
     program = (
         "from kmirror.settings.patterns import *\ntry: TopicSelector.parse(['a(b'])\nexcept Exception as e: print(e)"
     )

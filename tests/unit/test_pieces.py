@@ -145,14 +145,14 @@ def test_a_delete_horizon_changes_no_timestamp() -> None:
 # -- where it begins --------------------------------------------------------------------------------------------------
 
 
-def test_what_lies_before_a_batch_is_a_hole() -> None:
+def test_offsets_before_a_batch_are_a_hole() -> None:
     found = cut(batch(range(100, 110)), 40)
     assert [span(piece) for piece in found] == [("Hole", 40, 100), ("Run", 100, 110)]
 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("start", [101, 105, 109])
-def test_what_lies_before_the_start_is_left_out(codec: str, start: int) -> None:
+def test_records_before_the_start_are_left_out(codec: str, start: int) -> None:
     found = cut(batch(range(100, 110), codec=codec), start)
     assert [span(piece) for piece in found] == [("Run", start, 110)]
     assert read(found) == [record(offset) for offset in range(start, 110)]
@@ -186,7 +186,7 @@ def test_a_compacted_batch_becomes_runs_and_holes(codec: str) -> None:
 
 
 def test_the_bytes_of_records_stay() -> None:
-    """Only length and offset delta are written anew."""
+    """Only length and offset delta are rewritten."""
     stored = batch([103], size=16)
     (_, run, _) = cut(stored, 100)
     assert isinstance(run, Run)
@@ -210,7 +210,7 @@ def test_an_emptied_batch_is_a_hole_whatever_codec_it_names() -> None:
 
 
 @pytest.mark.parametrize("start", [95, 100, 104])
-def test_what_is_never_visible_is_one_hole(start: int) -> None:
+def test_an_invisible_batch_is_one_hole(start: int) -> None:
     assert cut(batch(range(100, 110), transaction=1, producer_id=7), start, visible=False) == [Hole(start, 110)]
     marker = LogBatch(109, 109, (control_record(109, 5, COMMIT, 0),), 5, transaction=1, marker=COMMIT)
     assert cut(marker, start) == [Hole(start, 110)]

@@ -342,7 +342,7 @@ ssl.key.password=${{env:KEY_PASSWORD}}
 
 
 @pytest.mark.parametrize("password", [{"ssl.key.password": "wrong"}, {}])
-def test_a_wrong_or_missing_key_password_is_said_and_never_asked_for(password: dict[str, str]) -> None:
+def test_a_wrong_or_missing_key_password_is_an_error_and_never_prompted_for(password: dict[str, str]) -> None:
     keystore = {key: value for key, value in CLIENT.items() if key != "ssl.key.password"}
     config = client_config({**SSL, **TRUST, **keystore, **password}, {})
     with pytest.raises(UsageError, match="the client's key and certificate cannot be used") as refusal:

@@ -189,7 +189,7 @@ def test_a_start_is_a_word_or_a_time(ours: str, confluents: str, stored: str) ->
         "timestamp:253402300800000",
     ],
 )  # fmt: skip
-def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) -> None:
+def test_an_invalid_start_is_refused_with_the_allowed_values(text: str) -> None:
     with pytest.raises(UsageError, match=r"invalid value --start-from=") as refusal:
         parse_start_from("--start-from", text)
     assert refusal.value.hint is not None

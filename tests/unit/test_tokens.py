@@ -155,7 +155,7 @@ def test_the_request_is_that_of_rfc_6749() -> None:
     assert headers["Content-Type"] == "application/x-www-form-urlencoded"
 
 
-def test_where_no_life_is_told_the_token_itself_says_it() -> None:
+def test_without_a_lifetime_the_token_itself_says_when_it_expires() -> None:
     with endpoint((200, {"id_token": jwt(exp=12345)}), (200, {"access_token": "opaque"})) as served:
         assert replace(LOGIN, url=served.url).fetch(5).expires_at == 12345
         with pytest.raises(UnreachableError, match="has no expiry time"):
@@ -176,7 +176,7 @@ def test_where_no_life_is_told_the_token_itself_says_it() -> None:
         ((200, "hunter2"), "the answer has no access_token"),
     ],
 )
-def test_a_refusal_is_final_and_tells_no_secret(answer: Answer, message: str) -> None:
+def test_a_refusal_is_final_and_shows_no_secret(answer: Answer, message: str) -> None:
     with endpoint(answer) as served, pytest.raises(UnreachableError) as caught:
         replace(LOGIN, url=served.url).fetch(5)
     assert caught.value.message.startswith(f"no token for client ann from {served.url}: {message}")
@@ -230,7 +230,7 @@ def test_a_token_file_is_read_each_time(tmp_path: Path) -> None:
 
 @dataclass(eq=False, slots=True)
 class Source:
-    """Tokens of 100 seconds by a clock that stands still until it is set, or what is raised in their place."""
+    """Tokens of 100 seconds by a clock that only moves when it is set, or an error instead."""
 
     now: float = 1000.0
     fetched: int = 0
@@ -290,7 +290,7 @@ def test_a_refused_token_is_not_used_again() -> None:
 
 
 @pytest.mark.parametrize("error", [None, UnreachableError("down")])
-def test_many_who_ask_at_once_ask_once(error: KmirrorError | None) -> None:
+def test_concurrent_requests_for_a_token_fetch_it_once(error: KmirrorError | None) -> None:
     source = Source(error=error)
     cache = cache_of(source)
     found: list[str] = []
@@ -316,7 +316,7 @@ def test_many_who_ask_at_once_ask_once(error: KmirrorError | None) -> None:
 
 
 def has_begun(thread: threading.Thread) -> bool:
-    """Tell whether a thread has looked how often the token was asked for."""
+    """Return whether a thread has read how often the token was requested."""
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         if "attempts" in frame.f_locals:

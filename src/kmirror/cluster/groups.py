@@ -103,7 +103,7 @@ class ClusterGroups:
             found: dict[str, Any] = {}
             if shared and share_offsets.are_supported(connection):
                 for group, (code, offsets) in share_offsets.describe(connection, shared, timeout).items():
-                    known = {place: Committed(offset) for place, offset in offsets.items()}
+                    known = {partition: Committed(offset) for partition, offset in offsets.items()}
                     found[group] = known if code in (0, GROUP_ID_NOT_FOUND) else code
             elif shared:
                 found |= dict.fromkeys(shared, UNSUPPORTED_VERSION)
@@ -133,7 +133,7 @@ class ClusterGroups:
                 return {group: _worst_of(_commit(connection, group, offsets, timeout))}
             if not share_offsets.are_supported(connection):
                 return {group: UNSUPPORTED_VERSION}
-            wanted = {place: committed.offset for place, committed in offsets.items()}
+            wanted = {partition: committed.offset for partition, committed in offsets.items()}
             return {group: _worst_of(share_offsets.alter(connection, group, wanted, timeout))}
 
         answer = self._per_coordinator([group], ask, timeout or self._timeout)[group]
@@ -258,11 +258,11 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     partition_type = topic_type.OffsetCommitRequestPartition
     by_topic: defaultdict[str, list[Any]] = defaultdict(list)
-    for place, committed in sorted(offsets.items()):
-        by_topic[place.topic].append(
+    for partition, committed in sorted(offsets.items()):
+        by_topic[partition.topic].append(
             # no epoch: it would be the source's, and the destination's leaders count their own
             partition_type(
-                partition_index=place.partition,
+                partition_index=partition.partition,
                 committed_offset=committed.offset,
                 committed_leader_epoch=-1,
                 committed_metadata=committed.metadata,
