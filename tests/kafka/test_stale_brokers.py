@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -16,16 +17,18 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition, newest
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.cluster.security.client_config import client_config
-from kmirror.errors import Reason
+from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.gone import gone_topics
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.promote_readiness import check_source_after_stop
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.work import StopResults
 from kmirror.sandbox.cluster import Broker, SandboxCluster
+from kmirror.state.client import Deadline
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from tests.support.clusters import freeze, unique_topic
 from tests.support.mirrors import produce
+from tests.support.stores import state_store
 from tests.support.waiting import wait_until
 
 
@@ -155,3 +158,15 @@ def test_an_older_topic_of_the_name_on_a_stale_broker_does_not_make_the_mirror_t
         # metadata from before the topic was created again: only its id decides
         older = {topic: type(found[topic])(topic, 0, bytes(15) + b"\x07", False, found[topic].partitions)}
         assert not gone_topics(asked, [record(topic, now)], older)
+
+
+def test_a_command_waits_until_it_is_certain_that_nothing_is_stored(three_brokers: SandboxCluster) -> None:
+    topic = unique_topic()
+    silent, other, _ = three_brokers.brokers
+    store = state_store(client_config({"bootstrap.servers": f"{other.host}:{other.port}"}))
+    freeze(three_brokers, silent.node_id)
+    # while the silent broker is still a member of the cluster, it might know the topic
+    with pytest.raises(UnreachableError, match=f"not all brokers answer, and those that do have no topic {topic}"):
+        store._described(topic, Deadline(0.1))
+    assert store._described(topic, Deadline(60)) is None
+    store.close()

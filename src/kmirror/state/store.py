@@ -419,10 +419,16 @@ class StateStore:
     def _described(self, topic: str, deadline: Deadline) -> TopicMetadata | None:
         # None if there is no such topic
         what = f"describing topic {topic}"
-        described = self._ask(lambda seconds: self._client.metadata([topic], timeout=seconds), what, deadline)
-        found = described.topics.get(topic)
-        if found is None or found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
-            return None
+        while True:
+            described = self._ask(lambda seconds: self._client.metadata([topic], timeout=seconds), what, deadline)
+            found = described.topics.get(topic)
+            if found is None or found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+                return None
+            if found.error_code != Code.BROKER_NOT_AVAILABLE:
+                break
+            if deadline.passed:
+                raise self.watch.no_answer(f"not all brokers answer, and those that do have no topic {topic}")
+            time.sleep(STEP_S)
         if found.error_code != Code.LEADER_NOT_AVAILABLE:
             self._require(found.error_code, what)
         self._seen.add(topic)
