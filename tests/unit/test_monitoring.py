@@ -11,6 +11,8 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard
 
 from kmirror.errors import Reason
 from kmirror.ops.serve.metrics import JOBS, METRICS, PHASES, RUN_METRICS, Metric
@@ -115,6 +117,28 @@ def test_the_rules_that_promtool_tests_are_all_there_are() -> None:
     names = [rule["alert"] for rule in ALERTS]
     assert len(set(names)) == len(names)
     assert {name for name in names if f'alertname="{name}"' not in tests} == set()
+
+
+def test_grafana_s_own_model_knows_all_of_the_dashboard() -> None:
+    assert unknown_to(modelled(DASHBOARD), DASHBOARD) == []
+    wrong = {**DASHBOARD, "panels": [{**DASHBOARD["panels"][0], "colour": "red"}]}
+    assert unknown_to(modelled(wrong), wrong) == ["panels.0.colour"]
+
+
+def modelled(document: dict[str, Any]) -> Any:
+    """Return what is left of a dashboard once Grafana's model has read it: that leaves out what it does not know."""
+    return json.loads(JSONEncoder().encode(dashboard.Dashboard.from_json(document)))
+
+
+def unknown_to(known: Any, value: Any) -> list[str]:
+    """Return the paths of all parts of a JSON value that are missing or different in `known`."""
+    if isinstance(value, dict):
+        kept = known if isinstance(known, dict) else {}
+        return [f"{key}.{path}".rstrip(".") for key, one in value.items() for path in unknown_to(kept.get(key), one)]
+    if isinstance(value, list):
+        parts_kept = known if isinstance(known, list) and len(known) == len(value) else [None] * len(value)
+        return [f"{n}.{path}".rstrip(".") for n, one in enumerate(value) for path in unknown_to(parts_kept[n], one)]
+    return [] if known == value else [""]
 
 
 def test_the_dashboard_has_its_panels_side_by_side() -> None:
