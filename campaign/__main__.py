@@ -30,12 +30,13 @@ from campaign.world import WORLDS_A_GROUND, Act, World, with_acts, world_of
 
 def run_worlds(worlds: Iterable[World], folder: Path, most_faults: int) -> Iterator[dict[str, Any]]:
     """Run worlds one after another; yield what was done and found."""
-    clusters, current = Clusters(folder), None
+    clusters, before = Clusters(folder), None
     try:
         for world in worlds:
-            if world.seed // WORLDS_A_GROUND != current:
-                current = world.seed // WORLDS_A_GROUND
+            # a world that runs again finds its own topics on the clusters it had
+            if before is None or before == world.seed or before // WORLDS_A_GROUND != world.seed // WORLDS_A_GROUND:
                 clusters.start(world.ground)
+            before = world.seed
             ground = {**asdict(world.ground), "versions": clusters.versions()}
             yield {**run_world(world, folder, clusters.sides, most_faults), "ground": ground}
     finally:

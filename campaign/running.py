@@ -265,6 +265,8 @@ class _WorldRun:
         if not names:
             return []
         kinds = {topic.name: topic.kind for topic in self._world.topics}
+        if between is None:
+            self._scene.delete_again()
         source, destination = between or (self._scene.source, self._scene.destination)
         question = {
             "source": source.direct,

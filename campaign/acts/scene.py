@@ -8,8 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from confluent_kafka import TopicPartition
+
 from campaign.clusters import Side
 from campaign.engine import Engine
+from campaign.logins import admin
 from campaign.world import Act, Fault, Topic, World
 
 Undo = Callable[[], None]
@@ -21,6 +24,8 @@ Ends = dict[str, dict[str, tuple[int, int | None]]]
 _CALM_S = 90.0
 #: Refused, partly done, histories differ.
 _SPOILED = (3, 4, 7)
+#: A topic that these were done to may have other records below the offset.
+_OTHER_RECORDS = frozenset({Act.DELETE_TOPIC, Act.RECREATE_TOPIC, Act.UNCLEAN_ELECTION})
 
 
 @dataclass
@@ -42,6 +47,8 @@ class Scene:
     halted: set[str] = field(default_factory=set)
     #: Topics whose mirroring a verb has ended, and where.
     ends: Ends = field(default_factory=dict)
+    #: By topic, the offset of partition 0 below which its records were deleted.
+    deleted: dict[str, int] = field(default_factory=dict)
     #: What to do once nothing is wrong any more; `stops` come last.
     afterwards: list[Callable[[], None]] = field(default_factory=list)
     stops: list[Callable[[], None]] = field(default_factory=list)
@@ -72,6 +79,14 @@ class Scene:
     def engines(self) -> list[Engine]:
         """Return the running engines."""
         return [self.engine, *([self.behind] if self.behind else ())]
+
+    def delete_again(self) -> None:
+        """Delete records of the source again: a broker that is killed within a minute after that has them back."""
+        client = admin(self.source.direct)
+        for topic, offset in self.deleted.items():
+            if not self.marks.get(topic, set()) & _OTHER_RECORDS:
+                for done in client.delete_records([TopicPartition(topic, 0, offset)]).values():
+                    done.result(30)
 
     def store_ends(self, output: str) -> None:
         """Store the reported ends of copies from the answer of a verb that stops."""

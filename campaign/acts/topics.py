@@ -25,6 +25,7 @@ def delete_records(scene: Scene, fault: Fault, note: Note) -> None:
     place.offset = note["before"] = end * (fault.draw % 100) // 100
     for done in client.delete_records([place]).values():
         done.result(10)
+    scene.deleted[topic.name] = max(place.offset, scene.deleted.get(topic.name, 0))
 
 
 def grow_topic(scene: Scene, fault: Fault, note: Note) -> None:

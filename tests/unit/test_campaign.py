@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from campaign.__main__ import again
+from campaign.__main__ import again, run_worlds
 from campaign.batches import Made, encode_batch
 from campaign.contents import content_of
 from campaign.histories import History, LogKind
@@ -19,7 +19,7 @@ from campaign.nemesis import ACTS
 from campaign.oracle import compare, compare_isolation
 from campaign.reading import LOG_APPEND_TIME, Record, Seen, is_whole
 from campaign.results import BEGIN, END, PAGE, Results, stored_tables, tables, was_done
-from campaign.world import Act, Ending, Kind, with_acts, world_of
+from campaign.world import Act, Ending, Kind, World, with_acts, world_of
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.records import read_records
 
@@ -215,6 +215,36 @@ def test_a_world_with_a_violation_runs_a_second_time() -> None:
         seeds.append(world.seed)
         results.append({"seed": world.seed, "violations": [{}] if seeds == [1] or world.seed == 3 else []})
     assert seeds == [1, 1, 2, 3, 3]
+
+
+def test_a_world_that_runs_again_has_other_clusters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = []
+
+    class NoClusters:
+        sides = ()
+
+        def __init__(self, _: Path) -> None:
+            """Have no clusters."""
+
+        def start(self, _: object) -> None:
+            started.append(len(ran))
+
+        def versions(self) -> list[str]:
+            return []
+
+        def close(self) -> None:
+            """Have nothing to close."""
+
+    ran: list[int] = []
+    monkeypatch.setattr("campaign.__main__.Clusters", NoClusters)
+
+    def run_world(world: World, *_: object) -> dict[str, Any]:
+        ran.append(world.seed)
+        return {}
+
+    monkeypatch.setattr("campaign.__main__.run_world", run_world)
+    list(run_worlds([world_of(seed, 15, 3) for seed in (8, 9, 9, 10, 16)], tmp_path, 3))
+    assert (ran, started) == ([8, 9, 9, 10, 16], [0, 2, 4])
 
 
 def test_each_topic_is_copied_by_one_mirror() -> None:
