@@ -108,7 +108,7 @@ STEPS: list[tuple[Any, str]] = [
     (TopicRebuilder, "_record"),
     (ClusterClient, "delete_topics"),
     (ClusterClient, "create_topic"),
-    (rebuild, "put_back"),
+    (rebuild, "restore_offsets"),
     (TopicRebuilder, "_complete"),
 ]
 

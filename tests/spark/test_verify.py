@@ -185,7 +185,7 @@ def test_topics_in_every_condition(mirror: StoredMirror, cluster_pair: ClusterPa
     assert len(evidence["partitions"]) == 17
 
     works = [view.what.partition(" ")[0] for view in mirror.views if view.is_over]
-    assert works == ["looking", "starting", "comparing"]
+    assert works == ["reading", "starting", "comparing"]
     assert (document["comparedIn"], document["tasks"]) == (evidence["comparedIn"], evidence["tasks"]) == ("SPARK", 1)
     assert mirror.views[-1].what == f"comparing mirror {mirror.name} in 1 Spark task on local[2]"
     assert_grows(mirror.views)
