@@ -24,7 +24,7 @@ from typing import Any
 
 from campaign.clusters import Clusters
 from campaign.results import Results, was_done
-from campaign.running import run_world
+from campaign.running import NOT_RUN, run_world
 from campaign.world import WORLDS_A_GROUND, Act, World, with_acts, world_of
 
 
@@ -36,9 +36,11 @@ def run_worlds(worlds: Iterable[World], folder: Path, most_faults: int) -> Itera
             # a world that runs again finds its own topics on the clusters it had
             if before is None or before == world.seed or before // WORLDS_A_GROUND != world.seed // WORLDS_A_GROUND:
                 clusters.start(world.ground)
-            before = world.seed
             ground = {**asdict(world.ground), "versions": clusters.versions()}
-            yield {**run_world(world, folder, clusters.sides, most_faults), "ground": ground}
+            result = run_world(world, folder, clusters.sides, most_faults)
+            # what one world broke is not to blame on the next
+            before = None if any(one["what"] == NOT_RUN for one in result["violations"]) else world.seed
+            yield {**result, "ground": ground}
     finally:
         clusters.close()
 
@@ -78,21 +80,22 @@ def main() -> int:
         results.append(result)
         stored.add_world(result)
         acts = ", ".join(str(one["act"]) if was_done(one) else f"({one['act']})" for one in result["faults"])
-        verdict = f"VIOLATION: {result['violations'][0]['what']}, see {folder}" if result["violations"] else "ok"
+        bad = [" ".join(str(one[key]) for key in ("what", "error") if key in one) for one in result["violations"]]
+        verdict = f"VIOLATION: {'; '.join(bad)}, see {folder}" if bad else "ok"
         print(f"{result['seed']} {result['seconds']:.0f} s {result['ending']} [{acts}]: {verdict}", flush=True)
     violations = Counter(one["seed"] for one in results if one["violations"])
-    bad = [seed for seed, count in violations.items() if count > given.again]
+    certain = [seed for seed, count in violations.items() if count > given.again]
     faults = Counter(str(fault["act"]) for one in results for fault in one["faults"] if was_done(fault))
     print(f"{len(results)} worlds, {faults.total()} faults, {len(violations)} with violations")
     if given.again and violations:
-        print(f"found again: {', '.join(map(str, bad)) or 'none'}; everything is kept in {folder}")
-    if bad and given.shrink:
+        print(f"found again: {', '.join(map(str, certain)) or 'none'}; everything is kept in {folder}")
+    if certain and given.shrink:
         world = world_of(first, given.seconds, given.faults)
         left = shrink(with_acts(world, given.only) if given.only else world, folder, given.faults)
         print("it takes: " + (", ".join(f"{one.act} at {one.at} s" for one in left.faults) or "no fault at all"))
     if not violations and given.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
-    return 1 if bad else 0
+    return 1 if certain else 0
 
 
 def _acts(words: str) -> list[Act]:

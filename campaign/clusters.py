@@ -170,8 +170,7 @@ class Side:
         for broker in self.cluster.brokers:
             with contextlib.suppress(RefusedError):
                 self.cluster.signal(broker.node_id, signal.SIGCONT)
-        for broker in self.cluster.brokers:
-            self.start_broker(broker.node_id)
+        self.cluster.start()  # together: a broker does not answer without a quorum of controllers
         if self.is_secured:
             self._let_in()
 

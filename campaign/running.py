@@ -24,6 +24,8 @@ from campaign.nemesis import Nemesis
 from campaign.overseer import Overseer
 from campaign.world import DESERVED, Act, Kind, World
 
+#: A finding of the campaign, not of the product; its clusters are not used again.
+NOT_RUN = "the world could not be run"
 _CAUGHT_UP_S = 180.0
 _LANES_S = 30.0
 #: One world of this many has its first faults while its engine starts.
@@ -53,12 +55,12 @@ def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int)
     (folder / "world.json").write_text(json.dumps({**asdict(world), **stored}, indent=1), encoding="utf-8")
     run = _WorldRun(world, folder, sides)
     began = time.monotonic()
+    found: Violations = []
     try:
-        found = run.violations()
-    except Exception as error:
-        found = [{"what": "the world could not be run", "error": repr(error)}]
-    finally:
-        run.close()
+        with run:
+            found = run.violations()
+    except Exception as error:  # also a broker that does not come back at the end
+        found = [*found, {"what": NOT_RUN, "error": repr(error), "notes": getattr(error, "__notes__", [])}]
     result = {
         "seed": world.seed,
         "ending": world.ending,
@@ -72,7 +74,11 @@ def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int)
         "violations": found,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    if not found:
+    if found:
+        for side in sides:
+            for broker in side.cluster.brokers:
+                shutil.copy(broker.log_file, folder / f"{side.name}-{broker.node_id}.log")
+    else:
         shutil.rmtree(folder)
     return result
 
@@ -109,7 +115,10 @@ class _WorldRun:
         self.phases[name] = round(time.monotonic() - self._phase_began, 1)
         self._phase_began = time.monotonic()
 
-    def close(self) -> None:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
         """End what runs, and delete the mirrors' topics."""
         self._overseer.stop()
         self._load.end()

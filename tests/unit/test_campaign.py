@@ -19,6 +19,7 @@ from campaign.nemesis import ACTS
 from campaign.oracle import compare, compare_isolation
 from campaign.reading import LOG_APPEND_TIME, Record, Seen, is_whole
 from campaign.results import BEGIN, END, PAGE, Results, stored_tables, tables, was_done
+from campaign.running import NOT_RUN
 from campaign.world import Act, Ending, Kind, World, with_acts, world_of
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.records import read_records
@@ -217,7 +218,9 @@ def test_a_world_with_a_violation_runs_a_second_time() -> None:
     assert seeds == [1, 1, 2, 3, 3]
 
 
-def test_a_world_that_runs_again_has_other_clusters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_world_that_runs_again_and_one_after_a_broken_world_have_other_clusters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     started = []
 
     class NoClusters:
@@ -240,11 +243,11 @@ def test_a_world_that_runs_again_has_other_clusters(monkeypatch: pytest.MonkeyPa
 
     def run_world(world: World, *_: object) -> dict[str, Any]:
         ran.append(world.seed)
-        return {}
+        return {"violations": [{"what": NOT_RUN}] if world.seed == 17 else []}
 
     monkeypatch.setattr("campaign.__main__.run_world", run_world)
-    list(run_worlds([world_of(seed, 15, 3) for seed in (8, 9, 9, 10, 16)], tmp_path, 3))
-    assert (ran, started) == ([8, 9, 9, 10, 16], [0, 2, 4])
+    list(run_worlds([world_of(seed, 15, 3) for seed in (8, 9, 9, 10, 16, 17, 18, 19)], tmp_path, 3))
+    assert (ran, started) == ([8, 9, 9, 10, 16, 17, 18, 19], [0, 2, 4, 6])
 
 
 def test_each_topic_is_copied_by_one_mirror() -> None:
