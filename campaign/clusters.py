@@ -25,9 +25,13 @@ from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from kmirror.sandbox.ports import free_ports
 from kmirror.sandbox.spec import controller_count, save_spec
+from tests.support.clusters import IDLE, QUICK_JAVA_OPTIONS, archive_options
 
 _ATTEMPTS = 3
 _CLUSTER = {
+    **IDLE,
+    # a killed broker may come back, and its partitions get another leader, in half the usual time
+    "broker.session.timeout.ms": "4500",
     "log.retention.check.interval.ms": "2000",
     "log.cleaner.backoff.ms": "500",
     "log.segment.delete.delay.ms": "100",
@@ -112,7 +116,7 @@ class Side:
                 "default.replication.factor": str(ground.replicas(brokers)),
             },
             node_properties=own,
-            java_options=("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+            java_options=_java_options(version),
             heap="320m",
         )
         self.links: Links | None = None
@@ -181,7 +185,8 @@ class Side:
 
     def use_version(self, version: str) -> None:
         """Start brokers with this version from now on; running ones keep theirs."""
-        save_spec(replace(self.cluster.spec, kafka_version=version), self.cluster.directory)
+        spec = replace(self.cluster.spec, kafka_version=version, java_options=_java_options(version))
+        save_spec(spec, self.cluster.directory)
         self.cluster = SandboxCluster(self.name, self.cluster.directory)
 
     def close(self) -> None:
@@ -189,6 +194,10 @@ class Side:
         if self.links is not None:
             self.links.close()
         self.cluster.destroy()
+
+
+def _java_options(version: str) -> tuple[str, ...]:
+    return (*QUICK_JAVA_OPTIONS, *archive_options(version))
 
 
 def _link_settings(ground: Ground) -> dict[str, str]:
