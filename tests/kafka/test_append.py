@@ -192,7 +192,7 @@ def test_a_timestamp_beyond_the_limit_is_refused(cluster: SandboxCluster) -> Non
             assert leader.append(batch_of(timestamp=timestamp), 0) == (Code.INVALID_TIMESTAMP, -1)
 
 
-def test_a_topic_with_log_append_time_stamps_anew(cluster: SandboxCluster) -> None:
+def test_a_topic_with_log_append_time_gets_new_timestamps(cluster: SandboxCluster) -> None:
     with Leader(cluster, create_topic(cluster, settings={"message.timestamp.type": "LogAppendTime"})) as leader:
         assert leader.append(batch_of(timestamp=1000), 0) == (0, 0)
         (header,) = batch_headers(leader.fetch(0).records)

@@ -88,7 +88,7 @@ def test_records_land_at_their_offsets_and_nothing_is_shown_between(
         assert out.append(records(5003, 5004)) == 5004
 
 
-def test_an_offset_that_the_log_has_is_refused_and_the_log_end_told(
+def test_an_offset_that_the_log_has_is_refused_and_the_log_end_returned(
     cluster: SandboxCluster, client: ClusterClient
 ) -> None:
     with appender(client, create_topic(cluster)) as out:
@@ -177,7 +177,7 @@ def foreign_record(cluster: SandboxCluster, topic: str) -> None:
 
 
 @pytest.mark.parametrize("hole", [0, 1, 5])
-def test_somebody_elses_record_is_noticed(cluster: SandboxCluster, client: ClusterClient, hole: int) -> None:
+def test_another_writers_record_is_noticed(cluster: SandboxCluster, client: ClusterClient, hole: int) -> None:
     topic = create_topic(cluster)
     with appender(client, topic) as out:
         out.append(records(0, 3))

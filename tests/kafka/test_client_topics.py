@@ -75,7 +75,7 @@ def test_a_topic_that_is_there_is_refused(client: ClusterClient) -> None:
         ("t", 1, {"no.such.setting": "1"}, "no.such.setting"),
     ],
 )
-def test_what_cannot_be_created_is_told(
+def test_what_cannot_be_created_is_reported(
     client: ClusterClient, name: str, partitions: int, settings: dict[str, str], told: str
 ) -> None:
     with pytest.raises(BrokerError, match=told):
@@ -105,7 +105,7 @@ def test_the_id_of_a_topic_that_was_created_again_deletes_nothing(
 
 
 @pytest.mark.long
-def test_a_topic_that_may_not_be_deleted_is_told(make_cluster: MakeCluster) -> None:
+def test_a_topic_that_may_not_be_deleted_is_reported(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("keeps", properties={"delete.topic.enable": "false"})
     with ClusterClient(client_config(cluster.client_properties())) as client:
         topic = unique_topic()

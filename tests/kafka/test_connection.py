@@ -275,7 +275,7 @@ def test_a_wrong_login_is_refused_without_telling_the_password(
     assert str(config.password) not in f"{caught.value} {caught.value.hint} {config!r}"
 
 
-def test_a_token_that_the_broker_refuses_is_fetched_anew(secured: SandboxCluster) -> None:
+def test_a_token_that_the_broker_refuses_is_fetched_again(secured: SandboxCluster) -> None:
     config = config_of(secured, mechanism="OAUTHBEARER")
     assert isinstance(config.tokens, TokenEndpoint)
     foreign = replace(config.tokens, url=config.tokens.url.replace("sandbox", "elsewhere"))  # of another issuer

@@ -85,7 +85,7 @@ def test_an_end_without_an_answer_is_asked_for_again(
 
 
 @pytest.mark.parametrize(("fate", "written"), [(Fate.LOST, 0), (Fate.UNANSWERED, 1), (Fate.LATE, 0)])
-def test_a_beginning_without_an_answer_is_settled_and_told(
+def test_a_beginning_without_an_answer_is_settled_and_reported(
     cluster: SandboxCluster,
     client: ClusterClient,
     wire: LateWire,

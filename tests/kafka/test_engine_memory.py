@@ -95,7 +95,7 @@ def test_what_was_decided_and_seen_outlives_the_engine(
     assert len(points_of(destination.state().history(mirror))) == 2
 
 
-def test_that_records_have_come_is_no_reason_to_stop_a_lane_and_its_successor_is_told(
+def test_new_records_are_no_reason_to_stop_a_lane_and_its_successor_is_sent_them(
     cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
 ) -> None:
     other = unique_topic()
@@ -159,7 +159,7 @@ def test_an_emptied_log_is_reached_where_it_begins_and_not_while_filler_leads_th
         assert f"{topic}-0 starts at offset 5, where its source's log starts" in noted(run)
 
 
-def test_a_partition_that_stands_still_is_complete_though_it_spoke_before_the_source_did(
+def test_a_partition_at_rest_is_complete_though_it_reported_before_the_source(
     destination: Destination, mirror: str, topic: str
 ) -> None:
     add(destination, mirror, selector(topic))
@@ -171,7 +171,7 @@ def test_a_partition_that_stands_still_is_complete_though_it_spoke_before_the_so
         assert run.stored(topic).initial_copy_complete
 
 
-def test_filling_by_transactions_is_told_once(destination: Destination, mirror: str, topic: str) -> None:
+def test_filling_by_transactions_is_reported_once(destination: Destination, mirror: str, topic: str) -> None:
     add(destination, mirror, selector(topic))
     with Run(destination, mirror) as run:
         run.until(lambda: bool(run.lanes.specs))
@@ -186,7 +186,7 @@ def test_filling_by_transactions_is_told_once(destination: Destination, mirror: 
     assert events.count(("offsets", "FILLED_BY_TRANSACTIONS")) == 1
 
 
-def test_a_lane_is_told_how_far_the_one_before_was(
+def test_a_lane_is_sent_how_far_its_predecessor_was(
     cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
 ) -> None:
     def known_end(run: Run) -> int | None:
@@ -208,7 +208,7 @@ def test_a_lane_is_told_how_far_the_one_before_was(
         assert [line for line in noted(run) if line.startswith(note)], noted(run)
 
 
-def test_a_lane_is_told_of_a_batch_that_landed_elsewhere_under_an_engine_before(
+def test_a_lane_is_sent_a_misplaced_batch_of_an_earlier_engine(
     destination: Destination, mirror: str, topic: str
 ) -> None:
     add(destination, mirror, selector(topic))

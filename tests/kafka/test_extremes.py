@@ -78,7 +78,7 @@ def test_the_longest_names_go_through_every_verb(
         assert typed(cluster, "remove", *of_mirror, f"--topics={name}", "--yes").returncode == 0
 
 
-def test_names_that_brokers_take_for_the_same_are_told_as_such(
+def test_names_that_collide_on_brokers_are_reported_as_such(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:
     name = unique_topic()

@@ -84,9 +84,7 @@ def test_killed_at_every_record_and_run_again(
     assert reached >= kind.least_records
 
 
-def test_a_pause_that_was_recorded_by_somebody_who_is_gone_is_waited_for(
-    cluster_pair: ClusterPair, tmp_path: Path
-) -> None:
+def test_a_pause_recorded_by_a_killed_command_is_waited_for(cluster_pair: ClusterPair, tmp_path: Path) -> None:
     """The engine in charge is slow: it is this test, and gives the topic up when it likes."""
     with (
         killed_verbs.PromotingAlone(cluster_pair, tmp_path) as scenario,

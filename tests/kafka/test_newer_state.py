@@ -96,7 +96,7 @@ def _refuses_all_but_what_shows(cluster: SandboxCluster, mirror: str, topic: str
         assert "use the kmirror version that wrote it, or a newer one" in refused.stderr
 
 
-def test_what_a_newer_version_only_adds_is_kept_and_in_nobodys_way(
+def test_what_a_newer_version_only_adds_is_kept_and_does_no_harm(
     cluster_pair: ClusterPair, destination: Destination, store: Store, mirror: str, topic: str
 ) -> None:
     add(destination, mirror, selector(topic))
@@ -210,7 +210,7 @@ def test_a_spoiled_record_is_named_by_every_verb_and_changed_by_none(
     assert carried_out(cluster, mirror, ("pause",))[0] == 0
 
 
-def test_tombstones_at_odd_places_are_told_or_make_no_difference(
+def test_tombstones_at_odd_places_are_reported_or_make_no_difference(
     cluster_pair: ClusterPair, destination: Destination, store: Store, mirror: str, topic: str
 ) -> None:
     add(destination, mirror, selector(topic))

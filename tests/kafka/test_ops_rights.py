@@ -185,7 +185,7 @@ def test_what_verify_may_not_see_is_named_with_the_commands(
         assert row.hint == f"{granting(as_kmirror)} --operation Read --operation DescribeConfigs --topic {topic}"
 
 
-def test_how_offsets_will_be_filled_is_told(
+def test_how_offsets_will_be_filled_is_shown(
     cluster_pair: ClusterPair, admin: AdminClient, grant: Grant, as_kmirror: dict[str, str]
 ) -> None:
     topic = unique_topic()
@@ -258,7 +258,7 @@ def test_how_offsets_will_be_filled_is_told(
     only()
 
 
-def test_without_read_on_the_source_nobody_is_named_for_holding_a_copy_back(
+def test_without_read_on_the_source_no_open_transaction_is_blamed(
     cluster_pair: ClusterPair,
     guarded_cluster: SandboxCluster,
     admin: AdminClient,

@@ -146,7 +146,7 @@ def add_and_die(properties: dict[str, str], name: str, topic: str) -> None:
         add_from(destination, name, topic, "latest")
 
 
-def test_a_topic_that_was_deleted_and_is_added_again_begins_anew(
+def test_a_topic_that_was_deleted_and_is_added_again_starts_over(
     cluster_pair: ClusterPair, destination: Destination, topic: str
 ) -> None:
     name = new_mirror(destination, cluster_pair.source)
@@ -182,7 +182,7 @@ def test_what_an_adopted_topic_holds_decides_where_it_goes_on(
     assert partition.begun
 
 
-def test_an_empty_topic_that_is_adopted_begins_where_it_is_told_to(
+def test_an_empty_topic_that_is_adopted_begins_at_the_given_offset(
     cluster_pair: ClusterPair, destination: Destination, topic: str
 ) -> None:
     adoptable(cluster_pair, topic, 0)
@@ -191,7 +191,7 @@ def test_an_empty_topic_that_is_adopted_begins_where_it_is_told_to(
     assert first_offsets(destination, name, topic) == {0: 5, 1: 2, 2: 0}
 
 
-def test_a_source_that_does_not_tell_where_is_refused(
+def test_a_source_that_does_not_say_where_is_refused(
     cluster_pair: ClusterPair, destination: Destination, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kmirror.cluster.client import ClusterClient, OffsetAnswer

@@ -45,7 +45,7 @@ def test_both_consumers_give_back_every_byte(source_cluster: SandboxCluster) -> 
     assert console_consumer(source_cluster, topic) == RECORDS
 
 
-def test_consumers_tell_the_log_s_own_timestamps_apart(source_cluster: SandboxCluster) -> None:
+def test_consumers_distinguish_log_append_time(source_cluster: SandboxCluster) -> None:
     topic = make_topic(source_cluster, **{"message.timestamp.type": "LogAppendTime"})
     write(source_cluster, topic, RECORDS)
 

@@ -188,7 +188,7 @@ def test_a_range_is_read_to_its_end(three_batches: Leader) -> None:
     assert read(7, 7) == []
 
 
-def test_offsets_out_of_range_are_told(three_batches: Leader) -> None:
+def test_offsets_out_of_range_are_reported(three_batches: Leader) -> None:
     part = three_batches.fetch(8)
     assert (part.error_code, part.high_watermark, part.log_start_offset) == (Code.OFFSET_OUT_OF_RANGE, None, None)
     with pytest.raises(BrokerError, match="OFFSET_OUT_OF_RANGE") as caught:
@@ -276,6 +276,6 @@ def test_an_incremental_session_returns_only_news(cluster: SandboxCluster) -> No
         assert ask() == {0: size, 1: 0, 2: 0}
 
 
-def test_an_unknown_topic_is_told(client: ClusterClient) -> None:
+def test_an_unknown_topic_is_reported(client: ClusterClient) -> None:
     with pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
         PartitionReader(client, TopicPartition(unique_topic("missing"), 0)).fetch(0)

@@ -129,7 +129,7 @@ def allow(cluster: SandboxCluster, name: str, *operations: str) -> None:
     create_in_force(admin, [AclBinding(*who, AclOperation[one], AclPermissionType.ALLOW) for one in operations])
 
 
-def test_a_right_that_is_given_is_used_without_being_told(guarded_cluster: SandboxCluster) -> None:
+def test_a_granted_right_is_used_without_a_restart(guarded_cluster: SandboxCluster) -> None:
     guarded = guarded_cluster
     user = guarded.client_properties("kmirror")
     properties = {"source_properties": user, "destination_properties": user, "retry_timeout_ms": 500}
@@ -154,7 +154,7 @@ def test_a_right_that_is_given_is_used_without_being_told(guarded_cluster: Sandb
         assert {report.state for report in mirror.rows_at_stop(lane)} == {"MIRRORING"}
 
 
-def test_a_source_topic_that_is_there_again_goes_by_its_policy_and_two_events_tell_of_a_failure(
+def test_a_recreated_source_topic_follows_its_policy_and_two_events_report_a_failure(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:
     source = cluster_pair.source

@@ -78,7 +78,7 @@ def write_engine(store: StateStore, name: str, identity: EngineIdentity, **field
     return record
 
 
-def test_the_first_engine_takes_charge_and_tells_who_it_is(store: StateStore, name: str) -> None:
+def test_the_first_engine_takes_charge_and_records_who_it_is(store: StateStore, name: str) -> None:
     lease = Lease.acquire(store, name, ME)
     assert lease.predecessor is None
     assert lease.predecessor_may_write_until == 0.0

@@ -79,7 +79,7 @@ def test_run_until_caught_up_then_verify(
     ("number", "with_spark"),
     [(signal.SIGINT, False), (signal.SIGTERM, False), pytest.param(signal.SIGINT, True, marks=pytest.mark.slow)],
 )
-def test_a_run_ends_when_it_is_told_to(
+def test_a_run_ends_on_request(
     destination_cluster: SandboxCluster,
     mirrored: tuple[str, str],
     tmp_path: Path,

@@ -240,7 +240,7 @@ def topic_ids(source: SandboxCluster, topics: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_topics_that_are_forbidden_or_gone_are_told_apart_and_fail_alone(
+def test_topics_that_are_forbidden_or_gone_are_distinguished_and_fail_alone(
     guarded: MakeGuarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = ["good", "unread", "unseen", "gone", "gone-unseen"]

@@ -77,7 +77,7 @@ def still(
 
 
 @pytest.mark.parametrize("name", STILL)
-def test_a_log_that_stands_still(still: Mirrored, name: str) -> None:
+def test_a_log_at_rest(still: Mirrored, name: str) -> None:
     row = still.rows()[name, 0]
     assert row["state"] != "FAILED", row
     # fit for readers; no engine runs any more

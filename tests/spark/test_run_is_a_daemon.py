@@ -35,7 +35,7 @@ def test_how_long_a_cluster_is_waited_for(arguments: list[str], server: str, cod
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_waiting_ends_when_it_is_told_to(number: signal.Signals) -> None:
+def test_waiting_ends_on_request(number: signal.Signals) -> None:
     engine = subprocess.Popen(
         command(NOBODY, "run", "--mirror", "m", with_spark=False),
         stdout=subprocess.PIPE,

@@ -141,7 +141,7 @@ def test_workers_without_the_right_python_are_refused(options: SparkOptions) -> 
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_full_is_told_from_one_that_is_slow(
+def test_a_full_cluster_is_distinguished_from_a_slow_one(
     options: SparkOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greedy = SparkOptions(

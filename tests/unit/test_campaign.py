@@ -45,11 +45,11 @@ def test_what_a_source_has_removed_at_its_begin_may_stay() -> None:
     assert compare(seen(0, 10), seen(4, 10), ACKS) == {}
 
 
-def test_gaps_that_nobody_sees_are_right() -> None:
+def test_gaps_that_no_consumer_sees_are_right() -> None:
     assert compare(seen(0, 10, 1, 2, 5), seen(0, 10, 1, 2, 5), {1: {1}}) == {}
 
 
-def test_a_stopped_copy_ends_where_that_was_told_or_at_a_marker_behind() -> None:
+def test_a_stopped_copy_ends_at_the_reported_offset_or_at_a_marker_behind() -> None:
     assert compare(seen(0, 10), seen(0, 7), ACKS, 7, 3) == {}
     assert compare(seen(0, 10), seen(0, 8, *range(7)), ACKS, 7, 3) == {}
 
@@ -97,7 +97,7 @@ def test_what_replaces_a_record_has_to_be_there() -> None:
     assert set(compare(source, cleaned, {}, compacted=True)) == {"is not at the source"}
 
 
-def test_what_nobody_wrote_is_found_also_where_the_source_has_deleted() -> None:
+def test_an_invented_record_is_found_also_where_the_source_has_deleted() -> None:
     source = seen(5, 10)
     assert compare(source, seen(0, 10), ACKS, all_acknowledged=True) == {}
     known = {offset: values for offset, values in ACKS.items() if offset != 2}

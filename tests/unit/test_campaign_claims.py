@@ -59,7 +59,7 @@ def test_a_lag_is_by_where_the_source_ended_just_now() -> None:
     assert whats(before, sample(8, source=150)) == []
 
 
-def test_a_copy_that_stands_still_while_all_is_said_to_be_well_is_found() -> None:
+def test_a_stuck_copy_that_is_reported_as_healthy_is_found() -> None:
     times = [0.0, 20.0, STANDS_STILL_S + 1]
     assert whats(*(sample(at) for at in times)) == ["all is well, and nothing is copied"]
     assert whats(*(sample(at, reason="ENGINE_SILENT") for at in times)) == []
@@ -91,7 +91,7 @@ def stopped(**changes: Any) -> dict[str, Any]:
         ({"lag": 0, "lastMirroredOffset": 100}, {PLACE: 100}, set(range(100)), []),
     ],
 )
-def test_the_loss_is_what_was_told(
+def test_the_reported_loss_is_judged(
     changes: dict[str, Any], ends: dict[tuple[str, int], int] | None, acknowledged: set[int], found: list[str]
 ) -> None:
     wrong = judge_loss([stopped(**changes)], ends, {PLACE: acknowledged})

@@ -211,7 +211,7 @@ def test_a_links_file_becomes_a_mirror() -> None:
     assert [k for k in ("retention.ms", "segment.ms") if settings.excluded_properties.matches(k)] == ["segment.ms"]
 
 
-def test_a_links_defaults_are_told() -> None:
+def test_a_links_defaults_are_reported() -> None:
     assert key_results(link_conversion({}))["consumer.offset.sync.enable"][1].startswith(
         "sync.group.offsets.enabled=false"
     )

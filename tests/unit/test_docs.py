@@ -122,7 +122,7 @@ def test_every_command_on_a_page_is_one(page: Path) -> None:
     assert wrong == {}
 
 
-def test_commands_are_found_and_wrong_ones_told() -> None:
+def test_commands_are_found_and_wrong_ones_reported() -> None:
     page = "`kmirror list`\n```console\n$ kmirror wait --mirror M --until ok | cat   # so\n```\n    kmirror nonsense\n"
     listing, waiting, nonsense = commands_in(page)
     assert unknown_flags(listing) == set()

@@ -28,5 +28,5 @@ def test_the_page_says_what_was_measured() -> None:
         (replace(UNKNOWN, told_rpo_seconds=0.2, told_lost_records=None, told_more_records=0), False),
     ],
 )
-def test_what_is_told_must_be_as_alarming_as_what_is_true(drill: FailoverDrill, is_honest: bool) -> None:
+def test_reports_must_be_as_alarming_as_the_truth(drill: FailoverDrill, is_honest: bool) -> None:
     assert drill.is_honest is is_honest

@@ -130,7 +130,7 @@ def test_a_partition_forgotten_and_wanted_again_after_a_request_is_added_again()
     broker.gets((SESSION, 2), [(key(A, 0), at(4))])
 
 
-def test_a_partition_the_broker_never_heard_of_is_not_forgotten_by_name() -> None:
+def test_a_partition_that_is_not_in_the_session_is_not_forgotten_by_name() -> None:
     broker = Broker()
     broker.gets((0, 0))
     broker.answers()

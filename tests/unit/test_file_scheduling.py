@@ -153,7 +153,7 @@ def test_processes_that_compile_begin_with_different_files_and_agree_on_the_orde
     assert all(len(set(files[: len(files) // 4]) & set(each[0][: len(files) // 4])) == 0 for files in each[1:])
 
 
-def test_processes_that_have_collected_different_tests_are_told_apart(pytestconfig: pytest.Config) -> None:
+def test_processes_that_have_collected_different_tests_are_refused(pytestconfig: pytest.Config) -> None:
     scheduler = LongestFileFirst(pytestconfig, 2, {})
     for node in (one := Process(), other := Process()):
         scheduler.add_node(node)

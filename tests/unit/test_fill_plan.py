@@ -215,7 +215,7 @@ def test_rights_are_missing() -> None:
 
 
 @pytest.mark.parametrize("code", [Code.INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED])
-def test_somebody_with_higher_epochs_was_here(code: int) -> None:
+def test_another_writer_with_higher_epochs_was_here(code: int) -> None:
     assert obstacle(plan(0, 5).answered(code)) is Obstacle.FENCED
 
 

@@ -158,7 +158,7 @@ def engine() -> Engine:
     return made
 
 
-def test_a_lane_at_work_is_told_what_changes_and_is_not_started_again(engine: Engine) -> None:
+def test_a_running_lane_is_sent_changes_and_is_not_restarted(engine: Engine) -> None:
     engine.go("acd")
     assert [changes(told) for told in engine.told] == [(1, "b", "d")]
     assert engine.told[0].taken[0].begun
@@ -193,7 +193,7 @@ def test_what_is_wanted_differently_comes_back_once_it_was_given_up(engine: Engi
     assert engine.hear(taken=2, given_up=2, rows="b") == "b|"
 
 
-def test_a_lane_that_has_not_spoken_is_told_nothing_yet() -> None:
+def test_a_lane_that_has_not_reported_is_sent_nothing_yet() -> None:
     engine = Engine()
     engine.go("ab")
     engine.go("bc")
@@ -213,7 +213,7 @@ def test_a_change_is_said_until_a_heartbeat_is_through(engine: Engine) -> None:
     assert engine.lanes.unsent == []
 
 
-def test_thousands_of_partitions_are_told_in_several_changes(engine: Engine) -> None:
+def test_thousands_of_partitions_are_sent_in_several_changes(engine: Engine) -> None:
     new = [replace(one("t"), partition=number) for number in range(600)]
     engine.go([one("a"), *new])
     assert [(len(told.given_up), len(told.taken)) for told in engine.told] == [(2, 250), (0, 250), (0, 100)]
@@ -221,7 +221,7 @@ def test_thousands_of_partitions_are_told_in_several_changes(engine: Engine) -> 
 
 
 @pytest.mark.parametrize("how", ["OUTDATED", "SUPERSEDED", "LOST_ENGINE"])
-def test_a_lane_that_missed_a_change_is_started_anew_with_all_its_work(engine: Engine, how: str) -> None:
+def test_a_lane_that_missed_a_change_is_restarted_with_all_its_work(engine: Engine, how: str) -> None:
     engine.go("acd")
     engine.end(how=how, clean=False)
     engine.go()

@@ -69,7 +69,7 @@ def test_a_topic_is_gone_or_forbidden_by_its_id(
         (AT_SOURCE, None, "no right to DESCRIBE source topic orders, if there is one"),
     ],
 )
-def test_what_is_told_of_it(side: TopicSide, by_id: int | None, message: str) -> None:
+def test_what_is_reported_of_it(side: TopicSide, by_id: int | None, message: str) -> None:
     assert topic_trouble(side, ASSIGNMENT, FORBIDDEN, by_id).message == message
 
 

@@ -188,7 +188,7 @@ def test_each_mirror_of_a_run_has_its_series_and_one_without_an_engine_is_not_he
     assert value(found, "kmirror_topics", mirror="o", state="ACTIVE") is None
 
 
-def test_before_it_copies_a_run_tells_its_phase_and_nothing_of_mirrors() -> None:
+def test_before_it_copies_a_run_reports_its_phase_and_no_mirrors() -> None:
     text, _ = exposition(RunStatus("waiting", NOW_MS, "waiting"), "")
     found = read(text.decode())
     assert {name for name, _ in found} == {"kmirror_build_info", "kmirror_run_phase"}

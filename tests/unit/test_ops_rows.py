@@ -328,7 +328,7 @@ def test_the_lag_of_a_log_that_begins_further_on_is_counted_in_offsets() -> None
     assert row(ENGINE, here=replace(HERE, log_end_offset={P0: 60}), there=late).lag == 40
 
 
-def test_the_newer_of_record_and_report_tells_the_state() -> None:
+def test_the_newer_of_record_and_report_gives_the_state() -> None:
     failed = partition(PartitionState.FAILED, NOW - 500, reason=Reason.CORRUPT_BATCH, message="at 7", retry_attempt=2)
     found = row(ENGINE, progress(), failed)
     assert (found.state, found.reason) == (PartitionState.FAILED, Reason.CORRUPT_BATCH)

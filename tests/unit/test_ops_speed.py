@@ -51,7 +51,9 @@ def test_nothing_lacks_and_nothing_known() -> None:
         (-1, None),
     ],
 )
-def test_a_timestamp_that_cannot_be_true_does_not_tell_when_a_record_came(dated: int, expected: int | None) -> None:
+def test_a_timestamp_that_cannot_be_true_does_not_say_when_a_record_was_written(
+    dated: int, expected: int | None
+) -> None:
     assert lag_of(dated, None) == expected
     assert lag_of(dated, NOW - 500) == 500
 

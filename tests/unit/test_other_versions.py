@@ -124,7 +124,7 @@ def test_what_a_newer_version_keeps_of_a_mirror_shows_in_its_rows(key: bytes, ou
     assert (summed.state, summed.reason) == (TopicState.LINK_FAILED, Reason.STATE_UNREADABLE)
 
 
-def test_an_engine_hears_of_records_that_it_cannot_read_unless_they_are_history() -> None:
+def test_an_engine_gets_records_that_it_cannot_read_unless_they_are_history() -> None:
     topic = next(record for record in older() if isinstance(record, TopicRecord))
     mirror = next(record for record in older() if isinstance(record, MirrorRecord))
     newer = Unknown(topic.key, "its schema version is 2")
@@ -144,7 +144,7 @@ def test_an_engine_hears_of_records_that_it_cannot_read_unless_they_are_history(
     assert "quarantine" in found.problem
 
 
-def test_settings_that_only_a_newer_version_knows_have_no_effect_and_are_told_once() -> None:
+def test_settings_of_a_newer_version_have_no_effect_and_are_reported_once() -> None:
     raw = {"copy.warp": "9", "copy.lanes": "3"}
     assert stored_settings(raw).copy_lanes == 3
     assert unknown_settings(raw) == ("copy.warp",)

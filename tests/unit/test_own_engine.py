@@ -19,7 +19,7 @@ def test_an_engine_that_has_ended_says_why() -> None:
     assert engine.error_text() == ""
 
 
-def test_of_one_that_ended_before_it_could_say_why_the_last_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_line_of_an_engine_that_ended_without_a_cause_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_engine, "_START", "raise OSError('no space left')")
     with OwnEngine("m", {"bootstrap.servers": "127.0.0.1:1"}) as engine:
         engine.start()

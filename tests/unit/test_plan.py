@@ -82,7 +82,7 @@ def test_a_changed_assignment_is_given_up_and_taken_by_the_next_plan() -> None:
     assert changes(after, [0], {}, {0: Held([before[0], before[2]])}) == {0: Change((), (after[1],))}
 
 
-def test_what_is_being_given_up_is_nobody_elses() -> None:
+def test_partitions_being_released_belong_to_no_other_lane() -> None:
     assert plan("abc", {0: "a", 1: "c"}, leaving={0: "b"}) == {}
     assert plan("abcd", {0: "a", 1: "c"}, leaving={0: "b"}) == {0: "+d"}
 

@@ -51,7 +51,7 @@ def test_one_that_had_everything_a_moment_ago_is_not_behind() -> None:
     assert priorities.topics(1.0) == ("b.pay",)
 
 
-def test_one_that_does_not_move_holds_nobody_up() -> None:
+def test_a_topic_that_does_not_move_holds_up_no_other() -> None:
     priorities = Priorities()
     priorities.choose(TopicSelector(("pay",)))
     for at in range(1, 12):

@@ -52,7 +52,7 @@ def settled(rebuilds: Rebuilds, *claimed: str) -> None:
     wait_until(is_over)
 
 
-def test_a_claim_may_be_heard_of_before_its_thread_has_ended(rebuilder: Rebuilder) -> None:
+def test_a_claim_may_be_seen_before_its_thread_has_ended(rebuilder: Rebuilder) -> None:
     rebuilds = Rebuilds(rebuilder, pytest.fail)
     rebuilds.want("orders", Reason.SOURCE_TOPIC_RECREATED, consented=False)
     tick(rebuilds, "orders")

@@ -76,7 +76,7 @@ def test_while_records_flow_everything_says_so() -> None:
         assert (status, "/healthz" in text) == (404, True)
 
 
-def test_the_last_hour_is_told_and_events_that_nobody_knows_are_not_none() -> None:
+def test_the_last_hour_is_served_and_unknown_events_are_not_none() -> None:
     points = ((now_ms() - 15_000, HistoryPoint(5, None, 1, None, 12.5, 0.25, 0, 1, "NO_WORKERS")),)
     with turning(replace(snapshot(row(copied=100)), history=points)) as found:
         told = json.loads(asking(found)("/history.json")[1])
@@ -129,7 +129,7 @@ def test_before_it_copies_a_run_lives_and_says_what_it_waits_for(words: str, pha
     assert (told["phase"], told["ready"], told["mirrors"], told["partitions"]) == (phase, False, None, None)
 
 
-def test_the_cause_of_a_wait_is_told_for_as_long_as_it_waits() -> None:
+def test_the_cause_of_a_wait_is_shown_for_as_long_as_it_waits() -> None:
     found = Service(Snapshots(), no_events())
     get = asking(found)
     why = Note(0, Level.WARNING, "m", "waiting for the clusters: connection refused")
@@ -162,7 +162,7 @@ def test_a_driver_that_does_not_turn_is_dead_and_nothing_is_known(monkeypatch: p
     assert status == 503
 
 
-def test_whoever_asks_often_is_given_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frequent_requests_get_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     known = snapshot(row())
     with turning(known) as found:
         assert found.status() is found.status()
@@ -214,7 +214,7 @@ def test_metrics_are_text_or_openmetrics_as_the_client_asks() -> None:
         assert body.endswith(b"# EOF\n")
 
 
-def test_clients_that_say_nothing_keep_nobody_from_being_answered_and_are_hung_up_on(
+def test_silent_clients_do_not_block_others_and_are_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server._Handler, "timeout", 0.3)
@@ -228,7 +228,7 @@ def test_clients_that_say_nothing_keep_nobody_from_being_answered_and_are_hung_u
             assert one.recv(1) == b""
 
 
-def test_one_client_too_many_is_told_to_come_again() -> None:
+def test_one_client_too_many_is_asked_to_retry() -> None:
     with served() as address, ExitStack() as stack:
         for _ in range(MOST_CLIENTS):
             stack.enter_context(socket.create_connection((address.host, address.port)))

@@ -38,7 +38,7 @@ def js() -> Script:
     return Script()
 
 
-def test_the_page_is_whole_and_asks_nobody_else() -> None:
+def test_the_page_is_self_contained() -> None:
     document = page_text().decode()
     found = StrictHtml(document)
     assert found.count("script") == found.count("style") == 1
@@ -217,7 +217,7 @@ function turn() { for (const [work, ms] of timers.splice(0)) if (ms < 15000) wor
 """.replace("NOW", str(NOW))
 
 
-def test_the_page_asks_shows_and_says_when_nobody_answers() -> None:
+def test_the_page_refreshes_and_shows_when_it_gets_no_answer() -> None:
     page = Script(BROWSER)
 
     def answer(path: str, code: int, document: object) -> None:

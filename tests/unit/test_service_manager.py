@@ -53,7 +53,7 @@ def test_without_one_nothing_happens(environ: dict[str, str]) -> None:
     service_manager.report_stopping()
 
 
-def test_a_run_tells_it(manager: tuple[socket.socket, str]) -> None:
+def test_a_run_notifies_the_service_manager(manager: tuple[socket.socket, str]) -> None:
     """Also one that waits for a destination which is down, and ends with an error."""
     listening, address = manager
     line = ["run", "--mirror", "m", "--bootstrap-server", "127.0.0.1:1", "--for", "2s"]

@@ -65,7 +65,7 @@ def test_it_is_made_once_for_the_same_content(tmp_path: Path) -> None:
     assert worker_archive(tmp_path, ["cramjam"]) != first
 
 
-def test_archives_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+def test_archives_unused_for_a_month_are_removed(tmp_path: Path) -> None:
     old, recent = tmp_path / "workers-old.zip", tmp_path / "workers-recent.zip"
     for path, days in (old, 31), (recent, 29):
         path.touch()

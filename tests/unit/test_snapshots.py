@@ -29,7 +29,7 @@ class CountingEngine:
         return cast("MirrorSnapshot", f"snapshot {self.asked}")
 
 
-def test_nothing_is_copied_while_nobody_asks_and_all_who_ask_share_one_answer() -> None:
+def test_nothing_is_copied_without_a_request_and_requests_share_one_answer() -> None:
     snapshots, engine = Snapshots(), CountingEngine()
     snapshots.turned([engine])
     assert (engine.asked, snapshots.turned_at is not None) == (0, True)

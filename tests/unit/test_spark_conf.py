@@ -171,7 +171,7 @@ def test_what_workers_lack_is_said_in_our_words(text: str, message: str) -> None
     assert error.hint
 
 
-def test_what_is_not_known_is_told_by_its_first_line() -> None:
+def test_an_unknown_error_is_shown_by_its_first_line() -> None:
     error = translate("lane 1", "Job aborted\nat org.apache.spark…", LOG)
 
     assert isinstance(error, TaskFailedError)

@@ -105,7 +105,7 @@ def test_fewer_slots_are_believed_when_that_lasts_and_more_at_once() -> None:
     assert len(engine.limits) == 12
 
 
-def test_where_spark_makes_room_nobody_is_limited() -> None:
+def test_where_spark_makes_room_there_is_no_limit() -> None:
     engine, spread = Engine(), Spread()
     spread.tick(Placement((A,), {}, is_elastic=True), [engine], 0.0)
     assert engine.limits == [None]

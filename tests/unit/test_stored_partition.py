@@ -134,7 +134,7 @@ def test_what_is_given_up_says_for_which_pause() -> None:
     assert (stopped.state, stopped.pause_id) == (PartitionState.STOPPING, None)
 
 
-def test_what_is_stopped_stays_so_also_where_nobody_knows_where_its_log_ended() -> None:
+def test_a_stopped_partition_stays_stopped_also_where_its_log_end_is_unknown() -> None:
     # it was deleted before it was stopped
     gone = replace(COPIED, state=PartitionState.STOPPED, reason=Reason.REMOVED)
     stopped = replace(PAUSED_TOPIC, desired=DesiredState.STOPPED)
@@ -146,7 +146,7 @@ def test_what_is_copied_again_answers_no_pause() -> None:
     assert remembered(paused, row()).pause_id is None
 
 
-def test_a_log_that_begins_further_on_is_told_with_the_cause() -> None:
+def test_a_log_that_starts_later_is_reported_with_the_cause() -> None:
     assert alignment_note(row(), None) is None
     assert alignment_note(row(aligned_to=7), None) == "orders-3 starts at offset 7, where its source's log starts"
     assert alignment_note(row(aligned_to=7), 5) == "orders-3 starts at offset 7, where its source's log starts"
@@ -161,7 +161,7 @@ ADDED = replace(CLAIM, destination_topic_id="d", pending_operation=None)
 PROGRESS = ProgressRecord("m", 0, "L", 1, 0, "h", 7, 1, (row(),))
 
 
-def test_history_is_not_told_only_how_it_ends() -> None:
+def test_only_the_end_of_history_is_reported() -> None:
     replica = StateFeed("m")
     for met in (CLAIM, BEFORE, ADDED, replace(BEFORE, begun=True)):
         assert replica.take(met) == []
@@ -180,7 +180,7 @@ def test_a_topic_comes_with_what_was_written_of_its_partitions() -> None:
     assert replica.take(PROGRESS) == [PROGRESS]
 
 
-def test_other_mirrors_are_not_heard() -> None:
+def test_other_mirrors_are_ignored() -> None:
     replica = StateFeed("m")
     replica.catch_up()
     for met in (replace(CLAIM, mirror="n"), replace(PROGRESS, mirror="n"), replace(BEFORE, mirror="n")):

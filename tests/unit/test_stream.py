@@ -47,7 +47,7 @@ def tcp_ends() -> Iterator[tuple[Stream, socket.socket]]:
     theirs.close()
 
 
-def test_nobody_is_woken_by_parts_of_a_frame_that_fit_into_the_socket(tcp_ends: tuple[Stream, socket.socket]) -> None:
+def test_parts_of_a_frame_that_fit_into_the_socket_wake_no_reader(tcp_ends: tuple[Stream, socket.socket]) -> None:
     stream, theirs = tcp_ends
     frame = random.Random(3).randbytes(60_000)
     theirs.sendall(framed(frame)[:30_000])
@@ -91,7 +91,7 @@ def test_a_frame_larger_than_its_socket_gets_through(tcp_ends: tuple[Stream, soc
         sent.result()
 
 
-def test_a_connection_that_ends_in_the_middle_of_a_frame_is_told(tcp_ends: tuple[Stream, socket.socket]) -> None:
+def test_a_connection_that_ends_in_the_middle_of_a_frame_is_reported(tcp_ends: tuple[Stream, socket.socket]) -> None:
     stream, theirs = tcp_ends
     theirs.sendall(framed(bytes(60_000))[:30_000])
     assert is_readable(stream)

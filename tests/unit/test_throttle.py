@@ -116,7 +116,7 @@ def told(shares: ThrottleShares, rates: dict[int, int], waiting: set[int], secon
             shares.take(lane, LaneUse(second, rate * second, second / 2 if lane in waiting else 0.0))
 
 
-def test_lanes_that_have_told_nothing_share_alike() -> None:
+def test_lanes_without_a_report_get_equal_shares() -> None:
     assert ThrottleShares().of(MB, [0, 1, 2, 3]) == dict.fromkeys(range(4), MB // 4)
 
 
@@ -130,7 +130,7 @@ def test_what_one_lane_leaves_the_others_get() -> None:
     assert sum(found.values()) == pytest.approx(MB, abs=3)
 
 
-def test_where_nobody_waits_nobody_is_held_back() -> None:
+def test_without_waiting_lanes_there_is_no_throttle() -> None:
     shares = ThrottleShares()
     told(shares, {0: 10, 1: 500_000}, set())
     assert shares.of(MB, [0, 1]) == {0: MB // 2, 1: MB // 2}
@@ -144,7 +144,7 @@ def test_a_lane_that_begins_to_wait_gets_an_equal_part_again() -> None:
     assert shares.of(MB, [0, 1]) == {0: MB // 2, 1: MB // 2}
 
 
-def test_a_lane_that_was_started_again_has_told_nothing() -> None:
+def test_a_restarted_lane_has_no_report() -> None:
     shares = ThrottleShares()
     told(shares, {0: 1000, 1: 900_000}, {1})
     shares.take(0, LaneUse(3, 5, 0.0))

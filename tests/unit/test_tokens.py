@@ -65,7 +65,7 @@ def test_the_options_of_kafka_3_and_the_properties_of_kafka_4_mean_the_same() ->
     assert "hunter2" not in f"{older} {older!r} {client_config(PROPERTIES, {'S': 'hunter2'})!r}"
 
 
-def test_everything_that_kafka_s_clients_can_be_told(tls: Path) -> None:
+def test_everything_that_kafka_s_clients_can_be_configured_with(tls: Path) -> None:
     options = f'clientId=ann clientSecret="s" extension_logicalCluster="lkc-1" ssl.truststore.location="{tls}/root.pem"'
     found = tokens_of(
         PROPERTIES,
@@ -191,7 +191,7 @@ def test_trouble_that_may_pass_is_waited_out() -> None:
         assert len(served.asked) == 3
 
 
-def test_nobody_there_is_no_refusal() -> None:
+def test_an_unreachable_token_server_is_no_refusal() -> None:
     url = f"http://127.0.0.1:{closed_port()}/token"
     with pytest.raises(
         UnreachableError, match=r"cannot get a token for client ann from .*: Connection refused"

@@ -54,7 +54,7 @@ class Known:
         return self.steady_since if partitions == len(self.rows) else None
 
 
-def test_only_topics_of_which_something_else_was_reported_are_made_anew() -> None:
+def test_only_views_of_topics_with_new_reports_are_rebuilt() -> None:
     known = Known()
     views = TopicViews(cast(MirrorStatus, known))
     first = [TopicView("m", topic, 2, 10, 4.0, "ACTIVE", None, None, 1_000) for topic in "ab"]
@@ -73,7 +73,7 @@ def test_only_topics_of_which_something_else_was_reported_are_made_anew() -> Non
     assert [view.topic for view in views.current()] == ["b"]
 
 
-def test_all_are_made_anew_while_anything_but_rows_may_change_them() -> None:
+def test_all_views_are_rebuilt_while_anything_but_rows_may_change_them() -> None:
     known = Known()
     views = TopicViews(cast(MirrorStatus, known))
     views.current()
