@@ -158,8 +158,8 @@ def test_a_source_and_a_sink_move_and_come_back(cluster_pair: ClusterPair, tmp_p
         lost = journey.failover()
         connect.start(b)
         write()
-        told = values_lost(a, connect.topic, lost).keys()
-        wait_until(lambda: values(b, connect.topic).keys() | told >= connect.lines_in.keys(), 120)
+        reported = values_lost(a, connect.topic, lost).keys()
+        wait_until(lambda: values(b, connect.topic).keys() | reported >= connect.lines_in.keys(), 120)
         connect.wait_until_all_is_out()
 
         connect.program.stop()
@@ -169,5 +169,5 @@ def test_a_source_and_a_sink_move_and_come_back(cluster_pair: ClusterPair, tmp_p
         write()
         for one in (connect, twin):
             one.wait_until_all_is_out()
-        assert values(a, connect.topic).keys() | told == values(a, twin.topic).keys()
+        assert values(a, connect.topic).keys() | reported == values(a, twin.topic).keys()
         assert connect.lines_out.keys() == twin.lines_out.keys()

@@ -25,8 +25,8 @@ class Registry:
         self._cluster, self._topic = cluster, topic
         self.ids: dict[str, int] = {}
         for record in shown(cluster, topic):
-            told = json.loads(record.value or b"{}")
-            self.ids[told["schema"]] = told["id"]
+            reported = json.loads(record.value or b"{}")
+            self.ids[reported["schema"]] = reported["id"]
 
     def register(self, schema: str) -> int:
         """Return the id of a schema; a new one is written."""

@@ -113,10 +113,10 @@ def test_a_transactional_application_moves_and_comes_back(cluster_pair: ClusterP
         ends = journey.ends(topics, PARTITIONS)
         lost = journey.failover()
         assert {place: loss.end for place, loss in lost.items()} == ends
-        told, unread = (values_lost(a, topic, lost).keys() for topic in (application.output, application.input))
+        reported, unread = (values_lost(a, topic, lost).keys() for topic in (application.output, application.input))
         application.start(b)
         write(b)
-        application.wait_until_all_is_out(b, told)
+        application.wait_until_all_is_out(b, reported)
         application.program.stop()
 
         # the old primary gets what the new one has, and its own tail is archived
@@ -124,8 +124,8 @@ def test_a_transactional_application_moves_and_comes_back(cluster_pair: ClusterP
         journey.promote()
         application.start(a)
         write(a)
-        application.wait_until_all_is_out(a, told)
+        application.wait_until_all_is_out(a, reported)
         twin.wait_until_all_is_out(a)
         moved_values, unmoved_values = application.out(a).keys(), twin.out(a).keys()
         assert moved_values <= unmoved_values
-        assert unmoved_values - moved_values <= told | unread
+        assert unmoved_values - moved_values <= reported | unread

@@ -339,5 +339,5 @@ def test_the_example_in_the_docs_does_what_it_says(cluster: SandboxCluster, caps
     example = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     topic = create_topic(cluster)
     exec(example.replace("localhost:9092", cluster.bootstrap_servers).replace('"orders"', repr(topic)), {})
-    told = re.findall(r"print\(.*# (\d+)$", example, re.MULTILINE)
-    assert capsys.readouterr().out.split() == told == ["0", "101", "101", "10101"]
+    reported = re.findall(r"print\(.*# (\d+)$", example, re.MULTILINE)
+    assert capsys.readouterr().out.split() == reported == ["0", "101", "101", "10101"]

@@ -68,7 +68,7 @@ def test_a_topic_that_is_there_is_refused(client: ClusterClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "partitions", "settings", "told"),
+    ("name", "partitions", "settings", "reported"),
     [
         ("no/name", 1, {}, "no/name"),
         ("t", 0, {}, "partitions"),
@@ -76,9 +76,9 @@ def test_a_topic_that_is_there_is_refused(client: ClusterClient) -> None:
     ],
 )
 def test_what_cannot_be_created_is_reported(
-    client: ClusterClient, name: str, partitions: int, settings: dict[str, str], told: str
+    client: ClusterClient, name: str, partitions: int, settings: dict[str, str], reported: str
 ) -> None:
-    with pytest.raises(BrokerError, match=told):
+    with pytest.raises(BrokerError, match=reported):
         client.create_topic(name, partitions, 1, settings)
 
 

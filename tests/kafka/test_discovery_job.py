@@ -79,8 +79,8 @@ def test_new_topics_become_mirror_topics_as_add_makes_them(
     for name in ("a", "b", "x"):
         make_topic(cluster_pair.source, f"{prefix}-{name}", 3, retention_ms="60000")
     make_topic(cluster_pair.source, f"other-{prefix}")
-    (told,) = mirror.look()
-    assert told.note == f"now mirroring new source topics: {prefix}-a, {prefix}-b"
+    (reported,) = mirror.look()
+    assert reported.note == f"now mirroring new source topics: {prefix}-a, {prefix}-b"
     found = mirror.topics()
     assert set(found) == {f"d.{prefix}-a", f"d.{prefix}-b"}
     record = found[f"d.{prefix}-a"]
@@ -174,8 +174,8 @@ def test_a_mirror_topic_that_its_owner_deletes_comes_back_while_filters_match(
         mirror.mirror, f"{prefix}-a", 0, PartitionState.FAILED, 1, Reason.DESTINATION_TOPIC_DELETED, "it is gone"
     )
     change(mirror.destination, mirror.mirror, lambda _: Changes((failed,)))
-    (told,) = mirror.look()
-    assert f"{prefix}-a" in (told.note or "")
+    (reported,) = mirror.look()
+    assert f"{prefix}-a" in (reported.note or "")
     after = mirror.topics()[f"{prefix}-a"]
     assert after.destination_topic_id not in (None, before.destination_topic_id)
     assert (after.desired, after.pending_operation) == (DesiredState.ACTIVE, None)
@@ -206,8 +206,8 @@ def test_after_a_failover_of_the_whole_mirror_nothing_is_discovered(
         return made
 
     monkeypatch.setattr(add_steps, "_create_topics", make_and_end)
-    (told,) = mirror.look()
-    assert "it is an ordinary topic" in (told.note or "")
+    (reported,) = mirror.look()
+    assert "it is an ordinary topic" in (reported.note or "")
     assert mirror.topics() == {}
     monkeypatch.undo()
     make_topic(cluster_pair.source, f"{prefix}-b")
@@ -248,7 +248,7 @@ def test_more_topics_than_go_into_one_request_are_taken(
     for future in admin.create_topics([NewTopic(f"{prefix}-{n:03}", 1, 1) for n in range(120)]).values():
         future.result(60)
     mirror = discovered(topics_include=f"{prefix}.*")
-    notes = [told.note or "" for told in mirror.look()]
+    notes = [reported.note or "" for reported in mirror.look()]
     assert [note[note.index("and") :] for note in notes] == ["and 90 more", "and 10 more"]
     assert len(mirror.topics()) == 120
 
@@ -275,11 +275,11 @@ def test_contradictory_misspelt_and_impossible_settings_are_refused_by_name_and_
             change_config(destination, mirror, settings)
         assert message in str(refusal.value)
     for settings, message in bad[2:8]:
-        with pytest.raises(UsageError) as told:
+        with pytest.raises(UsageError) as reported:
             create(
                 destination, f"{mirror}-2", {**properties_of(cluster_pair.source), "topics.include": "a.*", **settings}
             )
-        assert message in str(told.value)
+        assert message in str(reported.value)
     with pytest.raises(UsageError, match=r"topics\.include"):
         create_and_add(destination, cluster_pair.source, f"{mirror}-3", everything)
     assert require_mirror(destination.state(), mirror) == before

@@ -53,7 +53,9 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
 
             get, described = asking(local.service), describing(destination, mirror)
             assert_all_say(
-                get, described, lambda told: told["states"] == {"MIRRORING": 1} and told["lag"] == {topic: 0}
+                get,
+                described,
+                lambda reported: reported["states"] == {"MIRRORING": 1} and reported["lag"] == {topic: 0},
             )
             wait_until(lambda: get("/readyz") == (200, "records flow\n"))
             freeze(source, 1)
@@ -71,10 +73,12 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
                 result = wait(destination, mirror, Condition.HEALTHY, 100)
                 assert (result.exit_code, result.results[0].reason) == (ExitCode.TIMED_OUT, Reason.SOURCE_UNREACHABLE)
                 facts = report_facts(destination, mirror)
-                told = "\n".join(summary(facts, period_of(facts)))
-                assert "The source does not answer now" in told
-                assert "How far 1 partition is behind is not known now" in told
-                samples = assert_all_say(get, described, lambda told: told["topics"] == {"SOURCE_UNAVAILABLE": 1})
+                reported = "\n".join(summary(facts, period_of(facts)))
+                assert "The source does not answer now" in reported
+                assert "How far 1 partition is behind is not known now" in reported
+                samples = assert_all_say(
+                    get, described, lambda reported: reported["topics"] == {"SOURCE_UNAVAILABLE": 1}
+                )
                 assert value(samples, "kmirror_topic_lag_offsets", mirror=mirror, topic=topic) is None
                 assert value(samples, "kmirror_partitions_lag_unknown", mirror=mirror) == 1
                 assert value(samples, "kmirror_source_up", mirror=mirror) == 0
@@ -94,7 +98,7 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
             assert hour["eventsTrouble"] is None
             assert told_events.index(("add", "OK")) < told_events.index(("source", "SOURCE_UNAVAILABLE"))
             produce(destination_cluster, topic, ["foreign"])
-            samples = assert_all_say(get, described, lambda told: told["states"] == {"FAILED": 1})
+            samples = assert_all_say(get, described, lambda reported: reported["states"] == {"FAILED": 1})
             assert value(samples, "kmirror_failures_total", mirror=mirror) == 1
             assert value(samples, "kmirror_topic_partitions_failed", mirror=mirror, topic=topic) == 1
             assert (get("/readyz")[0], get("/healthz")[0]) == (503, 200)

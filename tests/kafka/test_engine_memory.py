@@ -80,8 +80,8 @@ def test_what_was_decided_and_seen_outlives_the_engine(
         notes = [note for note in noted(run) if "starts at" in note]
         assert notes == [f"{topic}-0 starts at offset 5, as decided when the topic was added"]
     events = [(e.what, e.result, e.details) for e in destination.store.read_events(mirror)]
-    told = ("partition", "ALIGNED", {"topic": topic, "partition": 0, "offset": 5})
-    assert events.count(told) == 1
+    reported = ("partition", "ALIGNED", {"topic": topic, "partition": 0, "offset": 5})
+    assert events.count(reported) == 1
     (went,) = [point for _, point in points_of(destination.state().history(mirror))]
     assert (went.lag, went.lag_unknown, went.time_lag_ms, went.failed, went.phase) == (0, 0, 0, 0, None)
     with Run(destination, mirror) as run:
@@ -212,18 +212,20 @@ def test_a_lane_is_sent_a_misplaced_batch_of_an_earlier_engine(
     destination: Destination, mirror: str, topic: str
 ) -> None:
     add(destination, mirror, selector(topic))
-    told = row(topic, PartitionState.FAILED, 4, begun=True)._replace(reason=Reason.OFFSET_MISMATCH, message="4 is at 5")
+    reported = row(topic, PartitionState.FAILED, 4, begun=True)._replace(
+        reason=Reason.OFFSET_MISMATCH, message="4 is at 5"
+    )
     with Run(destination, mirror) as run:
         run.until(lambda: bool(run.lanes.specs))
         (assignment,) = run.lanes.specs[-1].assignments
         assert assignment.mismatch is None
-        run.report(told)
+        run.report(reported)
         run.stored(topic)
     with Run(destination, mirror) as run:
         run.until(lambda: bool(run.lanes.specs))
         (assignment,) = run.lanes.specs[-1].assignments
         assert (assignment.mismatch, assignment.mismatch_offset) == ("4 is at 5", 4)
-        run.report(told._replace(reason=Reason.DESTINATION_WRITTEN))
+        run.report(reported._replace(reason=Reason.DESTINATION_WRITTEN))
         run.stored(topic)
     with Run(destination, mirror) as run:
         run.until(lambda: bool(run.lanes.specs))

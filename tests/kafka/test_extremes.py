@@ -100,9 +100,9 @@ def test_a_group_of_any_name_keeps_its_offsets(cluster_pair: ClusterPair, destin
         commit(cluster_pair.source, group, scene.source_topic, {0: 42})
         scene.sync()
         assert committed(cluster_pair.destination, group, scene.topic) == {0: 42}
-        told = typed(cluster_pair.destination, "describe", "--mirror", scene.mirror, "--groups", "--json")
-        assert told.returncode == 0, told.stderr
-        assert group in [row["group"] for row in json.loads(told.stdout)]
+        reported = typed(cluster_pair.destination, "describe", "--mirror", scene.mirror, "--groups", "--json")
+        assert reported.returncode == 0, reported.stderr
+        assert group in [row["group"] for row in json.loads(reported.stdout)]
         assert typed(cluster_pair.destination, "describe", "--mirror", scene.mirror, "--groups").returncode == 0
 
 

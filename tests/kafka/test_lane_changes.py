@@ -95,9 +95,9 @@ def test_what_another_lane_may_still_write_to_is_left_alone_for_a_while(mirror: 
     new = mirror.topic()
     fill(mirror, new, 3)
     mirror.change(1, (), mirror.assignments_of(new), in_doubt=True)
-    told = time.monotonic()
+    reported = time.monotonic()
     mirror.wait_copied(lane)
-    assert time.monotonic() - told > 2
+    assert time.monotonic() - reported > 2
     assert inspections(copy_of(lane, new)) == 2
     assert inspections(copy_of(lane, topic)) == 1
 

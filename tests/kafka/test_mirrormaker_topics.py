@@ -62,7 +62,7 @@ def test_programs_written_for_mirrormaker_2_find_the_same_offsets(
         HeartbeatsJob(mirror, destination.properties),
     ]
     # unless it is asked for nothing is written
-    assert [told for job in jobs for told in run_once(job, destination, mirror)] == []
+    assert [reported for job in jobs for reported in run_once(job, destination, mirror)] == []
     with LocalEngine(destination, mirror, jobs) as engine:
         engine.catch_up()
         assert set(destination.client.metadata().topics) == before
@@ -102,8 +102,8 @@ def test_a_mirror_topic_of_that_name_is_never_written(cluster_pair: ClusterPair,
     mirror = new_mirror(destination, cluster_pair.source, source_cluster_alias=alias, emit_checkpoints_enabled="true")
     assert add(destination, mirror, selector(marks)).exit_code == 0
     job = CheckpointsJob(mirror, destination.properties)
-    (told,) = run_once(job, destination, mirror)
-    assert told.note == f"{marks} is a topic of mirror {mirror}: nothing is written into it for MirrorMaker 2"
+    (reported,) = run_once(job, destination, mirror)
+    assert reported.note == f"{marks} is a topic of mirror {mirror}: nothing is written into it for MirrorMaker 2"
     assert run_once(job, destination, mirror) == []
     job.close()
     place = TopicPartition(marks, 0)

@@ -201,9 +201,9 @@ def test_a_spoiled_record_is_named_by_every_verb_and_changed_by_none(
     store(known.key, SPOILED["no JSON"])
     for line in SHOWING:
         carried_out(cluster, mirror, line)
-    told = {line: carried_out(cluster, mirror, line) for line in CHANGING}
-    assert {line: code for line, (code, _) in told.items()} == dict.fromkeys(CHANGING, 3), told
-    for line, (_, words) in told.items():
+    reported = {line: carried_out(cluster, mirror, line) for line in CHANGING}
+    assert {line: code for line, (code, _) in reported.items()} == dict.fromkeys(CHANGING, 3), reported
+    for line, (_, words) in reported.items():
         assert f"['topic', '{mirror}', '{topic}'] cannot be read" in words, line
     assert stored(destination, known.key) == SPOILED["no JSON"]
     store(known.key, sound)

@@ -202,7 +202,7 @@ def test_how_offsets_will_be_filled_is_shown(
         if operations:
             grant("kafka-cluster", *operations, kind=ResourceType.BROKER)
 
-    def told(what: str, mirror: str | None = name) -> tuple[str, list[str]]:
+    def reported(what: str, mirror: str | None = name) -> tuple[str, list[str]]:
         report = check(as_kmirror, mirror=mirror)
         (line,) = [line for line in report.lines if line.what == what]
         assert (line.cluster, line.ok, line.reason) == ("destination", True, None)
@@ -216,7 +216,7 @@ def test_how_offsets_will_be_filled_is_shown(
     acls = granting(as_kmirror)
     slow = "by empty transactions (slow: about 100 offsets a second per partition)"
     only("DESCRIBE", "CREATE")
-    message, hint = told("filling offsets")
+    message, hint = reported("filling offsets")
     assert message.startswith(f"{slow} (neither ALTER nor CLUSTER_ACTION on the cluster is granted)")
     assert f"the transactional ids kmirror-{name}-fill-* is granted cannot be known from here" in message
     assert hint == [
@@ -227,34 +227,34 @@ def test_how_offsets_will_be_filled_is_shown(
         "--resource-pattern-type prefixed",
         f"{acls} --operation Write --topic {topic}",
     ]
-    message, _ = told("power over all mirrors")
+    message, _ = reported("power over all mirrors")
     assert "User:kmirror (WRITE on topic __kmirror_events, WRITE on topic __kmirror_state)" in message
     grant(topic, "DELETE", to="app")
     damage = f"these can damage it, too: User:app (DELETE on topic {topic})"
-    assert told(f"power over mirror {name}")[0] == damage
-    _, hint = told("filling offsets", mirror=None)
+    assert reported(f"power over mirror {name}")[0] == damage
+    _, hint = reported("filling offsets", mirror=None)
     assert [line.split(" --operation ")[-1] for line in hint[3:]] == [
         "Describe --transactional-id kmirror-MIRROR-fill- --resource-pattern-type prefixed",
         "Write --topic TOPIC",
     ]
     only()
-    message, hint = told("power over all mirrors")
+    message, hint = reported("power over all mirrors")
     assert message.startswith("who can stop mirrors is unknown: describing ACLs: we lack DESCRIBE on the cluster")
     assert hint == [f"{acls} --operation Describe --cluster"]
-    message, hint = told("filling offsets")
+    message, hint = reported("filling offsets")
     unseen = "unless ALTER or CLUSTER_ACTION on the cluster is granted, which is unknown without"
     assert message.startswith(f"{slow} ({unseen}")
     assert f"{acls} --operation Alter --cluster" in hint
     for either in ("ALTER", "CLUSTER_ACTION"):
         only(either, "DESCRIBE", "CREATE")
-        assert told("filling offsets") == ("by markers", [])
+        assert reported("filling offsets") == ("by markers", [])
 
-    message, hint = told("trimming logs")
+    message, hint = reported("trimming logs")
     assert message.startswith("we lack DELETE on 1 of 1 topic: it is needed where the log is to begin above 0")
     assert "for compact-only topics ALTER_CONFIGS too" in message
     assert hint == [f"{acls} --operation Delete --topic {topic}"]
     grant(topic, "DELETE")
-    assert told("trimming logs") == ("we have DELETE on 1 topic", [])
+    assert reported("trimming logs") == ("we have DELETE on 1 topic", [])
     only()
 
 

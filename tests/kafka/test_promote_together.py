@@ -79,13 +79,13 @@ def test_no_topic_is_stopped_before_all_are_ready(
         assert main([*words, "--timeout", "60s", "--report", str(evidence)]) == 0
     out = capsys.readouterr().out
     check_printed([*words, "--report", str(evidence)], out)
-    told = json.loads(out)
-    assert {(row["topic"], row["result"], row["lag"]) for row in told["results"]} == {
+    reported = json.loads(out)
+    assert {(row["topic"], row["result"], row["lag"]) for row in reported["results"]} == {
         (topic, "DONE", 0) for topic in (ready, held)
     }
     assert states(destination, mirror) == {ready: TopicState.STOPPED, held: TopicState.STOPPED}
     written = json.loads(evidence.read_text())
-    assert (written["together"], written["partitions"]) == (True, told["results"])
+    assert (written["together"], written["partitions"]) == (True, reported["results"])
 
 
 def test_one_that_cannot_be_stopped_releases_all_of_them(cluster_pair: ClusterPair, destination: Destination) -> None:
@@ -177,9 +177,9 @@ def test_batches_follow_each_other_until_one_is_not_ready_and_then_continue(
     with LocalEngine(destination, mirror) as engine:
         catch_up(engine, destination, mirror)
         assert main([*words, "--dry-run"]) == ExitCode.TIMED_OUT
-        told = capsys.readouterr().err
-        assert f"batch 1: {first}, {second}" in told
-        assert f"batch 2: {held}" in told
+        reported = capsys.readouterr().err
+        assert f"batch 1: {first}, {second}" in reported
+        assert f"batch 2: {held}" in reported
         assert set(states(destination, mirror).values()) == {TopicState.ACTIVE}
 
         assert main([*words, "--timeout", "8s"]) == ExitCode.TIMED_OUT

@@ -32,17 +32,17 @@ def test_that_is_killed(make_cluster):
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [[], ["-n", "1", "--max-worker-restart", "0"]], ids=["alone", "xdist"])
 def test_what_a_killed_test_process_has_started_is_ended(processes: list[str], tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
+    reported = tmp_path / "told.json"
     test = tmp_path / "kafka" / "test_killed.py"
     test.parent.mkdir()
-    test.write_text(_TEST.format(mark=MARK, file=told))
+    test.write_text(_TEST.format(mark=MARK, file=reported))
     command = [sys.executable, "-m", "pytest", "-c", str(_ROOT / "pyproject.toml"), "-p", "tests.conftest", str(test)]
     run = ""
     with subprocess.Popen([*command, *processes], cwd=_ROOT, stdout=subprocess.PIPE, text=True) as pytest_process:
         try:
-            wait_until(lambda: told.exists() or pytest_process.poll() is not None, 120)
-            assert told.exists(), pytest_process.communicate()
-            found = json.loads(told.read_text())
+            wait_until(lambda: reported.exists() or pytest_process.poll() is not None, 120)
+            assert reported.exists(), pytest_process.communicate()
+            found = json.loads(reported.read_text())
             run = found["run"]
             assert run != os.environ[MARK]
             assert set(found["brokers"]) <= set(marked(run))

@@ -189,11 +189,13 @@ def test_a_recreated_source_topic_follows_its_policy_and_two_events_report_a_fai
             wait_until(lambda topic=topic: shown(cluster_pair.destination, topic) == shown(source, topic))  # type: ignore[misc]
         (rebuilt,) = [row for row in describe(destination, mirror) if row.topic == gone]
         assert rebuilt.archive == f"{gone}.kmirror-archive.1"
-        wait_until(lambda: told(destination, mirror, large) == ["FAILED RECORD_REJECTED", "RESUMED RECORD_REJECTED"])
-        assert told(destination, mirror, gone) == ["FAILED SOURCE_TOPIC_DELETED", "FAILED SOURCE_TOPIC_RECREATED"]
+        wait_until(
+            lambda: reported(destination, mirror, large) == ["FAILED RECORD_REJECTED", "RESUMED RECORD_REJECTED"]
+        )
+        assert reported(destination, mirror, gone) == ["FAILED SOURCE_TOPIC_DELETED", "FAILED SOURCE_TOPIC_RECREATED"]
 
 
-def told(destination: Destination, mirror: str, topic: str) -> list[str]:
+def reported(destination: Destination, mirror: str, topic: str) -> list[str]:
     """Return what events say of a topic's partitions."""
     return [
         f"{event.result} {event.details['reason']}"

@@ -59,8 +59,8 @@ def test_mirrors_come_and_go(
         rival = second.engine("--take-over", with_spark=False)
         second.fill(10)
         second.wait_until_equal(rival)
-        told = f"WARNING {second.mirror} not copied by this engine: this engine is no longer in charge of mirror"
-        wait_until(lambda: told in engine.output)
+        reported = f"WARNING {second.mirror} not copied by this engine: this engine is no longer in charge of mirror"
+        wait_until(lambda: reported in engine.output)
         assert engine.process.poll() is None
         assert rival.stop() == 0
         second.fill(10)

@@ -72,8 +72,8 @@ def test_with_a_prefix_a_copy_is_not_discovered_but_taken_by_name(three: Three, 
     make_topic(three.b, f"{topic}-own", retention_ms="-1")
     prefixed = new_mirror(three.at_c, three.b, topic_prefix="b.", topics_include=f"{topic}.*")
     with closing(DiscoveryJob(prefixed, properties_of(three.c))) as job:
-        (told,) = run_once(job, three.at_c, prefixed)
-    assert (told.note or "").endswith(f": {topic}-own")
+        (reported,) = run_once(job, three.at_c, prefixed)
+    assert (reported.note or "").endswith(f": {topic}-own")
     assert [one.topic for one in three.at_c.state().topics(prefixed)] == [f"b.{topic}-own"]
     assert outcomes(add(three.at_c, prefixed, selector(f"{topic}.?"))) == {
         None: "DONE",

@@ -143,7 +143,7 @@ def test_remove_leaves_other_topics_alone_and_can_be_reverted(
         # what the engine answers over HTTP knows of the stop, and that nothing is wrong with it
         get = asking(engine.service)
         both = {"MIRRORING": 1, "STOPPED": 1}
-        assert_all_say(get, describing(destination, mirror), lambda told: told["states"] == both)
+        assert_all_say(get, describing(destination, mirror), lambda reported: reported["states"] == both)
         assert get("/readyz") == (200, "records flow\n")
         record = destination.state().mirror(mirror)
         assert record is not None

@@ -75,7 +75,7 @@ def test_lanes_share_the_limit_and_follow_a_change(cluster_pair: ClusterPair, de
         found = assert_all_say(
             asking(engine.service),
             describing(destination, mirror),
-            lambda told: told["lag"] == {topic: 0} and told["throttle"] is None,
+            lambda reported: reported["lag"] == {topic: 0} and reported["throttle"] is None,
         )
         assert value(found, "kmirror_topic_records_copied_total", mirror=mirror, topic=topic) == RECORDS
         assert (value(found, "kmirror_topic_bytes_copied_total", mirror=mirror, topic=topic) or 0) >= RECORDS * SIZE

@@ -64,7 +64,7 @@ def test_the_demo_from_beginning_to_end(temporary_folder: Path) -> None:
 def test_an_interrupted_demo_leaves_nothing_behind(temporary_folder: Path, line: str, number: signal.Signals) -> None:
     running = demo(temporary_folder)
     assert running.stdout is not None
-    assert any(line in told for told in running.stdout)
+    assert any(line in reported for reported in running.stdout)
     running.send_signal(number)
     _, err = running.communicate()
     assert (running.returncode, without_progress(err)) == (130, "kmirror: interrupted\n")

@@ -193,9 +193,9 @@ class Campaign:
 
     def report(self) -> str:
         """Say how often what was hit."""
-        told = [WRITTEN, *(doing.value for doing in Doing)]
+        reported = [WRITTEN, *(doing.value for doing in Doing)]
         ways = dict.fromkeys(way for way, _ in self.hits)
-        lines = [f"{way}: {', '.join(f'{self.hits[way, what]} {what}' for what in told)}" for way in ways]
+        lines = [f"{way}: {', '.join(f'{self.hits[way, what]} {what}' for what in reported)}" for way in ways]
         return "\n".join(["kills that met", *lines])
 
     def met(self, what: str) -> int:

@@ -68,7 +68,7 @@ def test_without_its_only_worker_nothing_says_that_records_flow_and_they_do_when
         pair.wait_until_equal(engine)
         assert_healthy(pair, engine)
         get = fetching(address_in(engine.output))
-        assert_all_say(get, lambda: described(pair), lambda told: told["states"] == {"MIRRORING": 4})
+        assert_all_say(get, lambda: described(pair), lambda reported: reported["states"] == {"MIRRORING": 4})
         wait_until(lambda: get("/readyz") == (200, "records flow\n"))
         spark.kill_worker(spark.workers[0])
         name = f"{pair.mirror} {pair.topic}"
@@ -80,7 +80,7 @@ def test_without_its_only_worker_nothing_says_that_records_flow_and_they_do_when
         pair.fill(2_000)
         assert_everything_says(pair, "NO_WORKERS", hint="start Spark workers")
         assert listed(pair)["engineAgeMs"] < 10_000
-        found = assert_all_say(get, lambda: described(pair), lambda told: told["states"] == {"NO_WORKERS": 4})
+        found = assert_all_say(get, lambda: described(pair), lambda reported: reported["states"] == {"NO_WORKERS": 4})
         assert value(found, "kmirror_topic_lag_offsets", mirror=pair.mirror, topic=pair.topic) == 2_000
         status, why = get("/readyz")
         assert (status, get("/healthz")[0]) == (503, 200)

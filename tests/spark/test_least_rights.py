@@ -84,8 +84,8 @@ class Place:
     def is_told(self, state: str, reason: str | None, *topics: str) -> bool:
         """Tell whether this is what an administrator of the destination is told of these topics."""
         config = ("--command-config", str(self.admin_config["destination"]))
-        told = typed(self.clusters["destination"], "describe", "--mirror", "m", "--json", *config)
-        rows = {row["topic"]: (row["topicState"], row["reason"]) for row in json.loads(told.stdout)}
+        reported = typed(self.clusters["destination"], "describe", "--mirror", "m", "--json", *config)
+        rows = {row["topic"]: (row["topicState"], row["reason"]) for row in json.loads(reported.stdout)}
         return [rows.get(topic) for topic in topics] == [(state, reason)] * len(topics)
 
     def write(self, records: int) -> None:
@@ -334,12 +334,12 @@ def survives_another_password_at_the_destination(place: Place) -> None:
 
 def survives_rights_that_are_taken_away(place: Place) -> None:
     """Take all rights away, at one side and then at the other, and write; give them back, and wait."""
-    for side, told in (
+    for side, reported in (
         ("source", ("FAILED", "NOT_AUTHORIZED")),
         ("destination", ("LINK_FAILED", "ENGINE_SILENT")),  # it has no right to say anything
     ):
         with without(place, side, *place.rights(side)):
-            wait_until(partial(place.is_told, *told, "orders"))
+            wait_until(partial(place.is_told, *reported, "orders"))
             place.write(RECORDS)
             assert not place.is_copied()
         wait_until(place.is_copied)

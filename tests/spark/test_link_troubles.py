@@ -265,11 +265,11 @@ def test_topics_that_are_forbidden_or_gone_are_distinguished_and_fail_alone(
         return all("FAILED since" in (rows[topic]["errorMessage"] or "") for topic in topics[1:])
 
     wait_until(have_failed, 60)
-    told = {
+    reported = {
         topic: (rows[topic]["reason"], rows[topic]["errorMessage"].split("; FAILED since ")[0]) for topic in topics[1:]
     }
     deleted = "SOURCE_TOPIC_DELETED"
-    assert told == {
+    assert reported == {
         "gone": (deleted, f"source topic gone ({ids['gone']}) no longer exists"),
         "gone-unseen": (deleted, f"source topic gone-unseen ({ids['gone-unseen']}) no longer exists"),
         "unseen": ("NOT_AUTHORIZED", "no right to DESCRIBE source topic unseen"),

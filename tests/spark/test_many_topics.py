@@ -106,9 +106,9 @@ def test_two_thousand_topics_and_one_more(
             return dict(found.revisions or {})
 
         time.sleep(5)
-        before, told = lanes(), revisions()
+        before, reported = lanes(), revisions()
         fill(source, ["many-one-more"])
-        took = wait_for(engine, lambda: sum(revisions().values()) > sum(told.values()), 120)
+        took = wait_for(engine, lambda: sum(revisions().values()) > sum(reported.values()), 120)
         record_property("seconds until one more is given to a lane", round(took, 1))
         # what comes in that moment waits for nothing
         write(source, topics)
@@ -117,7 +117,7 @@ def test_two_thousand_topics_and_one_more(
         wait_for(engine, lambda: held(client, ["many-one-more"]) == 1, 60)
         # one lane took it; none was started anew, this one as little as the other
         assert lanes() == before
-        assert sum(revisions().get(lane, 0) != told.get(lane, 0) for lane in before) == 1
+        assert sum(revisions().get(lane, 0) != reported.get(lane, 0) for lane in before) == 1
         failed = [p for t in topics for p in opened.state().partitions("m", t) if p.state is PartitionState.FAILED]
         assert failed == []
         events = [event for event in opened.store.read_events("m") if event.what == "discovery"]

@@ -86,8 +86,8 @@ def test_records_lost_while_no_engine_ran(mirror: Mirrored) -> None:
     assert "--accept-loss" in refused["error"]["hint"]
     asked = typed(mirror.destination, "recover", "--mirror", mirror.name, "--accept-loss")
     assert (asked.returncode, "150 records, 1000 to 1149" in asked.stderr) == (3, True), asked.stderr
-    told = recover(mirror, "--accept-loss", "--dry-run")
-    assert "would be retried and continues without 150 records, 1000 to 1149" in told["results"][0]["message"]
+    reported = recover(mirror, "--accept-loss", "--dry-run")
+    assert "would be retried and continues without 150 records, 1000 to 1149" in reported["results"][0]["message"]
     mirror.copy(exit_codes=(7,))
     recover(mirror, "--accept-loss", "--yes")
     engine = mirror.copy()
@@ -116,8 +116,8 @@ def test_records_lost_while_an_engine_runs(mirror: Mirrored) -> None:
     mirror.wait(engine, lambda: mirror.rows()[topic, 0]["state"] == "FAILED", topics=[other])
     end = bounds_of(mirror.destination, topic).end
     assert 1000 < end < 8990
-    told = mirror.rows()[topic, 0]["errorMessage"]
-    assert f"its {8990 - end:,} records {end} to 8989 were deleted before they were copied" in told
+    reported = mirror.rows()[topic, 0]["errorMessage"]
+    assert f"its {8990 - end:,} records {end} to 8989 were deleted before they were copied" in reported
     # the other topic does not notice
     write(mirror.source, other, 50)
     mirror.wait_until_equal(engine, [other])

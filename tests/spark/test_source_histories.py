@@ -68,9 +68,9 @@ def is_failed(row: Row) -> bool:
 def said(row: Row) -> str:
     """Return what is told of a FAILED partition, without since when and what to type."""
     assert row["state"] == "FAILED", row
-    told, _, rest = row["errorMessage"].partition("; FAILED since ")
+    reported, _, rest = row["errorMessage"].partition("; FAILED since ")
     assert re.match("[0-9-]+T[0-9:]+Z; ", rest), row["errorMessage"]
-    return str(told)
+    return str(reported)
 
 
 # -- one of each -------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Histories:
 
     def wait_until_judged(self) -> None:
         """Wait until every topic that cannot go on is FAILED, while an engine runs."""
-        wait_until(lambda: {row[0] for row, told in self.rows().items() if is_failed(told)} == FAILED, 90)
+        wait_until(lambda: {row[0] for row, reported in self.rows().items() if is_failed(reported)} == FAILED, 90)
 
     def assert_judged(self) -> None:
         """Check what is told of each, word for word, and that nothing else was done."""

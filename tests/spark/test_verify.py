@@ -174,10 +174,10 @@ def test_topics_in_every_condition(mirror: StoredMirror, cluster_pair: ClusterPa
     assert "5 of 17 partitions differ, 2 of 17 partitions could not be compared" in outcome.error.message
     document = json.loads(json.dumps(outcome.to_json()))
     check("verify", document)
-    (told,) = [row for row in document["results"] if row["topic"] == different]
-    assert told["firstDifference"]["offset"] == 217
-    assert told["firstDifference"]["source"]["timestamp"] == BASE_TIME + 217
-    assert told["firstDifference"]["source"]["checksum"] != told["firstDifference"]["destination"]["checksum"]
+    (reported,) = [row for row in document["results"] if row["topic"] == different]
+    assert reported["firstDifference"]["offset"] == 217
+    assert reported["firstDifference"]["source"]["timestamp"] == BASE_TIME + 217
+    assert reported["firstDifference"]["source"]["checksum"] != reported["firstDifference"]["destination"]["checksum"]
     evidence = json.loads(json.dumps(outcome.evidence))
     check("verify-report", evidence)
     assert evidence["source"]["clusterId"] == source.cluster_id

@@ -67,9 +67,9 @@ class Forked:
 
     def _code(self, timeout: float | None) -> int | None:
         if self.returncode is None:
-            told = select.poll()  # select() knows the first 1,024 descriptors of a process only
-            told.register(self._connection, select.POLLIN)
-            if told.poll(None if timeout is None else timeout * 1000):
+            reported = select.poll()  # select() knows the first 1,024 descriptors of a process only
+            reported.register(self._connection, select.POLLIN)
+            if reported.poll(None if timeout is None else timeout * 1000):
                 self.returncode = fork_client.exit_code(self._connection)
                 self._connection.close()
         return self.returncode

@@ -96,7 +96,7 @@ class JavaMember:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
@@ -105,7 +105,7 @@ class JavaMember:
         self._process.terminate()
         self._thread.join(60)
         self._process.wait(60)
-        assert '"name":"shutdown_complete"' in self.told[-1], self.told[-3:]
+        assert '"name":"shutdown_complete"' in self.reported[-1], self.reported[-3:]
 
     def destroy(self) -> None:
         """Clean up, also when the test has failed."""
@@ -120,7 +120,7 @@ class JavaMember:
                 if '"name":"record_data"' in line:
                     self.values[json.loads(line)["value"]] += 1
                 else:
-                    self.told = [*self.told[-20:], line]
+                    self.reported = [*self.reported[-20:], line]
 
 
 class Load:

@@ -120,8 +120,8 @@ class Run:
 
     def begins(self) -> dict[tuple[str, int], tuple[int, bool]]:
         """Return where the lane that was started last is told to begin: first offset and `begun`."""
-        told = self.lanes.specs[-1].assignments if self.lanes.specs else ()
-        return {(a.topic, a.partition): (a.first_offset, a.begun) for a in told}
+        reported = self.lanes.specs[-1].assignments if self.lanes.specs else ()
+        return {(a.topic, a.partition): (a.first_offset, a.begun) for a in reported}
 
     def incarnations(self) -> dict[int, Incarnation]:
         """Return which lanes may write, by the next heartbeat."""

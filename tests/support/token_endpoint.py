@@ -36,8 +36,8 @@ def endpoint(*answers: Answer, certificate: Path | None = None) -> Iterator[Endp
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             made.asked.append((dict(self.headers), body))
-            status, told = made.next_answer()
-            sent = (told if isinstance(told, str) else json.dumps(told)).encode()
+            status, reported = made.next_answer()
+            sent = (reported if isinstance(reported, str) else json.dumps(reported)).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(sent)))
             if status == 302:

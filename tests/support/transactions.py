@@ -85,8 +85,8 @@ class TransactionWriters(_Process):
 
     def wait(self, seconds: float) -> Written:
         """Wait until all is written."""
-        told = json.loads(self._end("", seconds))
-        return Written({int(partition): count for partition, count in told["kept"].items()}, told["dropped"])
+        reported = json.loads(self._end("", seconds))
+        return Written({int(partition): count for partition, count in reported["kept"].items()}, reported["dropped"])
 
 
 class OpenTransaction(_Process):

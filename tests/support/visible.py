@@ -55,9 +55,9 @@ def bounds(
         consumer = _consumer(cluster.bootstrap_servers, isolation)
         try:
             found = {place: consumer.get_watermark_offsets(place, timeout=10) for place in places}
-            told = {place: Bounds(*ends) for place, ends in found.items() if ends is not None}
-            if len(told) == len(places):
-                return told
+            reported = {place: Bounds(*ends) for place, ends in found.items() if ends is not None}
+            if len(reported) == len(places):
+                return reported
         except KafkaException:
             if time.monotonic() > deadline:
                 raise

@@ -26,11 +26,11 @@ class Lanes:
         self.ends = {name: 0 for names in held.values() for name in names}
         self.balance = Balance()
         self.at = 0.0
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def go(self, seconds: float) -> str:
         """Return the moves of this time: which letters went to which lane."""
-        first = len(self.told)
+        first = len(self.reported)
         until = self.at + seconds
         while self.at < until:
             self.at += SAMPLE_SECONDS
@@ -48,8 +48,8 @@ class Lanes:
                     names.discard(partition.topic)
                 self.held[to].add(partition.topic)
             if moves:
-                self.told.append(f"{''.join(sorted(p.topic for p in moves))}>{to}")
-        return " ".join(self.told[first:])
+                self.reported.append(f"{''.join(sorted(p.topic for p in moves))}>{to}")
+        return " ".join(self.reported[first:])
 
     def _copy(self, lane: int, names: list[str]) -> None:
         for name in names:
@@ -83,9 +83,9 @@ def test_a_lane_that_cannot_follow_gives_away_before_it_is_far_behind() -> None:
     lanes.coming = dict.fromkeys("abcdefgh", 10)
     lanes.go(400)
     assert len(lanes.held[0]) <= 2
-    before = lanes.told.copy()
+    before = lanes.reported.copy()
     lanes.go(600)
-    assert lanes.told == before
+    assert lanes.reported == before
     assert not any(pace.is_behind for pace in lanes.balance.paces.values())
 
 

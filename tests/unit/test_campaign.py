@@ -55,7 +55,7 @@ def test_a_stopped_copy_ends_at_the_reported_offset_or_at_a_marker_behind() -> N
 
 
 @pytest.mark.parametrize(
-    ("copy", "acks", "told", "lost", "found"),
+    ("copy", "acks", "reported", "lost", "found"),
     [
         (seen(0, 9), {}, None, None, {"ends elsewhere"}),
         (seen(0, 10, 0, 1, 2, 4, 5, 6, 7, 8, 9), {}, None, None, {"lacks"}),
@@ -70,9 +70,9 @@ def test_a_stopped_copy_ends_at_the_reported_offset_or_at_a_marker_behind() -> N
     ],
 )
 def test_what_is_wrong_is_found(
-    copy: Seen, acks: dict[int, set[int]], told: int | None, lost: int | None, found: set[str]
+    copy: Seen, acks: dict[int, set[int]], reported: int | None, lost: int | None, found: set[str]
 ) -> None:
-    assert set(compare(seen(0, 10), copy, acks, told, lost)) == found
+    assert set(compare(seen(0, 10), copy, acks, reported, lost)) == found
 
 
 def test_a_record_that_was_invented_is_found() -> None:

@@ -285,10 +285,10 @@ def test_what_retention_took_meanwhile_is_noted() -> None:
 
 def test_progress_counts_offsets_up_to_the_end_whatever_they_show() -> None:
     log = MadeLog(batches_of(records(0, 100)))
-    told: list[int] = []
-    compare_logs(log, log, 0, 130, told.append)
-    assert len(told) > 2
-    assert sum(told) == 130
+    reported: list[int] = []
+    compare_logs(log, log, 0, 130, reported.append)
+    assert len(reported) > 2
+    assert sum(reported) == 130
 
 
 def test_what_cannot_be_a_batch_is_corrupt() -> None:

@@ -39,8 +39,10 @@ class TestCompaction:
         ):
             assert found.equal
             assert found.records == 100 - missing
-            told = [note for note in found.notes if f"{missing} records" in note and f"missing in the {side}" in note]
-            assert len(told) == (missing > 0)
+            reported = [
+                note for note in found.notes if f"{missing} records" in note and f"missing in the {side}" in note
+            ]
+            assert len(reported) == (missing > 0)
 
     def test_both_cleaners_may_have_come_to_different_places(self) -> None:
         log = records(0, 100)

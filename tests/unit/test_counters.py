@@ -10,13 +10,13 @@ def report(
     at: int, *rows: tuple[str, int, int], lane: int = 0, generation: int = 1, fetched: int = 0, appends: int = 0
 ) -> ProgressRecord:
     """Return a lane's report with rows of topic, records and bytes."""
-    told = tuple(
+    reported = tuple(
         ProgressRow(topic, 0, 9, 9, 0, 9, None, PartitionState.MIRRORING, records_copied=records, bytes_copied=size)
         for topic, records, size in rows
     )
     latencies = Latencies((appends,) + (0,) * 13, appends / 4)
     return ProgressRecord(
-        "m", lane, "L", generation, 0, "h", 1, at, told, fetched_bytes=fetched, produce_latencies=latencies
+        "m", lane, "L", generation, 0, "h", 1, at, reported, fetched_bytes=fetched, produce_latencies=latencies
     )
 
 
@@ -35,8 +35,8 @@ def test_a_report_that_comes_late_or_again_counts_nothing_twice() -> None:
     first = report(1, ("orders", 10, 100), fetched=500)
     later = report(2, ("orders", 15, 150), fetched=700)
     successor = report(3, ("orders", 2, 20), fetched=100, generation=2)
-    for told in (first, later, first, later, successor, later, first):
-        counters.take(told)
+    for reported in (first, later, first, later, successor, later, first):
+        counters.take(reported)
     assert counters.copied["orders"] == Copied(17, 170)
     assert counters.fetched_bytes == 800
 

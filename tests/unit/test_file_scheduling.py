@@ -55,19 +55,19 @@ def run_dying(folder: Path, *options: str) -> str:
 
 @pytest.mark.slow
 def test_a_process_that_dies_fails_the_test_it_was_running_and_no_other(tmp_path: Path) -> None:
-    told = run_dying(tmp_path)
-    assert re.search(r"crashed while running '.*test_dying.py::test_dies'", told), told
-    assert "1 failed, 13 passed" in told, told
-    assert "flaky: 0\n" in told, told
+    reported = run_dying(tmp_path)
+    assert re.search(r"crashed while running '.*test_dying.py::test_dies'", reported), reported
+    assert "1 failed, 13 passed" in reported, reported
+    assert "flaky: 0\n" in reported, reported
     started = int((tmp_path / "died").read_text())
     wait_until(lambda: tree(started) == [])
 
 
 @pytest.mark.slow
 def test_a_test_that_is_tried_again_is_named(tmp_path: Path) -> None:
-    told = run_dying(tmp_path, "--reruns", "1")
-    assert "14 passed, 1 rerun" in told, told
-    assert re.search(r"^flaky: 1: \S*test_dying.py::test_dies$", told, re.MULTILINE), told
+    reported = run_dying(tmp_path, "--reruns", "1")
+    assert "14 passed, 1 rerun" in reported, reported
+    assert re.search(r"^flaky: 1: \S*test_dying.py::test_dies$", reported, re.MULTILINE), reported
 
 
 @dataclass(eq=False)

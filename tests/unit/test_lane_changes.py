@@ -60,8 +60,8 @@ class Lane:
         in_doubt: bool = False,
     ) -> None:
         places = tuple((one.topic, one.partition) for one in given_up)
-        told = tuple(taken)
-        self.changes.take(LaneChangeRecord("m", 0, "L", 1, revision, places, told, in_doubt), at)
+        reported = tuple(taken)
+        self.changes.take(LaneChangeRecord("m", 0, "L", 1, revision, places, reported, in_doubt), at)
 
     @property
     def revisions(self) -> tuple[int, int]:

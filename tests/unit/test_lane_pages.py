@@ -63,11 +63,11 @@ class Lane:
         self.log[report.key] = report
         self.pages.stored(unstored)
         self.written = len(report.rows) + sum(len(kept) for kept in unstored.values())
-        told, is_all = self.reports.take(report, self.at)
+        reported, is_all = self.reports.take(report, self.at)
         if is_all:
             self.heard = {}
-        self.heard |= by_place(told.rows)
-        return list(told.rows)
+        self.heard |= by_place(reported.rows)
+        return list(reported.rows)
 
     def read(self) -> Rows:
         """Return what a command that begins now reads."""

@@ -199,7 +199,7 @@ class Writer:
         self.answers: deque[tuple[int, int]] = deque()
         self.adrift: list[Sent] = []
         self.asked: Asked | None = None
-        self.told: tuple[int, int] | None = None
+        self.reported: tuple[int, int] | None = None
         self.markers_adrift: list[Asked] = []
         self.facts: Facts | None = None
         self.copy.begin_inspection(world.now)
@@ -215,15 +215,15 @@ class Writer:
     def fill(self) -> None:
         """WriteMarkers for markers or look, have the request arrive, or take its answer: one of these at a time."""
         world, copy = self.world, self.copy
-        if self.told is not None and self.asked is not None:
-            step, (code, end), self.asked, self.told = self.asked.step, self.told, None, None
+        if self.reported is not None and self.asked is not None:
+            step, (code, end), self.asked, self.reported = self.asked.step, self.reported, None, None
             if isinstance(step, WriteMarkers):
                 copy.fill_answered(code, world.now, world.wall)
             else:
                 copy.log_end_seen(0, end, world.now)
         elif self.asked is not None:
             code = self.mark(self.asked, self.asked.left)
-            self.told = code, world.destination.end
+            self.reported = code, world.destination.end
         elif world.now < self.deadline and (wanted := copy.next_fill_step()):
             copy.fill.sent()
             self.asked = Asked(wanted, wanted.count if isinstance(wanted, WriteMarkers) else 0)
@@ -292,11 +292,11 @@ class Writer:
             self.adrift.append(sent)
         self.requests.clear()
         self.answers.clear()
-        if self.asked and self.told is None and world.rng.random() < 0.7:
+        if self.asked and self.reported is None and world.rng.random() < 0.7:
             self.mark(self.asked, world.rng.randrange(self.asked.left + 1))
             self.asked.dies_at = last
             self.markers_adrift.append(self.asked)
-        self.asked = self.told = None
+        self.asked = self.reported = None
         self.copy.outcome_unknown("lost", world.now)
 
     def look(self) -> None:
@@ -351,7 +351,7 @@ class World:
             return
         if self.now >= writer.deadline:
             writer.requests.clear()  # it hangs up at its deadline
-            writer.asked = writer.told = None
+            writer.asked = writer.reported = None
         getattr(writer, rng.choices(_DEEDS, cum_weights=_CUMULATED)[0])()
         if rng.random() < 0.2:
             self.destination.forget(self.wall)

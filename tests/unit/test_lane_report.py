@@ -30,7 +30,7 @@ ASSIGNMENT = Assignment(
 ROWS: dict[PartitionCopy, ProgressRow] = {}
 
 
-def told(reports: Reports, copy: PartitionCopy) -> ProgressRow:
+def reported(reports: Reports, copy: PartitionCopy) -> ProgressRow:
     """Return what is reported of a partition, whether it is new or not."""
     news = reports.changes([copy])
     ROWS[copy] = news.changed.get(copy.assignment.destination) or ROWS[copy]
@@ -44,7 +44,7 @@ def test_the_growth_of_the_source_is_measured_while_it_is_seen() -> None:
 
     def rate(at: float | None, offset: int | None) -> float | None:
         seen[0], copy.source.last_stable_offset = at, offset
-        return told(reports, copy).records_per_second
+        return reported(reports, copy).records_per_second
 
     assert rate(None, None) is None
     assert rate(100.0, 1000) is None
@@ -70,7 +70,7 @@ def test_rates_and_the_last_moment_without_lag_are_those_of_the_copy(monkeypatch
         nonlocal clock
         clock = at
         copy.source.last_stable_offset, copy.progress.acknowledged, copy.progress.bytes_copied = source_end, end, size
-        return told(reports, copy)
+        return reported(reports, copy)
 
     first = row(100, 10, 4, 0)
     assert (first.caught_up_ms, first.offsets_per_second, first.bytes_per_second) == (None, None, 0)

@@ -48,7 +48,7 @@ class Engine:
         self.specs: list[LaneSpec] = []
         self.futures: list[Future[LaneResult]] = []
         self.notes: list[str] = []
-        self.told: list[LaneChangeRecord] = []
+        self.reported: list[LaneChangeRecord] = []
         self.cancelled: list[str] = []
         self.places: list[Executor | None] = []
         self.wanted: list[Assignment] = []
@@ -117,7 +117,7 @@ class Engine:
                 self.lanes.plan(self.wanted, self.count, {})
             if beats:
                 said = tuple(self.lanes.unsent)
-                self.told += said
+                self.reported += said
                 self.lanes.sent(self.lanes.claims(), said)
             self.lanes.start_due(at)
 
@@ -140,11 +140,11 @@ def one(topic: str) -> Assignment:
     )
 
 
-def changes(told: LaneChangeRecord) -> tuple[int, str, str]:
+def changes(reported: LaneChangeRecord) -> tuple[int, str, str]:
     return (
-        told.revision,
-        "".join(topic for topic, _ in told.given_up),
-        "".join(assigned.topic for assigned in told.taken),
+        reported.revision,
+        "".join(topic for topic, _ in reported.given_up),
+        "".join(assigned.topic for assigned in reported.taken),
     )
 
 
@@ -160,8 +160,8 @@ def engine() -> Engine:
 
 def test_a_running_lane_is_sent_changes_and_is_not_restarted(engine: Engine) -> None:
     engine.go("acd")
-    assert [changes(told) for told in engine.told] == [(1, "b", "d")]
-    assert engine.told[0].taken[0].begun
+    assert [changes(reported) for reported in engine.reported] == [(1, "b", "d")]
+    assert engine.reported[0].taken[0].begun
     assert (engine.lanes.claims(), engine.lanes.revisions()) == ({0: Incarnation(1, 0)}, {0: 1})
     assert len(engine.specs) == 1
     assert engine.notes == ["lane 0 of m runs, with 3 partitions"]
@@ -183,12 +183,12 @@ def test_what_is_wanted_differently_comes_back_once_it_was_given_up(engine: Engi
     recovered = replace(one("b"), recovery=Recovery(1))
     engine.go([one("a"), recovered, one("c")])
     engine.go()
-    assert [changes(told) for told in engine.told] == [(1, "b", "")]
+    assert [changes(reported) for reported in engine.reported] == [(1, "b", "")]
     # what the lane says of its former life is no news
     assert engine.hear(taken=1, given_up=1, rows="b") == "|b"
     engine.go()
-    assert [changes(told) for told in engine.told] == [(1, "b", ""), (2, "", "b")]
-    assert engine.told[1].taken[0].recovery == Recovery(1)
+    assert [changes(reported) for reported in engine.reported] == [(1, "b", ""), (2, "", "b")]
+    assert engine.reported[1].taken[0].recovery == Recovery(1)
     assert engine.hear(taken=1, given_up=1, rows="b") == "|"
     assert engine.hear(taken=2, given_up=2, rows="b") == "b|"
 
@@ -197,26 +197,30 @@ def test_a_lane_that_has_not_reported_is_sent_nothing_yet() -> None:
     engine = Engine()
     engine.go("ab")
     engine.go("bc")
-    assert engine.told == []
+    assert engine.reported == []
     assert not engine.lanes.is_free("a")
     engine.hear()
     engine.go()
-    assert [changes(told) for told in engine.told] == [(1, "a", "c")]
+    assert [changes(reported) for reported in engine.reported] == [(1, "a", "c")]
 
 
 def test_a_change_is_said_until_a_heartbeat_is_through(engine: Engine) -> None:
     engine.go("abcd", beats=False)
     engine.go("abcde", beats=False)
-    assert [changes(told) for told in engine.lanes.unsent] == [(1, "", "d"), (2, "", "e")]
+    assert [changes(reported) for reported in engine.lanes.unsent] == [(1, "", "d"), (2, "", "e")]
     engine.go()
-    assert [changes(told) for told in engine.told] == [(1, "", "d"), (2, "", "e")]
+    assert [changes(reported) for reported in engine.reported] == [(1, "", "d"), (2, "", "e")]
     assert engine.lanes.unsent == []
 
 
 def test_thousands_of_partitions_are_sent_in_several_changes(engine: Engine) -> None:
     new = [replace(one("t"), partition=number) for number in range(600)]
     engine.go([one("a"), *new])
-    assert [(len(told.given_up), len(told.taken)) for told in engine.told] == [(2, 250), (0, 250), (0, 100)]
+    assert [(len(reported.given_up), len(reported.taken)) for reported in engine.reported] == [
+        (2, 250),
+        (0, 250),
+        (0, 100),
+    ]
     assert engine.lanes.revisions() == {0: 3}
 
 
@@ -245,7 +249,7 @@ def test_while_a_run_that_is_overruled_may_write_what_is_taken_is_taken_predeces
     engine.lease.predecessor_may_write_until = 0.0
     engine.go("bcdef", beats=False)
     # as long as no heartbeat has overruled it, its time does not even run out
-    assert {told.predecessor_may_write for told in engine.lanes.unsent} == {True}
+    assert {reported.predecessor_may_write for reported in engine.lanes.unsent} == {True}
     engine.go()
     assert engine.lease.predecessor_may_write_until > 0
     assert not engine.lanes.is_free("a")
@@ -265,7 +269,7 @@ def test_a_lane_whose_worker_died_counts_with_what_it_says_from_then_on(engine: 
 
 def test_the_last_partition_ends_the_lane_and_the_next_one_begins_another(engine: Engine) -> None:
     engine.go("")
-    assert engine.told == []
+    assert engine.reported == []
     assert engine.lanes.claims() == {}
     assert not engine.lanes.is_free("a")
     engine.go("d")
@@ -326,10 +330,10 @@ def test_fewer_lanes_take_over_what_the_others_had_once_those_have_ended() -> No
     engine.count = 1
     engine.go("ab")
     engine.go("ab")
-    assert (engine.lanes.claims(), engine.told) == ({0: Incarnation(1, 0)}, [])
+    assert (engine.lanes.claims(), engine.reported) == ({0: Incarnation(1, 0)}, [])
     engine.end(1)
     engine.go()
-    assert [(told.lane, changes(told)) for told in engine.told] == [(0, (1, "", "b"))]
+    assert [(reported.lane, changes(reported)) for reported in engine.reported] == [(0, (1, "", "b"))]
     assert not engine.lanes.is_free("b")
     assert TopicPartition("b", 0) == engine.specs[1].assignments[0].destination
 
@@ -357,7 +361,7 @@ def test_lanes_that_are_renewed_end_clean_and_begin_again_without_a_wait() -> No
         (1, 2, False),
     ]
     assert sorted(a.topic for spec in engine.specs[2:] for a in spec.assignments) == ["a", "b"]
-    assert engine.told == []
+    assert engine.reported == []
 
 
 def test_work_goes_to_another_place_when_a_lane_runs_there(engine: Engine) -> None:
@@ -365,15 +369,15 @@ def test_work_goes_to_another_place_when_a_lane_runs_there(engine: Engine) -> No
     engine.lanes.move_lane(0, there)
     engine.go("abc")
     assert (engine.places[1:], [spec.assignments for spec in engine.specs[1:]]) == ([there], [()])
-    assert (engine.told, engine.lanes.working(), engine.lanes.is_moving) == ([], {0}, True)
+    assert (engine.reported, engine.lanes.working(), engine.lanes.is_moving) == ([], {0}, True)
     engine.hear(1)
     engine.go("abcd")
     # what is new goes where all else goes
-    assert [(told.lane, *changes(told)) for told in engine.told] == [(0, 1, "abc", ""), (1, 1, "", "d")]
+    assert [(reported.lane, *changes(reported)) for reported in engine.reported] == [(0, 1, "abc", ""), (1, 1, "", "d")]
     engine.hear(0, taken=1, given_up=1)
     engine.go()
     engine.go()
-    assert [(told.lane, *changes(told)) for told in engine.told[2:]] == [(1, 2, "", "abc")]
+    assert [(reported.lane, *changes(reported)) for reported in engine.reported[2:]] == [(1, 2, "", "abc")]
     assert engine.lanes.claims() == {1: Incarnation(1, 0)}
     engine.end(0)
     engine.go()
@@ -389,7 +393,7 @@ def test_a_lane_that_does_not_come_leaves_all_as_it_was(engine: Engine, ends: bo
     if ends:
         engine.futures[-1].set_exception(RuntimeError("no such place"))
     engine.go("abc", at=ARRIVAL_SECONDS + 1)
-    assert (engine.lanes.is_moving, engine.lanes.claims(), engine.told) == (False, {0: Incarnation(1, 0)}, [])
+    assert (engine.lanes.is_moving, engine.lanes.claims(), engine.reported) == (False, {0: Incarnation(1, 0)}, [])
     assert len(engine.cancelled) == (not ends)
     # it had nothing: nobody has to wait for it
     assert engine.lease.predecessor_may_write_until == 0.0
@@ -401,13 +405,13 @@ def test_a_lane_that_there_is_room_for_takes_its_part_when_it_has_come(engine: E
     assert engine.lanes.has_room
     engine.lanes.fill_slots()
     engine.go()
-    assert (engine.told, engine.lanes.has_room) == ([], False)
+    assert (engine.reported, engine.lanes.has_room) == ([], False)
     engine.hear(1)
     engine.go("abc")
-    assert [(told.lane, *changes(told)) for told in engine.told] == [(0, 1, "c", "")]
+    assert [(reported.lane, *changes(reported)) for reported in engine.reported] == [(0, 1, "c", "")]
     engine.hear(0, taken=1, given_up=1)
     engine.go()
-    assert [(told.lane, *changes(told)) for told in engine.told[1:]] == [(1, 1, "", "c")]
+    assert [(reported.lane, *changes(reported)) for reported in engine.reported[1:]] == [(1, 1, "", "c")]
 
 
 def test_partitions_go_to_the_lane_that_is_named() -> None:
@@ -417,11 +421,11 @@ def test_partitions_go_to_the_lane_that_is_named() -> None:
     engine.hear(1)
     engine.lanes.move_partitions({TopicPartition("a", 0): 1})
     engine.go("abcd")
-    assert [(told.lane, *changes(told)) for told in engine.told] == [(0, 1, "a", "")]
+    assert [(reported.lane, *changes(reported)) for reported in engine.reported] == [(0, 1, "a", "")]
     engine.hear(0, taken=1, given_up=1)
     engine.go()
     engine.go()
-    assert [(told.lane, *changes(told)) for told in engine.told[1:]] == [(1, 1, "", "a")]
+    assert [(reported.lane, *changes(reported)) for reported in engine.reported[1:]] == [(1, 1, "", "a")]
     assert not engine.lanes.is_moving
 
 
@@ -438,4 +442,6 @@ def test_without_room_a_lane_that_waits_for_a_worker_gives_its_work_to_those_tha
     assert len(engine.cancelled) == 1
     engine.futures[1].set_exception(RuntimeError("cancelled"))
     engine.go("ab", at=begun + 3)
-    assert [(told.lane, told.predecessor_may_write, *changes(told)) for told in engine.told] == [(0, True, 1, "", "b")]
+    assert [(reported.lane, reported.predecessor_may_write, *changes(reported)) for reported in engine.reported] == [
+        (0, True, 1, "", "b")
+    ]

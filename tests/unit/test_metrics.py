@@ -173,8 +173,10 @@ def test_latencies_are_a_histogram(accept: str) -> None:
 def test_losses_and_restarts_are_counted() -> None:
     events = Counter({("partition", "FAILED"): 2, ("partition", "LOSS_ACCEPTED"): 1})
     found = served(snapshot(row(), events=events, lost_records=40, lane_restarts=3, rebuilds=1))
-    told = {name: value(found, f"kmirror_{name}_total", mirror="m") for name in ("failures", "losses", "lost_records")}
-    assert told == {"failures": 2, "losses": 1, "lost_records": 40}
+    reported = {
+        name: value(found, f"kmirror_{name}_total", mirror="m") for name in ("failures", "losses", "lost_records")
+    }
+    assert reported == {"failures": 2, "losses": 1, "lost_records": 40}
     assert value(found, "kmirror_lane_restarts_total", mirror="m") == 3
     assert value(found, "kmirror_rebuilds_total", mirror="m") == 1
 

@@ -66,11 +66,11 @@ def test_while_records_flow_everything_says_so() -> None:
         get = asking(found)
         assert get("/healthz") == (200, "the driver is running\n")
         assert get("/readyz") == (200, "records flow\n")
-        told = json.loads(get("/status.json")[1])
-        check("status", told)
-        assert (told["phase"], told["ready"], told["missing"]) == ("copying", True, None)
-        assert [one["mirror"] for one in told["mirrors"]] == ["m"]
-        assert [(one["topic"], one["lag"]) for one in told["partitions"]] == [("t", 0)]
+        reported = json.loads(get("/status.json")[1])
+        check("status", reported)
+        assert (reported["phase"], reported["ready"], reported["missing"]) == ("copying", True, None)
+        assert [one["mirror"] for one in reported["mirrors"]] == ["m"]
+        assert [(one["topic"], one["lag"]) for one in reported["partitions"]] == [("t", 0)]
         assert get("/")[1] == page_text().decode()
         status, text = get("/nowhere")
         assert (status, "/healthz" in text) == (404, True)
@@ -79,18 +79,18 @@ def test_while_records_flow_everything_says_so() -> None:
 def test_the_last_hour_is_served_and_unknown_events_are_not_none() -> None:
     points = ((now_ms() - 15_000, HistoryPoint(5, None, 1, None, 12.5, 0.25, 0, 1, "NO_WORKERS")),)
     with turning(replace(snapshot(row(copied=100)), history=points)) as found:
-        told = json.loads(asking(found)("/history.json")[1])
-    check("history", told)
-    assert [(one["mirror"], len(one["points"])) for one in told["mirrors"]] == [("m", 1)]
-    (point,) = told["mirrors"][0]["points"]
+        reported = json.loads(asking(found)("/history.json")[1])
+    check("history", reported)
+    assert [(one["mirror"], len(one["points"])) for one in reported["mirrors"]] == [("m", 1)]
+    (point,) = reported["mirrors"][0]["points"]
     assert (point["lag"], point["lagUnknown"], point["recordsPerSecond"], point["phase"]) == (
         None,
         1,
         0.25,
         "NO_WORKERS",
     )
-    assert told["events"] is None
-    assert told["eventsTrouble"] == "the events are not known: there is no destination here"
+    assert reported["events"] is None
+    assert reported["eventsTrouble"] == "the events are not known: there is no destination here"
 
 
 def test_each_mirror_that_is_not_well_is_named_with_its_cause() -> None:
@@ -104,8 +104,8 @@ def test_each_mirror_that_is_not_well_is_named_with_its_cause() -> None:
         assert first.startswith("m: t-0 is not healthy: no worker has reported on lane 0 for 1m; check ")
         assert first.endswith(", and one more topic")
         assert second == "o: an engine is in charge of it elsewhere"
-        told = json.loads(get("/status.json")[1])
-        assert (told["ready"], told["missing"]) == (False, text.strip())
+        reported = json.loads(get("/status.json")[1])
+        assert (reported["ready"], reported["missing"]) == (False, text.strip())
 
 
 def test_a_run_without_mirrors_lives_and_is_not_ready() -> None:
@@ -124,9 +124,14 @@ def test_before_it_copies_a_run_lives_and_says_what_it_waits_for(words: str, pha
     found.show(view(words))
     assert get("/healthz")[0] == 200
     assert get("/readyz") == (503, f"{words}\n")
-    told = json.loads(get("/status.json")[1])
-    check("status", told)
-    assert (told["phase"], told["ready"], told["mirrors"], told["partitions"]) == (phase, False, None, None)
+    reported = json.loads(get("/status.json")[1])
+    check("status", reported)
+    assert (reported["phase"], reported["ready"], reported["mirrors"], reported["partitions"]) == (
+        phase,
+        False,
+        None,
+        None,
+    )
 
 
 def test_the_cause_of_a_wait_is_shown_for_as_long_as_it_waits() -> None:

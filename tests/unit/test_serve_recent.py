@@ -77,8 +77,8 @@ def test_events_are_added_to_those_before_until_an_hour_is_over() -> None:
     # a topic that is another one now is told from its beginning
     assert names(read(events)) == ["new"]
     store.answers.append(page(event("old", 3_700_000), event("last"), topic_id="U"))
-    told = read(events)
-    assert names(told) == ["new", "old", "last"]
+    reported = read(events)
+    assert names(reported) == ["new", "old", "last"]
     store.answers.append(page(topic_id="U"))
     assert names(events.last()) == ["new", "last"]
     events.close()

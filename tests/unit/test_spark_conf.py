@@ -24,7 +24,7 @@ def options(master: str = "local[*]", slots: int = 3, **conf: str) -> SparkOptio
 
 
 @pytest.mark.parametrize(
-    ("master", "slots", "told"),
+    ("master", "slots", "reported"),
     [
         ("local", 3, "local[3,4]"),
         ("local[*]", 3, f"local[{max(CORES, 3)},4]"),
@@ -37,9 +37,9 @@ def options(master: str = "local[*]", slots: int = 3, **conf: str) -> SparkOptio
         ("yarn", 3, "yarn"),
     ],
 )
-def test_a_local_master_gets_threads_for_all_slots_and_replaces_workers(master: str, slots: int, told: str) -> None:
+def test_a_local_master_gets_threads_for_all_slots_and_replaces_workers(master: str, slots: int, reported: str) -> None:
     check(options(master), {})
-    assert effective_master(options(master, slots)) == told
+    assert effective_master(options(master, slots)) == reported
 
 
 def test_a_local_master_gets_threads_for_what_may_come_later() -> None:
@@ -66,11 +66,11 @@ def test_settings_have_to_be_sparks() -> None:
 
 
 def test_the_users_settings_win() -> None:
-    told = settings(options(network_timeout="7s", ui_enabled="true"), Path("/run"), None, None)
+    reported = settings(options(network_timeout="7s", ui_enabled="true"), Path("/run"), None, None)
 
-    assert told["spark.network.timeout"] == "7s"
-    assert told["spark.ui.enabled"] == "true"
-    assert told["spark.executor.heartbeatInterval"] == "5s"
+    assert reported["spark.network.timeout"] == "7s"
+    assert reported["spark.ui.enabled"] == "true"
+    assert reported["spark.executor.heartbeatInterval"] == "5s"
 
 
 def test_local_workers_talk_through_unix_sockets_where_their_names_fit() -> None:
@@ -86,20 +86,20 @@ def test_a_cluster_gets_the_archive_before_what_the_user_adds() -> None:
     own = {"spark.archives": "data.zip#data", "spark.executorEnv.PYTHONPATH": "/opt/lib"}
     cluster = SparkOptions(slots=3, log_file=LOG, app_name="test", master="spark://a:7077", conf=own)
 
-    told = settings(cluster, Path("/run"), Path("/cache/workers.zip"), "10.0.0.1")
+    reported = settings(cluster, Path("/run"), Path("/cache/workers.zip"), "10.0.0.1")
 
-    assert told["spark.archives"] == "data.zip#data,/cache/workers.zip#kmdeps"
-    assert told["spark.executorEnv.PYTHONPATH"] == "./kmdeps:/opt/lib"
-    assert told["spark.driver.host"] == "10.0.0.1"
-    assert told["spark.cores.max"] == "6"
-    assert "spark.local.dir" not in told
+    assert reported["spark.archives"] == "data.zip#data,/cache/workers.zip#kmdeps"
+    assert reported["spark.executorEnv.PYTHONPATH"] == "./kmdeps:/opt/lib"
+    assert reported["spark.driver.host"] == "10.0.0.1"
+    assert reported["spark.cores.max"] == "6"
+    assert "spark.local.dir" not in reported
 
 
 def test_a_resource_manager_is_asked_for_one_executor_a_slot() -> None:
-    told = settings(options("yarn"), Path("/run"), Path("/cache/workers.zip"), None)
+    reported = settings(options("yarn"), Path("/run"), Path("/cache/workers.zip"), None)
 
-    assert told["spark.executor.instances"] == "3"
-    assert "spark.driver.host" not in told
+    assert reported["spark.executor.instances"] == "3"
+    assert "spark.driver.host" not in reported
 
 
 def test_workers_run_this_python_here_and_one_of_its_version_elsewhere() -> None:

@@ -66,8 +66,8 @@ open(sys.argv[1], "w").write(f"{stop.is_set()} {heard.is_set()}")
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("wish", "told"), [("reload", "False True"), ("close", "True False")])
-def test_a_terminal_that_is_closed_ends_it_and_a_signal_does_not(tmp_path: Path, wish: str, told: str) -> None:
+@pytest.mark.parametrize(("wish", "reported"), [("reload", "False True"), ("close", "True False")])
+def test_a_terminal_that_is_closed_ends_it_and_a_signal_does_not(tmp_path: Path, wish: str, reported: str) -> None:
     answer = tmp_path / "answer"
     child, terminal = pty.fork()
     if child == 0:
@@ -85,4 +85,4 @@ def test_a_terminal_that_is_closed_ends_it_and_a_signal_does_not(tmp_path: Path,
         os.close(terminal)
     if wish == "close":
         os.waitpid(child, 0)
-    assert answer.read_text() == told
+    assert answer.read_text() == reported

@@ -60,8 +60,8 @@ def test_which_mirrors_there_is_something_to_copy_of(
 def test_what_a_newer_version_keeps_is_left_alone_and_not_taken_for_deleted(key: tuple[str, ...]) -> None:
     state = State.of([RECORD, replace(RECORD, name="n"), Unknown(key, "of version 9")])
     assert list(wanted_mirrors(state)) == ["n"]
-    (told,) = unreadable_mirrors(state).items()
-    assert (told[0], told[1].level, "of version 9" in told[1].why) == ("m", Level.ERROR, True)
+    (reported,) = unreadable_mirrors(state).items()
+    assert (reported[0], reported[1].level, "of version 9" in reported[1].why) == ("m", Level.ERROR, True)
 
 
 def test_a_lease_is_taken_when_the_engine_that_had_it_has_left() -> None:

@@ -109,7 +109,7 @@ def test_it_counts_what_was_fetched_and_how_long_was_waited() -> None:
     assert (throttle.fetched_bytes, throttle.waited(6.0)) == (1_000_007, 1.0)
 
 
-def told(shares: ThrottleShares, rates: dict[int, int], waiting: set[int], seconds: int = 3) -> None:
+def reported(shares: ThrottleShares, rates: dict[int, int], waiting: set[int], seconds: int = 3) -> None:
     """Let lanes report each second what they have fetched, at these rates; those that wait say so."""
     for second in range(seconds):
         for lane, rate in rates.items():
@@ -122,9 +122,9 @@ def test_lanes_without_a_report_get_equal_shares() -> None:
 
 def test_what_one_lane_leaves_the_others_get() -> None:
     shares = ThrottleShares()
-    told(shares, {0: 100_000, 1: 450_000, 2: 450_000}, {1, 2})
+    reported(shares, {0: 100_000, 1: 450_000, 2: 450_000}, {1, 2})
     assert shares.of(MB, [0, 1, 2]) == {0: 125_000, 1: 437_500, 2: 437_500}
-    told(shares, {0: 0, 1: 500_000, 2: 500_000}, {1, 2})
+    reported(shares, {0: 0, 1: 500_000, 2: 500_000}, {1, 2})
     found = shares.of(MB, [0, 1, 2])
     assert 0 < found[0] < MB * 0.01
     assert sum(found.values()) == pytest.approx(MB, abs=3)
@@ -132,13 +132,13 @@ def test_what_one_lane_leaves_the_others_get() -> None:
 
 def test_without_waiting_lanes_there_is_no_throttle() -> None:
     shares = ThrottleShares()
-    told(shares, {0: 10, 1: 500_000}, set())
+    reported(shares, {0: 10, 1: 500_000}, set())
     assert shares.of(MB, [0, 1]) == {0: MB // 2, 1: MB // 2}
 
 
 def test_a_lane_that_begins_to_wait_gets_an_equal_part_again() -> None:
     shares = ThrottleShares()
-    told(shares, {0: 0, 1: 900_000}, {1})
+    reported(shares, {0: 0, 1: 900_000}, {1})
     assert shares.of(MB, [0, 1])[0] == MB * 0.01
     shares.take(0, LaneUse(3, 10_000, 0.9))
     assert shares.of(MB, [0, 1]) == {0: MB // 2, 1: MB // 2}
@@ -146,14 +146,14 @@ def test_a_lane_that_begins_to_wait_gets_an_equal_part_again() -> None:
 
 def test_a_restarted_lane_has_no_report() -> None:
     shares = ThrottleShares()
-    told(shares, {0: 1000, 1: 900_000}, {1})
+    reported(shares, {0: 1000, 1: 900_000}, {1})
     shares.take(0, LaneUse(3, 5, 0.0))
     assert shares.of(MB, [0, 1]) == {0: MB // 2, 1: MB // 2}
 
 
 def test_a_lane_that_is_gone_takes_nothing() -> None:
     shares = ThrottleShares()
-    told(shares, {0: 900_000, 1: 900_000}, {0, 1})
+    reported(shares, {0: 900_000, 1: 900_000}, {0, 1})
     assert shares.of(MB, [1]) == {1: MB}
     assert shares.of(MB, []) == {}
 

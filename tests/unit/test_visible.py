@@ -25,7 +25,7 @@ def test_equal_views() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"offset": 4}, "found offset 4 "),
         ({"timestamp": 2}, "found offset 3 timestamp 2 "),
@@ -36,12 +36,12 @@ def test_equal_views() -> None:
     ],
     ids=str,
 )
-def test_one_record_differs(changes: dict[str, object], told: str) -> None:
+def test_one_record_differs(changes: dict[str, object], reported: str) -> None:
     changed = [*WHOLE[:3], WHOLE[3]._replace(**changes), *WHOLE[4:]]  # type: ignore[arg-type]
     found = difference(WHOLE, changed, "t-0")
     assert found is not None
     assert found.startswith("t-0: wanted offset 3 timestamp 1 key b'0' value b'3' headers (), found ")
-    assert told in found
+    assert reported in found
 
 
 def test_one_view_is_longer() -> None:

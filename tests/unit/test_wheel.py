@@ -115,5 +115,5 @@ def test_an_installed_wheel_runs_where_there_is_no_checkout(wheel: Path, tmp_pat
         "print(len([json.loads(one.read_text()) for one in (files('kmirror') / 'schemas').iterdir()]), c.Client('b:1'))"
     )
     schemas = len(list((ROOT / "src" / "kmirror" / "schemas").glob("*.json")))
-    told = run(python, "-c", read, cwd=tmp_path, PYTHONPATH=where)
-    assert told == f"{schemas} Client('b:1')\n"
+    reported = run(python, "-c", read, cwd=tmp_path, PYTHONPATH=where)
+    assert reported == f"{schemas} Client('b:1')\n"
