@@ -6,13 +6,18 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from kmirror.errors import RefusedError
 from kmirror.ops.context import Destination, change, now_ms
+from kmirror.ops.run.engine_start import EngineStart
+from kmirror.ops.run.request import RunRequest
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.state.records import MirrorRecord
+from kmirror.state.records import DesiredState, EngineState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import Engine, Pair, kmirror, typed
@@ -155,3 +160,24 @@ def test_a_mirror_is_taken_again_when_a_command_that_shut_out_its_slow_engine_ha
         assert engine.wait(60) == 3, engine.output
         copied.fill(10)
         copied.wait_until_equal(rival)
+
+
+@pytest.mark.parametrize("standby", [False, True])
+@pytest.mark.parametrize(
+    ("pending", "why"), [("stop", "is being stopped as a whole"), (None, "was failed over as a whole")]
+)
+def test_a_mirror_stopped_while_its_lease_is_waited_for_is_not_taken(
+    destination: Destination, pending: str | None, why: str, standby: bool
+) -> None:
+    """A run that read the mirror before a failover claimed it takes the lease after the failover has released it."""
+    name = unique_topic("m")
+    before = MirrorRecord(name, {}, {}, "a-cluster", "eve@ops", now_ms())
+    topic = TopicRecord(name, "t", "t", None, None, DesiredState.STOPPED, 1, TopicOrigin.CREATED)
+    stopped = replace(before, discovery_ended=True), replace(topic, pending_operation=pending)
+    change(destination, name, lambda _: Changes(stopped))
+    start = EngineStart(destination, before, RunRequest((name,), standby=standby), Event())
+    with closing(start), pytest.raises(RefusedError, match=why):
+        start.take_lease()
+    engine = destination.state().engine(name)
+    assert engine is not None
+    assert engine.state is EngineState.RELEASED

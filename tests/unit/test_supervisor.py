@@ -11,12 +11,12 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, U
 from kmirror.ops.run.request import RunRequest
 from kmirror.ops.run.supervisor import (
     OtherEngines,
-    is_being_stopped,
     is_left_out,
     not_copied_because,
     unreadable_mirrors,
     wanted_mirrors,
 )
+from kmirror.ops.stop.stop import is_being_stopped
 from kmirror.state.records import (
     DesiredState,
     EngineRecord,
@@ -53,7 +53,7 @@ def test_which_mirrors_there_is_something_to_copy_of(
     record: MirrorRecord, topic: TopicRecord | None, is_wanted: bool, stops: bool
 ) -> None:
     state = State.of([record, topic] if topic else [record])
-    assert (("m" in wanted_mirrors(state)), is_being_stopped(state, record)) == (is_wanted, stops)
+    assert (("m" in wanted_mirrors(state)), is_being_stopped(state, record.name)) == (is_wanted, stops)
 
 
 @pytest.mark.parametrize("key", [("mirror", "m"), ("topic", "m", "t")])

@@ -14,12 +14,13 @@ from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.side_jobs import JobView
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
-from kmirror.ops.context import Destination, actor, cluster_id_of, source_client
+from kmirror.ops.context import Destination, actor, cluster_id_of, require_mirror, source_client
 from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.ops.jobs.side_jobs import side_jobs_of
 from kmirror.ops.rebuild import TopicRebuilder
 from kmirror.ops.run.request import RunRequest
 from kmirror.ops.run.retrying import is_transient
+from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
 from kmirror.settings.table import stored_settings
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import MirrorRecord
@@ -65,7 +66,11 @@ class EngineStart:
         self._lease: Lease | None = None
 
     def take_lease(self) -> bool:
-        """Take the lease; return False if stopped while standing by."""
+        """Take the lease; return False if stopped while standing by.
+
+        Raises RefusedError, besides what `Lease.acquire` raises, for a mirror that is being stopped as a whole, or was:
+        a stop stores that before it takes the lease from an engine, so it is certain only for one that has the lease.
+        """
         store, mirror, again = self._destination.store, self.mirror, self._again
         self._again = True
         if self._request.standby:
@@ -73,7 +78,20 @@ class EngineStart:
         else:
             take_over = self._request.take_over
             self._lease = Lease.acquire(store, mirror, self._identity, LEASE_TTL_MS, take_over=take_over, again=again)
-        return self._lease is not None
+        if self._lease is None:
+            return False
+        state = self._destination.state()
+        try:
+            require_not_failed_over(state, require_mirror(state, mirror))
+            if is_being_stopped(state, mirror):
+                raise RefusedError(
+                    f"mirror {mirror} is being stopped as a whole",
+                    f"if that was interrupted, `kmirror failover --mirror {mirror}` completes it",
+                )
+        except RefusedError:
+            self._lease.release()
+            raise
+        return True
 
     def keep(self) -> None:
         """Renew the lease while the start waits for something else; if that fails, using it will report the error."""

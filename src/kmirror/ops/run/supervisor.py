@@ -29,9 +29,9 @@ from kmirror.ops.context import Destination
 from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.run.request import RunRequest
 from kmirror.ops.run.retrying import FIRST_PAUSE_S, LONGEST_PAUSE_S, is_transient
-from kmirror.ops.stop.stop import require_not_failed_over
+from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
 from kmirror.state.lease import FencedByCommandError, has_ended
-from kmirror.state.records import DesiredState, EngineRecord, MirrorRecord
+from kmirror.state.records import EngineRecord, MirrorRecord
 from kmirror.state.snapshot import State
 
 _READ_S = 1.0
@@ -62,11 +62,6 @@ def unreadable_mirrors(state: State) -> dict[str, NotCopied]:
         except RefusedError as error:
             found[name] = NotCopied(f"{error.message}; {error.hint}", Level.ERROR, error.reason)
     return found
-
-
-def is_being_stopped(state: State, record: MirrorRecord) -> bool:
-    """Return True if a mirror is being stopped as a whole: no engine may start it."""
-    return record.discovery_ended and all(t.desired is DesiredState.STOPPED for t in state.topics(record.name))
 
 
 class OtherEngines:
@@ -243,7 +238,7 @@ class EngineSupervisor:
         for name in wanted:
             self._others.take(name, state.engine(name), at)
         for member in self._members.values():
-            stops, member.is_being_stopped = member.is_being_stopped, is_being_stopped(state, member.record)
+            stops, member.is_being_stopped = member.is_being_stopped, is_being_stopped(state, member.record.name)
             if member.is_being_stopped and not stops:
                 member.not_copied = NotCopied("it is being stopped as a whole", Level.INFO)
                 member.is_left_out = self._request.until_caught_up

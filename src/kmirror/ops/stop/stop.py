@@ -326,3 +326,10 @@ def require_not_failed_over(state: State, mirror: MirrorRecord) -> None:
             f"mirror {mirror.name} was failed over as a whole: there is nothing to copy",
             "`kmirror failback` mirrors in the other direction; `kmirror add` mirrors topics again",
         )
+
+
+def is_being_stopped(state: State, name: str) -> bool:
+    """Return whether a mirror is being stopped as a whole, or was: no engine may start it."""
+    mirror = state.mirror(name)
+    stops = mirror is not None and mirror.discovery_ended
+    return stops and all(topic.desired is DesiredState.STOPPED for topic in state.topics(name))
