@@ -15,7 +15,7 @@ check: lint
 	@$(BIN)/pytest -q -m "not long and not slow" -n 2 --max-worker-restart 0 tests/unit tests/cli
 
 test: $(READY)
-	@$(BIN)/pytest -m "not long and not slow" -n 4 $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "not long and not slow" -n 5 $(PYTEST_ARGS)
 
 test-slow: $(READY)
 	@$(BIN)/pytest -m "slow and not long" -n 4 $(PYTEST_ARGS)
