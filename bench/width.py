@@ -32,7 +32,9 @@ SIZES = (100, 1_000, 5_000, 20_000)
 PARTITIONS_OF_A_TOPIC = 5
 _STATE = TopicPartition("__kmirror_state", 0)
 _TOPICS_AT_ONCE = 200
-_SETTLED_S, _IDLE_S, _BUSY_S = 60.0, 60.0, 30.0
+_SETTLED_S, _IDLE_S = 60.0, 60.0
+#: New brokers compile the paths of busy partitions first.
+_WARM_S, _BUSY_S = 60.0, 30.0
 _RATE = 200
 _TIMEOUT_S = 900.0
 #: More partitions than one broker may open files for.
@@ -113,14 +115,16 @@ def _fill(source: str, names: list[str]) -> None:
         for created in admin.create_topics(new, operation_timeout=120, request_timeout=120).values():
             created.result(_TIMEOUT_S)
     _await_topics(source, names)
-    producer = Producer({"bootstrap.servers": source, "log_level": 0})
+    # thousands of topics: their metadata comes late
+    patient = {"topic.metadata.propagation.max.ms": 600_000, "message.timeout.ms": 600_000}
+    producer = Producer({"bootstrap.servers": source, "log_level": 0, **patient})
     refused: list[object] = []
     for name in names:
         for partition in range(PARTITIONS_OF_A_TOPIC):
             producer.produce(name, bytes(100), partition=partition, on_delivery=lambda error, _: refused.append(error))
         producer.poll(0)
     if producer.flush(_TIMEOUT_S) or any(refused):
-        raise CopyFailedError("the source did not acknowledge the records")
+        raise CopyFailedError(f"the source did not acknowledge the records: {next(filter(None, refused), 'no answer')}")
 
 
 def _await_topics(source: str, names: list[str]) -> None:
@@ -193,7 +197,7 @@ def _latency(pair: Pair, names: list[str], busy: int, running: Running) -> Perce
     producer = Producer({"bootstrap.servers": pair.source.bootstrap_servers, "linger.ms": 0, "log_level": 0})
     try:
         time.sleep(5)  # until the listeners know their ends
-        began, total = time.monotonic(), int(_BUSY_S * _RATE)
+        began, total = time.monotonic(), int((_WARM_S + _BUSY_S) * _RATE)
         for number in range(total):
             place = places[number % len(places)]
             producer.produce(place.topic, VALUE.pack(number, time.monotonic()), partition=place.partition)
@@ -210,8 +214,7 @@ def _latency(pair: Pair, names: list[str], busy: int, running: Running) -> Perce
         for listener in listeners:
             listener.close()
     at_source, at_destination = (listener.arrivals for listener in listeners)
-    # during the first third, connections and caches are still being made
-    return Percentiles.of([at_destination[n] - at_source[n] for n in range(total // 3, total)])
+    return Percentiles.of([at_destination[n] - at_source[n] for n in range(int(_WARM_S * _RATE), total)])
 
 
 def _copy_one(pair: Pair, topic: str) -> None:
