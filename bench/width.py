@@ -14,9 +14,10 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.clusters import Pair
 from bench.latency import VALUE, Listener, Percentiles
@@ -28,6 +29,9 @@ from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 
+RESULTS = REPOSITORY / "docs" / "results" / "width.json"
+PAGE = REPOSITORY / "docs" / "spark.md"
+BEGIN, END = "<!-- written by: python -m bench.width --page -->\n", "<!-- end -->"
 SIZES = (100, 1_000, 5_000, 20_000)
 PARTITIONS_OF_A_TOPIC = 5
 _STATE = TopicPartition("__kmirror_state", 0)
@@ -77,7 +81,7 @@ def measure_width(pair: Pair, folder: Path, partitions: int, brokers: int) -> Wi
     wait = kmirror("wait", "--mirror", "wide", "--for", "caught-up", "--timeout", f"{_TIMEOUT_S:g}s", *here)
     running = _run(destination, folder / "run.log")
     try:
-        first_copy_seconds = _timed(lambda: carry_out(wait))
+        first_copy_seconds = _timed(lambda: _wait_patiently(wait))
         time.sleep(_SETTLED_S)
         idle = _idle(running, destination)
         describe_seconds, processor_seconds = _describe(here)
@@ -143,6 +147,19 @@ def _await_topics(source: str, names: list[str]) -> None:
 
 def _run(destination: str, log: Path) -> Running:
     return Running([start(kmirror("run", "--mirror", "wide", "--bootstrap-server", destination), log)], log, False)
+
+
+def _wait_patiently(wait: list[str]) -> None:
+    """Wait as the command does, also while a broker that opens thousands of files does not answer it."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            carry_out(wait)
+            return
+        except CopyFailedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -232,13 +249,48 @@ def _copy_one(pair: Pair, topic: str) -> None:
         time.sleep(0.1)
 
 
+def page_table(results: Mapping[str, Any]) -> str:
+    """Return the page's table of the results."""
+    machine = results["machine"]
+    lines = [
+        f"Measured {machine['measured_at'][:10]} with `python -m bench.width`: {machine['cores']} cores for engine and"
+        f" clusters (of one broker unless said otherwise), Kafka {machine['kafka']}, topics of five partitions. The"
+        f" latency that the copy adds is that of {_RATE} records a second in a hundredth of the partitions.",
+        "",
+        "| partitions | idle | memory | latency, median | 99 % | `add` | restart | `failover` | `describe` |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(results["widths"], key=lambda one: (one["partitions"], one["brokers"])):
+        brokers = f", {row['brokers']} brokers each" if row["brokers"] > 1 else ""
+        latency = row["added_latency_ms"]
+        seconds = [row[f"{what}_seconds"] for what in ("add", "restart", "failover", "describe")]
+        lines.append(
+            f"| {row['partitions']:,}{brokers} | {row['idle_core_percent'] / 100:.3f} of a core"
+            f" | {row['memory_megabytes']:,} MB | {latency['p50']:.1f} ms | {latency['p99']:.0f} ms | "
+            + " | ".join(f"{one:.1f} s" for one in seconds)
+            + " |"
+        )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def write_page() -> None:
+    """Replace the table of docs/spark.md by the stored results."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    table = page_table(json.loads(RESULTS.read_text(encoding="utf-8")))
+    PAGE.write_text(before + BEGIN + table + END + rest.partition(END)[2], encoding="utf-8")
+
+
 def main() -> int:
     """Measure each size, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--brokers", type=int, default=1, help="brokers of each cluster, more where they are needed")
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "results" / "width.json")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="only write the table of docs/spark.md from stored results")
     given = parser.parse_args()
+    if given.page:
+        write_page()
+        return 0
     found: list[Width] = []
     for size in given.sizes:
         brokers = max(given.brokers, -(-size // _MOST_OF_A_BROKER))
