@@ -159,17 +159,28 @@ def bounds(
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            ends = _offsets(servers, places, OffsetSpec.latest(), isolation)
-            return _offsets(servers, places, OffsetSpec.earliest(), isolation), ends
+            ends = list_offsets(servers, places, OffsetSpec.latest(), isolation)
+            return list_offsets(servers, places, OffsetSpec.earliest(), isolation), ends
         except Exception:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
 
 
-def _offsets(servers: str, places: Sequence[Place], wanted: OffsetSpec, isolation: str) -> dict[Place, int]:
+def list_offsets(
+    servers: str, places: Sequence[Place], wanted: OffsetSpec, isolation: str, seconds: float = 30.0
+) -> dict[Place, int]:
+    """Return the start, end or last stable offset of partitions.
+
+    Raises:
+        Exception: librdkafka's, when brokers do not answer in time.
+        ValueError: a broker that is no longer a partition's leader answered without an offset (-1001).
+    """
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     level = IsolationLevel.READ_COMMITTED if isolation == COMMITTED else IsolationLevel.READ_UNCOMMITTED
     asked = {TopicPartition(*place): wanted for place in places}
-    answers = admin.list_offsets(asked, isolation_level=level, request_timeout=30) if asked else {}
-    return {(place.topic, place.partition): int(answer.result(30).offset) for place, answer in answers.items()}
+    answers = admin.list_offsets(asked, isolation_level=level, request_timeout=seconds) if asked else {}
+    found = {(place.topic, place.partition): int(answer.result(seconds).offset) for place, answer in answers.items()}
+    if any(offset < 0 for offset in found.values()):
+        raise ValueError(f"not every partition of {sorted(found)} has an offset now")
+    return found

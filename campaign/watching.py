@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from campaign.claims import Ends, Place, Sample, judge_group
-from campaign.reading import bounds
+from campaign.reading import COMMITTED, UNCOMMITTED, bounds, list_offsets
 
 _ANSWER_S = 3.0
 _EVERY_S = 5.0
@@ -56,16 +56,10 @@ class Watcher:
 
 def ends(servers: str, places: Sequence[Place], *, committed: bool = False) -> Ends | None:
     """Return log ends, on request for consumers of committed records only; None where unknown within the time."""
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-    asked = {TopicPartition(*place): OffsetSpec.latest() for place in places}
-    found: dict[Place, int] = {}
-    for place, answer in admin.list_offsets(asked, isolation_level=level, request_timeout=_ANSWER_S).items():
-        try:
-            found[place.topic, place.partition] = int(answer.result(_ANSWER_S + 1).offset)
-        except Exception:
-            return None
-    return found
+    try:
+        return list_offsets(servers, places, OffsetSpec.latest(), COMMITTED if committed else UNCOMMITTED, _ANSWER_S)
+    except Exception:
+        return None
 
 
 def wait_group(source: str, destination: str, group: str, places: Sequence[Place], seconds: float) -> list[str]:

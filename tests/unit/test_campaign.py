@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from campaign.__main__ import again, run_worlds
 from campaign.batches import Made, encode_batch
@@ -20,6 +24,7 @@ from campaign.oracle import compare, compare_isolation
 from campaign.reading import LOG_APPEND_TIME, Record, Seen, is_whole
 from campaign.results import BEGIN, END, PAGE, Results, stored_tables, tables, was_done
 from campaign.running import NOT_RUN
+from campaign.watching import ends
 from campaign.world import Act, Ending, Kind, World, with_acts, world_of
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.records import read_records
@@ -295,3 +300,17 @@ def test_the_oracle_knows_nothing_of_kmirror() -> None:
     modules = "campaign.oracle, campaign.claims, campaign.watching"
     program = f"import sys, {modules}; print(sorted(name for name in sys.modules if name.startswith('kmirror')))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_an_answer_without_an_offset_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaderless:
+        def __init__(self, _: object) -> None:
+            """Connect to nothing."""
+
+        def list_offsets(self, asked: Mapping[TopicPartition, object], **_: object) -> dict[TopicPartition, Any]:
+            answer: Future[Any] = Future()
+            answer.set_result(SimpleNamespace(offset=-1001))
+            return dict.fromkeys(asked, answer)
+
+    monkeypatch.setattr("campaign.reading.AdminClient", Leaderless)
+    assert ends("", [("t", 0)]) is None
