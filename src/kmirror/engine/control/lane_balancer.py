@@ -22,6 +22,8 @@ from kmirror.words import counted
 
 #: Records that will arrive within this time count as work of a partition.
 _ARRIVING_SECONDS = 30.0
+#: Bytes that weigh as much as a partition without any: a smaller difference is chance, and lanes get an even number.
+_PARTITION = 1e6
 
 
 class LaneBalancer:
@@ -135,11 +137,11 @@ class LaneBalancer:
         }
 
     def weights(self) -> dict[TopicPartition, float]:
-        """Return the bytes to copy by partition: what is left, and what will arrive soon at the rate of late."""
+        """Return what there is to copy by partition, as `plan` counts it: what is left, and what will arrive soon."""
         known = self._positions()
         mean = sum(p.bytes_per_offset for p in known.values()) / len(known) if known else 1.0
-        left = {partition: offsets * mean for partition, offsets in self._partitions.left_to_copy().items()}
-        return left | {
-            partition: position.lag * position.bytes_per_offset + _ARRIVING_SECONDS * self._balance.rate(partition)
-            for partition, position in known.items()
-        }
+        found = {partition: offsets * mean for partition, offsets in self._partitions.left_to_copy().items()}
+        for partition, position in known.items():
+            arriving = _ARRIVING_SECONDS * self._balance.rate(partition)
+            found[partition] = position.lag * position.bytes_per_offset + arriving
+        return {partition: size / _PARTITION for partition, size in found.items()}

@@ -80,8 +80,9 @@ def assign(
 ) -> dict[int, tuple[Assignment, ...]]:
     """Distribute partitions over lanes, heaviest first, each to the lane with the least to do.
 
-    `weights` is how much there is to do, by destination partition, in any unit. A partition that a lane had `before`
-    stays there: moving it would stall it. `targets` names the lane of others. Lanes without partitions are left out.
+    `weights` is how much there is to copy, by destination partition; a partition without any counts 1. One that a lane
+    had `before` stays there: moving it would stall it. `targets` names the lane of others. Lanes without partitions
+    are left out.
     """
     wanted = {a.destination: a for a in assignments}
     load: dict[int, float] = dict.fromkeys(sorted(lanes), 0)
