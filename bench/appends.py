@@ -39,18 +39,18 @@ def main() -> None:
 
 
 def _measure(config: ClientConfig, topic: str, partitions: int, seconds: float) -> tuple[float, float]:
-    places = [TopicPartition(topic, index) for index in range(partitions)]
+    topic_partitions = [TopicPartition(topic, index) for index in range(partitions)]
     with ClusterClient(config) as client:
         client.create_topic(topic, partitions, 1, {"compression.type": "producer"})
     now_ms, sent = time.time_ns() // 1_000_000, 0
     with AppendPipeline(config, producer_id=FIRST_OWN_PRODUCER_ID + 1) as out:
-        for place in places:
-            out.log_end_offset(place)
+        for partition in topic_partitions:
+            out.log_end_offset(partition)
         began, processor_began = time.monotonic(), time.process_time()
         while time.monotonic() < began + seconds:
             for offset in range(sent, sent + 100):
-                for place in places:
-                    last = out.append(place, [Record(offset, now_ms, b"key-%d" % offset, b"value-%d" % offset * 3)])
+                for partition in topic_partitions:
+                    last = out.append(partition, [Record(offset, now_ms, b"key-%d" % offset, b"value-%d" % offset * 3)])
             sent += 100
         out.flush()
         took, processor_s = time.monotonic() - began, time.process_time() - processor_began

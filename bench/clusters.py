@@ -118,8 +118,8 @@ class Cluster:
         """Move the start of partition 0's log."""
         from confluent_kafka import TopicPartition as Place
 
-        place = Place(topic, 0, offset)
-        self._admin.delete_records([place])[place].result(timeout=60)
+        partition = Place(topic, 0, offset)
+        self._admin.delete_records([partition])[partition].result(timeout=60)
 
     def _files_of(self, names: set[str]) -> bool:
         folders = [entry for broker in self.sandbox.brokers for entry in os.listdir(broker.log_dir)]

@@ -34,10 +34,10 @@ class Load:
     `acknowledged` is by partition; times are those of `time.monotonic`.
     """
 
-    def __init__(self, properties: Mapping[str, str], places: Sequence[TopicPartition], rate: int) -> None:
+    def __init__(self, properties: Mapping[str, str], partitions: Sequence[TopicPartition], rate: int) -> None:
         self.acknowledged: defaultdict[TopicPartition, list[Acknowledged]] = defaultdict(list)
         self.refused: set[str] = set()
-        self._places = places
+        self._places = partitions
         self._rate = rate
         self._end = threading.Event()
         self._config = {**client_config(properties).librdkafka(), "acks": "all", "linger.ms": 0, "log_level": 0}
@@ -65,7 +65,7 @@ class Load:
 
     def last_acknowledged(self, topic: str) -> float:
         """Return when the last write to a topic was acknowledged."""
-        return max(ones[-1].at for place, ones in self.acknowledged.items() if place.topic == topic)
+        return max(ones[-1].at for partition, ones in self.acknowledged.items() if partition.topic == topic)
 
     def _write(self) -> None:
         from confluent_kafka import KafkaException, Producer
@@ -73,12 +73,14 @@ class Load:
         producer = Producer(self._config)
         began, number = time.monotonic(), 0
         while not self._end.is_set():
-            place = self._places[number % len(self._places)]
-            if place.topic not in self.refused:
+            topic_partition = self._places[number % len(self._places)]
+            if topic_partition.topic not in self.refused:
                 try:
-                    producer.produce(place.topic, _VALUE, partition=place.partition, on_delivery=self._delivered)
+                    producer.produce(
+                        topic_partition.topic, _VALUE, partition=topic_partition.partition, on_delivery=self._delivered
+                    )
                 except KafkaException as error:  # librdkafka forgets a topic once it is refused
-                    self._failed(place.topic, error.args[0])
+                    self._failed(topic_partition.topic, error.args[0])
                 except BufferError:
                     pass
             number += 1
@@ -96,8 +98,8 @@ class Load:
         if error is not None:
             self._failed(message.topic(), error)
             return
-        place = TopicPartition(message.topic(), message.partition())
-        self.acknowledged[place].append(Acknowledged(message.offset(), message.timestamp()[1], time.monotonic()))
+        partition = TopicPartition(message.topic(), message.partition())
+        self.acknowledged[partition].append(Acknowledged(message.offset(), message.timestamp()[1], time.monotonic()))
 
 
 class Waiting:
@@ -106,9 +108,9 @@ class Waiting:
     One broker leads all of them: a request contains all that are not accepted yet.
     """
 
-    def __init__(self, properties: Mapping[str, str], places: Sequence[TopicPartition]) -> None:
+    def __init__(self, properties: Mapping[str, str], partitions: Sequence[TopicPartition]) -> None:
         self._client = ClusterClient(client_config(properties))
-        self._places = sorted(places)
+        self._places = sorted(partitions)
         self._accepted: dict[TopicPartition, float] = {}
         self._end = threading.Event()
         self._writer = threading.Thread(target=self._write)
@@ -136,7 +138,7 @@ class Waiting:
         return self._accepted
 
     def _write(self) -> None:
-        metadata = self._client.metadata(sorted({place.topic for place in self._places}))
+        metadata = self._client.metadata(sorted({partition.topic for partition in self._places}))
         (broker,) = metadata.brokers.values()
         connection = self._client.connect(broker.node_id, broker.host, broker.port)
         version = connection.version_for(produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce")

@@ -212,11 +212,14 @@ def drill_failover(site: Site) -> FailoverDrill:
             accepted = waiting.wait(_NOTICED_S)
     finally:
         running.kill()
-    lost = {place: [one for one in ones if one.offset >= ends[place]] for place, ones in load.acknowledged.items()}
+    lost = {
+        partition: [one for one in ones if one.offset >= ends[partition]]
+        for partition, ones in load.acknowledged.items()
+    }
     rpos = []
-    for place, ones in load.acknowledged.items():
-        if lost[place]:
-            copied = [one.timestamp_ms for one in ones if one.offset < ends[place]]
+    for partition, ones in load.acknowledged.items():
+        if lost[partition]:
+            copied = [one.timestamp_ms for one in ones if one.offset < ends[partition]]
             rpos.append(ones[-1].timestamp_ms - (copied[-1] if copied else ones[0].timestamp_ms))
     first_lost = min((ones[0].at for ones in lost.values() if ones), default=killed_at)
     totals = report["totals"]
@@ -259,10 +262,10 @@ def drill_switchover(site: Site) -> SwitchoverDrill:
                 accepted = waiting.wait(_NOTICED_S)
     finally:
         running.kill()
-    gaps = sorted(at - load.last_acknowledged(place.topic) for place, at in accepted.items())
+    gaps = sorted(at - load.last_acknowledged(partition.topic) for partition, at in accepted.items())
     durations = [row["durationMs"] for row in report["blockedProducers"]]
     ends = {_place_of(row): row["lastMirroredOffset"] for row in report["results"] if row.get("lastMirroredOffset")}
-    lost = sum(one.offset >= ends.get(place, 0) for place, ones in load.acknowledged.items() for one in ones)
+    lost = sum(one.offset >= ends.get(partition, 0) for partition, ones in load.acknowledged.items() for one in ones)
     return SwitchoverDrill(
         len(site.places),
         len(site.topics),
@@ -316,14 +319,14 @@ def _create(pair: Pair, topics: Sequence[str], partitions: int) -> None:
             created.result(_TIMEOUT_S)
 
 
-def _produce(properties: Mapping[str, str], places: Sequence[TopicPartition], count: int) -> None:
+def _produce(properties: Mapping[str, str], topic_partitions: Sequence[TopicPartition], count: int) -> None:
     """Write records to all partitions in turn."""
     from confluent_kafka import Producer
 
     producer = Producer({**client_config(properties).librdkafka(), "log_level": 0, "linger.ms": 20})
     for number in range(count):
-        place = places[number % len(places)]
-        producer.produce(place.topic, bytes(1000), partition=place.partition)
+        topic_partition = topic_partitions[number % len(topic_partitions)]
+        producer.produce(topic_partition.topic, bytes(1000), partition=topic_partition.partition)
         if number % 1000 == 0:
             producer.poll(0.05)
     if producer.flush(_TIMEOUT_S):

@@ -76,10 +76,10 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
     from kmirror.engine.spark.conf import SparkOptions
 
     topics = [f"bench-forks-{number}" for number in range(max(1, round(PARTITIONS * scale / _PARTITIONS_A_TOPIC)))]
-    places = [TopicPartition(topic, index) for topic in topics for index in range(_PARTITIONS_A_TOPIC)]
+    partitions = [TopicPartition(topic, index) for topic in topics for index in range(_PARTITIONS_A_TOPIC)]
     chosen = random.Random(1)
     some = [chosen.randrange(1, OFFSETS // _BATCH_RECORDS) * _BATCH_RECORDS for _ in range(_FORKS)]
-    forks = {place: some[number % _FORKS] for number, place in enumerate(places)}
+    forks = {partition: some[number % _FORKS] for number, partition in enumerate(partitions)}
     _install(pair, topics, forks, folder / "fork-segments")
     options = SparkOptions(
         slots=_SLOTS,
@@ -90,8 +90,8 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
     properties = [{"bootstrap.servers": cluster.bootstrap_servers} for cluster in (pair.source, pair.destination)]
     for hinted in (False, True):
         questions = [
-            ForkQuestion(place, place, Ends(0, OFFSETS, 0, OFFSETS), forks[place] if hinted else None)
-            for place in places
+            ForkQuestion(partition, partition, Ends(0, OFFSETS, 0, OFFSETS), forks[partition] if hinted else None)
+            for partition in partitions
         ]
         begun_at = time.monotonic()
         with SparkRuntime(options) as spark:
@@ -105,10 +105,10 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
             fork = forks[one.question.destination]
             if one.fork != Fork(fork, True, fork - 1):
                 raise CopyFailedError(f"{one.question.destination} forks at {fork:,}: {one.fork or one.trouble}")
-        assert len(found) == len(places)
+        assert len(found) == len(partitions)
         reads = [one.reads for one in found]
         yield ForkSearch(
-            len(places),
+            len(partitions),
             OFFSETS,
             hinted,
             sum(share.requests for share in searched),
@@ -140,9 +140,9 @@ def _install(pair: Pair, topics: list[str], forks: dict[TopicPartition, int], fo
             cluster.create_topic(topic, _PARTITIONS_A_TOPIC)
         cluster.sandbox.stop()
         (broker,) = cluster.sandbox.brokers
-        for place, fork in forks.items():
+        for partition, fork in forks.items():
             at = OFFSETS if cluster is pair.source else fork
-            _put_log(broker.log_dir / f"{place}", folder, shared, others, at)
+            _put_log(broker.log_dir / f"{partition}", folder, shared, others, at)
         for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
             _set_offsets(broker.log_dir / name, forks)
         cluster.sandbox.start(_START_TIMEOUT_S)
@@ -196,11 +196,15 @@ def _write_indexes(segment: Path, first: int, batches: list[bytes]) -> None:
         segment.with_suffix(kind).write_bytes(data)
 
 
-def _set_offsets(file: Path, places: dict[TopicPartition, int]) -> None:
+def _set_offsets(file: Path, topic_partitions: dict[TopicPartition, int]) -> None:
     """Set these partitions' entries of a stopped broker's checkpoint to the end of the log."""
     known = dict(line.rsplit(" ", 1) for line in file.read_text().splitlines()[2:]) if file.exists() else {}
-    known |= {f"{place.topic} {place.partition}": str(OFFSETS) for place in places}
-    file.write_text("\n".join(["0", str(len(known)), *(f"{place} {end}" for place, end in known.items()), ""]))
+    known |= {
+        f"{topic_partition.topic} {topic_partition.partition}": str(OFFSETS) for topic_partition in topic_partitions
+    }
+    file.write_text(
+        "\n".join(["0", str(len(known)), *(f"{topic_partition} {end}" for topic_partition, end in known.items()), ""])
+    )
 
 
 def main() -> int:

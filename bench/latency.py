@@ -59,7 +59,7 @@ class Latency:
 class Listener:
     """Reads partitions as they grow, and records when each record arrived."""
 
-    def __init__(self, cluster: Cluster, places: Sequence[TopicPartition], *, from_end: bool = False) -> None:
+    def __init__(self, cluster: Cluster, partitions: Sequence[TopicPartition], *, from_end: bool = False) -> None:
         from confluent_kafka import OFFSET_END, Consumer
         from confluent_kafka import TopicPartition as Position
 
@@ -74,7 +74,7 @@ class Listener:
                 "log_level": 0,
             }
         )
-        self._consumer.assign([Position(*place, OFFSET_END if from_end else 0) for place in places])
+        self._consumer.assign([Position(*partition, OFFSET_END if from_end else 0) for partition in partitions])
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -103,8 +103,8 @@ def measure_latency(pair: Pair, contender: Contender) -> Latency:
     pair.source.create_topic(topic)
     contender.prepare(Load(topic, data_set, Amount(0, 0, 0), 0), for_latency=True)
     running: Running | None = None
-    places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-    listeners = [Listener(pair.source, places), Listener(pair.destination, places)]
+    partitions = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    listeners = [Listener(pair.source, partitions), Listener(pair.destination, partitions)]
     try:
         running = contender.start()
         total = _produce(pair.source, topic, running, listeners[1])

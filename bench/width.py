@@ -138,8 +138,8 @@ def _await_topics(source: str, names: list[str]) -> None:
         brokers = client.metadata([]).brokers.values()
     for broker in brokers:
         with ClusterClient(client_config({"bootstrap.servers": f"{broker.host}:{broker.port}"})) as client:
-            places = [TopicPartition(name, index) for name in names for index in range(PARTITIONS_OF_A_TOPIC)]
-            while not all(map(client.metadata(names).leader, places)):
+            partitions = [TopicPartition(name, index) for name in names for index in range(PARTITIONS_OF_A_TOPIC)]
+            while not all(map(client.metadata(names).leader, partitions)):
                 if time.monotonic() > deadline:
                     raise CopyFailedError("the source's brokers do not know all topics")
                 time.sleep(1)
@@ -209,15 +209,17 @@ def _latency(pair: Pair, names: list[str], busy: int, running: Running) -> Perce
     from confluent_kafka import Producer
 
     step = max(1, len(names) // busy)
-    places = [TopicPartition(name, 0) for name in names[::step][:busy]]
-    listeners = [Listener(cluster, places, from_end=True) for cluster in (pair.source, pair.destination)]
+    topic_partitions = [TopicPartition(name, 0) for name in names[::step][:busy]]
+    listeners = [Listener(cluster, topic_partitions, from_end=True) for cluster in (pair.source, pair.destination)]
     producer = Producer({"bootstrap.servers": pair.source.bootstrap_servers, "linger.ms": 0, "log_level": 0})
     try:
         time.sleep(5)  # until the listeners know their ends
         began, total = time.monotonic(), int((_WARM_S + _BUSY_S) * _RATE)
         for number in range(total):
-            place = places[number % len(places)]
-            producer.produce(place.topic, VALUE.pack(number, time.monotonic()), partition=place.partition)
+            topic_partition = topic_partitions[number % len(topic_partitions)]
+            producer.produce(
+                topic_partition.topic, VALUE.pack(number, time.monotonic()), partition=topic_partition.partition
+            )
             producer.poll(0)
             time.sleep(max(0.0, began + number / _RATE - time.monotonic()))
         producer.flush(_TIMEOUT_S)

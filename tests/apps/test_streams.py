@@ -222,7 +222,7 @@ def test_an_application_with_state_moves_and_comes_back(
         application.kill()
         ends = journey.ends(application.topics, PARTITIONS)
         lost = journey.failover()
-        assert {place: loss.end for place, loss in lost.items()} == ends
+        assert {partition: loss.end for partition, loss in lost.items()} == ends
         for folder in application.folders:
             shutil.rmtree(folder / "state")
         application.reset(b)

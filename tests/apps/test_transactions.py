@@ -112,7 +112,7 @@ def test_a_transactional_application_moves_and_comes_back(cluster_pair: ClusterP
         application.program.kill()
         ends = journey.ends(topics, PARTITIONS)
         lost = journey.failover()
-        assert {place: loss.end for place, loss in lost.items()} == ends
+        assert {partition: loss.end for partition, loss in lost.items()} == ends
         reported, unread = (values_lost(a, topic, lost).keys() for topic in (application.output, application.input))
         application.start(b)
         write(b)

@@ -40,34 +40,36 @@ def record(offset: int, value: bytes | None = None, *, age_ms: int = 0) -> Recor
     return Record(offset, young() - age_ms, b"k%d" % offset, b"v" * (offset % 50) if value is None else value)
 
 
-def assert_shows(cluster: SandboxCluster, place: TopicPartition, wanted: list[Record]) -> None:
-    seen = librdkafka_records(cluster.bootstrap_servers, place.topic, place.partition, "read_uncommitted")
+def assert_shows(cluster: SandboxCluster, topic_partition: TopicPartition, wanted: list[Record]) -> None:
+    seen = librdkafka_records(
+        cluster.bootstrap_servers, topic_partition.topic, topic_partition.partition, "read_uncommitted"
+    )
     assert [Record(r.offset, r.timestamp, r.key, r.value, r.headers) for r in seen] == wanted
 
 
 def test_each_record_lands_at_its_offset_in_every_partition(cluster: SandboxCluster, out: AppendPipeline) -> None:
     """Small ones by themselves, a hole, whole batches, and records that are too old for the leader's memory."""
-    places = [TopicPartition(create_topic(cluster, partitions=3), index) for index in range(3)]
-    wanted: dict[TopicPartition, list[Record]] = {place: [] for place in places}
+    topic_partitions = [TopicPartition(create_topic(cluster, partitions=3), index) for index in range(3)]
+    wanted: dict[TopicPartition, list[Record]] = {topic_partition: [] for topic_partition in topic_partitions}
     under_way: list[Appending] = []
     for offset in range(400):
-        for place in places:
-            two_days_old = place.partition == 2
-            wanted[place].append(record(offset, age_ms=2 * 86_400_000 if two_days_old else 0))
-            under_way.append(out.append(place, wanted[place][-1:]))
-    for place in places:
+        for topic_partition in topic_partitions:
+            two_days_old = topic_partition.partition == 2
+            wanted[topic_partition].append(record(offset, age_ms=2 * 86_400_000 if two_days_old else 0))
+            under_way.append(out.append(topic_partition, wanted[topic_partition][-1:]))
+    for topic_partition in topic_partitions:
         batch = [record(offset) for offset in range(450, 455)]
-        under_way.append(out.append(place, bytes(make_batch(batch, compression_type="zstd"))))
-        wanted[place] += batch
-        wanted[place].append(record(455))
-        under_way.append(out.append(place, wanted[place][-1:]))
-        assert out.log_end_offset(place) == 456
+        under_way.append(out.append(topic_partition, bytes(make_batch(batch, compression_type="zstd"))))
+        wanted[topic_partition] += batch
+        wanted[topic_partition].append(record(455))
+        under_way.append(out.append(topic_partition, wanted[topic_partition][-1:]))
+        assert out.log_end_offset(topic_partition) == 456
     out.flush()
     assert all(one.done() for one in under_way)
     assert [one.result(0) for one in under_way[:4]] == [1, 1, 1, 2]
     assert under_way[-1].result() == 456
-    for place in places:
-        assert_shows(cluster, place, wanted[place])
+    for topic_partition in topic_partitions:
+        assert_shows(cluster, topic_partition, wanted[topic_partition])
 
 
 def test_what_follows_a_refused_append_is_not_tried(cluster: SandboxCluster) -> None:
@@ -78,7 +80,10 @@ def test_what_follows_a_refused_append_is_not_tried(cluster: SandboxCluster) -> 
         assert (out.log_end_offset(bad), out.log_end_offset(good)) == (0, 0)
         with out._changed:  # so that they are put together
             both = [
-                [out.append(place, [record(offset, b"small" if place == good else value)]) for place in (bad, good)]
+                [
+                    out.append(partition, [record(offset, b"small" if partition == good else value)])
+                    for partition in (bad, good)
+                ]
                 for offset, value in enumerate(values)
             ]
         assert [of_good.result() for _, of_good in both] == list(range(1, 61))
@@ -102,35 +107,35 @@ def test_what_follows_a_refused_append_is_not_tried(cluster: SandboxCluster) -> 
 
 
 def test_what_cannot_be_appended_there_is_refused_at_once(cluster: SandboxCluster, out: AppendPipeline) -> None:
-    place = TopicPartition(create_topic(cluster), 0)
-    under_way = out.append(place, [record(offset) for offset in range(5)])
+    partition = TopicPartition(create_topic(cluster), 0)
+    under_way = out.append(partition, [record(offset) for offset in range(5)])
     with pytest.raises(InvalidProduceOffsetError, match="ends at offset 5"):
-        out.append(place, [record(4)])
+        out.append(partition, [record(4)])
     for broken in ([], [record(5), record(7)], b"no batch"):
         with pytest.raises(CorruptBatchError):
-            out.append(place, broken)
+            out.append(partition, broken)
     with out._changed:
-        late = [out.append(place, [one]) for one in (record(5), record(6, "text"), record(7))]  # type: ignore[arg-type]
+        late = [out.append(partition, [one]) for one in (record(5), record(6, "text"), record(7))]  # type: ignore[arg-type]
     assert under_way.result() == 5
     assert late[0].result() == 6
     with pytest.raises(CorruptBatchError):
         late[1].result()
     with pytest.raises(AppendStoppedError):
         late[2].result()
-    assert out.resume(place) == 6
+    assert out.resume(partition) == 6
 
 
 def test_another_writer_is_noticed(cluster: SandboxCluster, out: AppendPipeline) -> None:
-    place = TopicPartition(create_topic(cluster), 0)
-    assert out.append(place, [record(0)]).result() == 1
+    partition = TopicPartition(create_topic(cluster), 0)
+    assert out.append(partition, [record(0)]).result() == 1
     other = Producer({"bootstrap.servers": cluster.bootstrap_servers})
-    other.produce(place.topic, b"another's", partition=0)
+    other.produce(partition.topic, b"another's", partition=0)
     assert other.flush(30) == 0
     with pytest.raises(HistoriesDifferError):
-        out.append(place, [record(1)]).result()
+        out.append(partition, [record(1)]).result()
     with pytest.raises(AppendStoppedError, match="ends at offset 3"):
-        out.append(place, [record(2)])
-    assert out.resume(place) == 3
+        out.append(partition, [record(2)])
+    assert out.resume(partition) == 3
 
 
 @pytest.mark.parametrize(
@@ -151,25 +156,25 @@ def test_a_network_that_loses_requests_loses_and_repeats_nothing(
 ) -> None:
     for module in (append, pipeline):
         monkeypatch.setattr(module, "_SETTLE_S", 0.5)
-    places = [TopicPartition(create_topic(wired[0], partitions=2), index) for index in range(2)]
-    wanted: dict[TopicPartition, list[Record]] = {place: [] for place in places}
+    partitions = [TopicPartition(create_topic(wired[0], partitions=2), index) for index in range(2)]
+    wanted: dict[TopicPartition, list[Record]] = {partition: [] for partition in partitions}
     config = client_config({"bootstrap.servers": f"{wire.host}:{wire.port}"})
     with AppendPipeline(config, producer_id=OWN_ID) as out:
-        for place in places:
-            out.log_end_offset(place)
+        for partition in partitions:
+            out.log_end_offset(partition)
         wire.plan(*fates, api_key=PRODUCE)
         for offset in range(300):
-            for place in places:
-                wanted[place].append(record(offset))
-                out.append(place, wanted[place][-1:])
+            for partition in partitions:
+                wanted[partition].append(record(offset))
+                out.append(partition, wanted[partition][-1:])
             time.sleep(0.0005)  # several requests
         out.flush()
         assert len(wire.deliver()) == fates.count(Fate.LATE)
-        for place in places:
-            wanted[place].append(record(300))
-            assert out.append(place, wanted[place][-1:]).result() == 301
-    for place in places:
-        assert_shows(wired[0], place, wanted[place])
+        for partition in partitions:
+            wanted[partition].append(record(300))
+            assert out.append(partition, wanted[partition][-1:]).result() == 301
+    for partition in partitions:
+        assert_shows(wired[0], partition, wanted[partition])
 
 
 @pytest.mark.slow
@@ -187,12 +192,12 @@ def test_leaders_that_die_and_move_lose_and_repeat_nothing(
     under_way: list[Appending] = []
     with AppendPipeline(config, producer_id=OWN_ID) as out:
         for offset in range(3000):
-            for place, records in wanted.items():
+            for partition, records in wanted.items():
                 records.append(record(offset, b"small"))
-                under_way.append(out.append(place, records[-1:]))
+                under_way.append(out.append(partition, records[-1:]))
             if offset == 1500:
                 three_brokers.kill(2)
         out.flush()
     assert [one.result() for one in under_way[-3:]] == [3000, 3000, 3000]
-    for place, records in wanted.items():
-        assert_shows(three_brokers, place, records)
+    for partition, records in wanted.items():
+        assert_shows(three_brokers, partition, records)

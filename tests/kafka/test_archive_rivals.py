@@ -110,8 +110,8 @@ def test_two_that_begin_at_once_never_share_an_epoch(cluster: SandboxCluster, mo
     archive = make_archive(cluster, topic)
     look = archive_copy._end_of
 
-    def look_slowly(client: ClusterClient, place: TopicPartition) -> object:
-        seen = look(client, place)
+    def look_slowly(client: ClusterClient, partition: TopicPartition) -> object:
+        seen = look(client, partition)
         monkeypatch.setattr(archive_copy, "_end_of", look)
         with monkeypatch.context() as patched:
             patched.setattr(OffsetAppender, "renew", lambda appender: None)

@@ -22,11 +22,11 @@ def test_what_is_read_of_a_copy_shows_every_harm(source_cluster: SandboxCluster)
     for number in range(60):
         producer.produce(topic, b"v%d" % number, b"k", number % 2, timestamp=1000 + number, headers=[("h", b"1")])
     assert producer.flush(30) == 0
-    places = [(topic, index) for index in range(3)]
-    seen = read(servers, places, COMMITTED)
-    assert seen == read(servers, places, UNCOMMITTED)
-    assert [len(seen[place].records) for place in places] == [30, 30, 0]
-    one = seen[places[0]]
+    partitions = [(topic, index) for index in range(3)]
+    seen = read(servers, partitions, COMMITTED)
+    assert seen == read(servers, partitions, UNCOMMITTED)
+    assert [len(seen[partition].records) for partition in partitions] == [30, 30, 0]
+    one = seen[partitions[0]]
     acks = {offset: {record.content} for offset, record in one.records.items()}
     assert compare(one, one, acks, all_acknowledged=True) == {}
     first = one.records[0]

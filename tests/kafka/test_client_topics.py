@@ -135,9 +135,9 @@ def test_offsets_are_looked_up_without_reading_metadata_again(
     client: ClusterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.create_topic("known-leaders", 2, 1, {})
-    places = [TopicPartition("known-leaders", 0), TopicPartition("known-leaders", 1)]
-    client.list_offsets(dict.fromkeys(places, LATEST))
+    partitions = [TopicPartition("known-leaders", 0), TopicPartition("known-leaders", 1)]
+    client.list_offsets(dict.fromkeys(partitions, LATEST))
     known = client.metadata(["known-leaders"])
     monkeypatch.setattr(client, "metadata", None)
-    found = client.list_offsets(dict.fromkeys(places, LATEST), metadata=known)
-    assert {place: answer.offset for place, answer in found.items()} == dict.fromkeys(places, 0)
+    found = client.list_offsets(dict.fromkeys(partitions, LATEST), metadata=known)
+    assert {partition: answer.offset for partition, answer in found.items()} == dict.fromkeys(partitions, 0)

@@ -59,17 +59,17 @@ def allow(cluster: SandboxCluster, kind: ResourceType, name: str, *operations: s
 
 def test_markers_need_a_right_on_the_cluster_and_appending_does_not(guarded_cluster: SandboxCluster) -> None:
     topic = create_topic(guarded_cluster)
-    place = TopicPartition(topic, 0)
+    partition = TopicPartition(topic, 0)
     allow(guarded_cluster, ResourceType.TOPIC, topic, "WRITE", "READ", "DESCRIBE")
     with ClusterClient(client_config(guarded_cluster.client_properties("kmirror"))) as client:
-        with OffsetAppender(client, place, producer_id=OWN_ID) as out:
+        with OffsetAppender(client, partition, producer_id=OWN_ID) as out:
             assert out.append(records(0, 2)) == 2
             with pytest.raises(RefusedError, match="no right to write markers") as caught:
                 out.append(records(5, 6))
             assert caught.value.reason is Reason.NOT_AUTHORIZED
-            assert client.list_offsets({place: LATEST}, log_end=True)[place].offset == 2
+            assert client.list_offsets({partition: LATEST}, log_end=True)[partition].offset == 2
         allow(guarded_cluster, ResourceType.BROKER, "kafka-cluster", "ALTER")
-        with OffsetAppender(client, place, producer_id=OWN_ID) as out:
+        with OffsetAppender(client, partition, producer_id=OWN_ID) as out:
             assert out.append(records(5, 6)) == 6
 
 
@@ -80,7 +80,7 @@ def records(start: int, end: int) -> list[Record]:
 
 def test_empty_transactions_need_write_on_the_id_and_on_the_topic(guarded_cluster: SandboxCluster) -> None:
     topic, name = create_topic(guarded_cluster), unique_topic("mirror")
-    place = TopicPartition(topic, 0)
+    partition = TopicPartition(topic, 0)
     allow(guarded_cluster, ResourceType.TOPIC, topic, "DESCRIBE")
     with ClusterClient(client_config(guarded_cluster.client_properties("kmirror"))) as client:
         transactions = EmptyTransactions(client, name)
@@ -89,12 +89,12 @@ def test_empty_transactions_need_write_on_the_id_and_on_the_topic(guarded_cluste
         allow(guarded_cluster, ResourceType.TRANSACTIONAL_ID, name, "WRITE")
         transactions.settle()
         with pytest.raises(BrokerError) as refused:
-            transactions.fill_once([place])
+            transactions.fill_once([partition])
         assert refused.value.code == Code.TOPIC_AUTHORIZATION_FAILED
         allow(guarded_cluster, ResourceType.TOPIC, topic, "WRITE")
         transactions.settle()
-        transactions.fill_once([place])
-        assert client.list_offsets({place: LATEST}, log_end=True)[place].offset == 1
+        transactions.fill_once([partition])
+        assert client.list_offsets({partition: LATEST}, log_end=True)[partition].offset == 1
 
 
 # -- in a lane ---------------------------------------------------------------------------------------------------------

@@ -55,19 +55,20 @@ class Twins:
         topic = create_topic(self.pair.source, partitions=partitions)
         return create_topic(self.pair.destination, name=topic, partitions=partitions)
 
-    def questions(self, places: Sequence[TopicPartition], hint: int | None = None) -> list[ForkQuestion]:
+    def questions(self, partitions: Sequence[TopicPartition], hint: int | None = None) -> list[ForkQuestion]:
         looks = [
-            client.list_offsets(dict.fromkeys(places, what), read_committed=True)
+            client.list_offsets(dict.fromkeys(partitions, what), read_committed=True)
             for client in (self.source, self.destination)
             for what in (EARLIEST, LATEST)
         ]
         return [
-            ForkQuestion(place, place, Ends(*(look[place].offset or 0 for look in looks)), hint) for place in places
+            ForkQuestion(partition, partition, Ends(*(look[partition].offset or 0 for look in looks)), hint)
+            for partition in partitions
         ]
 
     def find(self, topic: str, partition: int = 0, hint: int | None = None) -> ForkAnswer:
-        place = TopicPartition(topic, partition)
-        (found,) = search_forks(self.source, self.destination, self.questions([place], hint)).found
+        topic_partition = TopicPartition(topic, partition)
+        (found,) = search_forks(self.source, self.destination, self.questions([topic_partition], hint)).found
         return found
 
 
@@ -83,33 +84,33 @@ def record(offset: int, name: str = "s", size: int = 10) -> Record:
 
 
 def append(
-    client: ClusterClient, place: TopicPartition, records: Sequence[Record], batch_records: int, codec: str = "none"
+    client: ClusterClient, partition: TopicPartition, records: Sequence[Record], batch_records: int, codec: str = "none"
 ) -> None:
     """Append these records, at the offsets they have."""
     for first in range(0, len(records), batch_records):
         some = records[first : first + batch_records]
         batch = make_batch([replace(one, offset=index) for index, one in enumerate(some)], compression_type=codec)
-        assert append_to(client, place, memoryview(batch)) == some[0].offset
+        assert append_to(client, partition, memoryview(batch)) == some[0].offset
 
 
-def mark(cluster: SandboxCluster, place: TopicPartition, number: int) -> None:
+def mark(cluster: SandboxCluster, partition: TopicPartition, number: int) -> None:
     """Append this many markers of ours."""
     if not number:
         return
-    with Leader(cluster, *place) as leader:
+    with Leader(cluster, *partition) as leader:
         known = leader.producer()
-        fill = markers.Fill(*place, OWN_ID, 0, number, known.coordinator_epoch + 1 if known else 0)
+        fill = markers.Fill(*partition, OWN_ID, 0, number, known.coordinator_epoch + 1 if known else 0)
         connection = leader.connection
         version = connection.version_for(markers.API_KEY, markers.LOWEST_VERSION, markers.HIGHEST_VERSION, "Markers")
         correlation_id = connection.next_correlation_id()
         request = markers.request(correlation_id, version, "kmirror", [fill])
         answer = markers.answer(connection.exchange_frame([request], correlation_id, 30), version)
-        assert answer == {tuple(place): 0}
+        assert answer == {tuple(partition): 0}
 
 
-def trim(cluster: SandboxCluster, place: TopicPartition, offset: int) -> None:
+def trim(cluster: SandboxCluster, partition: TopicPartition, offset: int) -> None:
     """Delete the records below."""
-    where = Place(*place, offset)
+    where = Place(*partition, offset)
     admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
     admin.delete_records([where])[where].result(30)
 
@@ -118,10 +119,10 @@ def trim(cluster: SandboxCluster, place: TopicPartition, offset: int) -> None:
 def test_the_very_offset_is_found_however_the_logs_are_packed(twins: Twins, codec: str) -> None:
     """At the destination the fork is in the middle of a batch."""
     topic = twins.topic()
-    place = TopicPartition(topic, 0)
-    append(twins.source, place, [record(offset) for offset in range(5_000)], 100)
+    partition = TopicPartition(topic, 0)
+    append(twins.source, partition, [record(offset) for offset in range(5_000)], 100)
     ours = [record(offset, "s" if offset < 3_456 else "d") for offset in range(4_000)]
-    append(twins.destination, place, ours, 333, codec)
+    append(twins.destination, partition, ours, 333, codec)
     found = twins.find(topic)
     assert found.fork == Fork(3_456, True, 3_455)
     assert found.reads <= 8
@@ -129,9 +130,9 @@ def test_the_very_offset_is_found_however_the_logs_are_packed(twins: Twins, code
 
 def test_a_hint_is_probed_first(twins: Twins) -> None:
     topic = twins.topic()
-    place = TopicPartition(topic, 0)
-    append(twins.source, place, [record(offset, size=1000) for offset in range(3_000)], 10)
-    append(twins.destination, place, [record(o, "s" if o < 1_000 else "d", 1000) for o in range(3_000)], 10)
+    partition = TopicPartition(topic, 0)
+    append(twins.source, partition, [record(offset, size=1000) for offset in range(3_000)], 10)
+    append(twins.destination, partition, [record(o, "s" if o < 1_000 else "d", 1000) for o in range(3_000)], 10)
     assert (twins.find(topic, hint=1_000).fork, twins.find(topic, hint=1_000).reads) == (Fork(1_000, True, 999), 1)
     for hint in (None, 500, 2_000, 3_000):
         found = twins.find(topic, hint=hint)
@@ -141,23 +142,23 @@ def test_a_hint_is_probed_first(twins: Twins) -> None:
 
 def test_logs_that_agree_part_where_the_shorter_one_ends(twins: Twins) -> None:
     topic = twins.topic()
-    place = TopicPartition(topic, 0)
-    append(twins.source, place, [record(offset) for offset in range(1_000)], 30)
+    partition = TopicPartition(topic, 0)
+    append(twins.source, partition, [record(offset) for offset in range(1_000)], 30)
     assert twins.find(topic).fork == Fork(0, False, None)
-    append(twins.destination, place, [record(offset) for offset in range(900)], 70)
+    append(twins.destination, partition, [record(offset) for offset in range(900)], 70)
     found = twins.find(topic)
     assert (found.fork, found.reads) == (Fork(900, False, 899), 1)
 
 
 def test_below_a_log_start_nothing_is_known(twins: Twins) -> None:
     topic = twins.topic()
-    place = TopicPartition(topic, 0)
-    append(twins.source, place, [record(offset) for offset in range(500)], 50)
-    append(twins.destination, place, [record(o, "s" if o < 200 else "d") for o in range(500)], 40)
-    trim(twins.pair.source, place, 120)
-    trim(twins.pair.destination, place, 70)
+    partition = TopicPartition(topic, 0)
+    append(twins.source, partition, [record(offset) for offset in range(500)], 50)
+    append(twins.destination, partition, [record(o, "s" if o < 200 else "d") for o in range(500)], 40)
+    trim(twins.pair.source, partition, 120)
+    trim(twins.pair.destination, partition, 70)
     assert twins.find(topic).fork == Fork(200, True, 199)
-    trim(twins.pair.destination, place, 310)
+    trim(twins.pair.destination, partition, 310)
     assert twins.find(topic).fork == Fork(310, True, None)
 
 
@@ -166,8 +167,8 @@ def test_transactions_and_the_markers_that_stand_for_them(twins: Twins) -> None:
     topic = twins.topic(2)
     settings = {"bootstrap.servers": twins.pair.source.bootstrap_servers, "transactional.id": topic}
     for partition, copied_markers in enumerate((301, 150)):
-        place = TopicPartition(topic, partition)
-        append(twins.source, place, [record(offset) for offset in range(100)], 10)
+        topic_partition = TopicPartition(topic, partition)
+        append(twins.source, topic_partition, [record(offset) for offset in range(100)], 10)
         producer = Producer({**settings, "linger.ms": 1000})
         producer.init_transactions(30)
         producer.begin_transaction()
@@ -175,14 +176,14 @@ def test_transactions_and_the_markers_that_stand_for_them(twins: Twins) -> None:
             producer.produce(topic, b"aborted-%d" % index, partition=partition)
         assert producer.flush(30) == 0
         producer.abort_transaction(30)
-        with Leader(twins.pair.source, *place) as leader:
+        with Leader(twins.pair.source, *topic_partition) as leader:
             wait_until(lambda leader=leader: leader.log_end == 401)  # type: ignore[misc]
-        append(twins.source, place, [record(offset) for offset in range(401, 600)], 10)
-        append(twins.destination, place, [record(offset) for offset in range(100)], 100)
-        mark(twins.pair.destination, place, copied_markers)
+        append(twins.source, topic_partition, [record(offset) for offset in range(401, 600)], 10)
+        append(twins.destination, topic_partition, [record(offset) for offset in range(100)], 100)
+        mark(twins.pair.destination, topic_partition, copied_markers)
         first = 100 + copied_markers
         ours = [record(offset, "s" if offset < 500 else "d") for offset in range(first, 550)]
-        append(twins.destination, place, ours, 17)
+        append(twins.destination, topic_partition, ours, 17)
     assert twins.find(topic, 0).fork == Fork(500, True, 499)
     assert twins.find(topic, 1).fork == Fork(250, True, 99)
 
@@ -193,30 +194,30 @@ def test_logs_of_all_kinds(
     """Logs with everything a broker may have in them, and what a mirror would have copied of them, up to somewhere."""
     twins = Twins(ClusterPair(forgetful.cluster, destination_cluster))
     try:
-        places, expected = [], []
+        partitions, expected = [], []
         for number, (topic, log) in enumerate(installed_logs.items()):
             shown = [Record(*one) for one in log.expected]
             if not shown:
                 continue
-            place = TopicPartition(topic, 0)
+            partition = TopicPartition(topic, 0)
             create_again(destination_cluster, topic)
             first, fork = shown[0].offset, random.Random(number).choice(shown).offset
             # what is below the source's first record is not compared
-            append(twins.destination, place, [record(offset, "filler") for offset in range(first)], 50_000, "zstd")
-            trim(destination_cluster, place, first)
+            append(twins.destination, partition, [record(offset, "filler") for offset in range(first)], 50_000, "zstd")
+            trim(destination_cluster, partition, first)
             end = first
             for _, run in groupby(
                 enumerate(one for one in shown if one.offset < fork), lambda at: at[1].offset - at[0]
             ):
                 copied = [one for _, one in run]
-                mark(destination_cluster, place, copied[0].offset - end)
-                append(twins.destination, place, copied, 7)
+                mark(destination_cluster, partition, copied[0].offset - end)
+                append(twins.destination, partition, copied, 7)
                 end = copied[-1].offset + 1
-            mark(destination_cluster, place, fork - end)
-            append(twins.destination, place, [record(offset, "fork") for offset in range(fork, fork + 20)], 6)
-            places.append(place)
+            mark(destination_cluster, partition, fork - end)
+            append(twins.destination, partition, [record(offset, "fork") for offset in range(fork, fork + 20)], 6)
+            partitions.append(partition)
             expected.append(Fork(fork, True, max((one.offset for one in shown if one.offset < fork), default=None)))
-        found = search_forks(twins.source, twins.destination, twins.questions(places)).found
+        found = search_forks(twins.source, twins.destination, twins.questions(partitions)).found
         assert [one.fork for one in found] == expected
         assert len(found) > 5
     finally:
@@ -230,11 +231,11 @@ def test_many_partitions_share_their_requests(twins: Twins) -> None:
     forks = [rng.randint(0, length) for _ in range(partitions)]
     theirs = [record(offset) for offset in range(length)]
     for partition, fork in enumerate(forks):
-        place = TopicPartition(topic, partition)
-        append(twins.source, place, theirs, 200)
-        append(twins.destination, place, theirs[:fork] + [record(o, "d") for o in range(fork, length)], 200)
-    places = [TopicPartition(topic, partition) for partition in range(partitions)]
-    questions = twins.questions(places)
+        topic_partition = TopicPartition(topic, partition)
+        append(twins.source, topic_partition, theirs, 200)
+        append(twins.destination, topic_partition, theirs[:fork] + [record(o, "d") for o in range(fork, length)], 200)
+    topic_partitions = [TopicPartition(topic, partition) for partition in range(partitions)]
+    questions = twins.questions(topic_partitions)
     ends = twins.pair.source.client_properties(), twins.pair.destination.client_properties()
     (share,) = fork_work_units(questions, 1, *ends)
     searched = search_work_unit(share)
@@ -249,9 +250,9 @@ def test_obstacles_are_reported_for_each_partition(twins: Twins) -> None:
     for partition in range(2):
         for client in (twins.source, twins.destination):
             append(client, TopicPartition(topic, partition), [record(offset) for offset in range(50)], 10)
-    places = [TopicPartition(topic, partition) for partition in range(2)]
-    questions = twins.questions(places)
-    trim(twins.pair.source, places[0], 50)
+    partitions = [TopicPartition(topic, partition) for partition in range(2)]
+    questions = twins.questions(partitions)
+    trim(twins.pair.source, partitions[0], 50)
     first, second = search_forks(twins.source, twins.destination, questions).found
     assert isinstance(first.trouble, BrokerError)
     assert (first.fork, first.troubled_side, first.trouble.name) == (None, "source", "OFFSET_OUT_OF_RANGE")
@@ -261,9 +262,9 @@ def test_obstacles_are_reported_for_each_partition(twins: Twins) -> None:
 def test_an_open_transaction_hides_what_may_yet_be_aborted(twins: Twins) -> None:
     """On both sides: nothing is concluded from records that consumers are not shown yet."""
     topic = twins.topic()
-    place = TopicPartition(topic, 0)
-    append(twins.source, place, [record(offset) for offset in range(100)], 10)
-    append(twins.destination, place, [record(offset) for offset in range(50)], 10)
+    partition = TopicPartition(topic, 0)
+    append(twins.source, partition, [record(offset) for offset in range(100)], 10)
+    append(twins.destination, partition, [record(offset) for offset in range(50)], 10)
     settings = {"bootstrap.servers": twins.pair.destination.bootstrap_servers, "transactional.id": topic}
     producer = Producer(settings)
     producer.init_transactions(30)
@@ -271,9 +272,11 @@ def test_an_open_transaction_hides_what_may_yet_be_aborted(twins: Twins) -> None
     producer.produce(topic, b"perhaps", partition=0)
     assert producer.flush(30) == 0
     assert twins.find(topic).fork == Fork(50, False, 49)
-    (hidden,) = search_forks(twins.source, twins.destination, [ForkQuestion(place, place, Ends(0, 100, 0, 51))]).found
+    (hidden,) = search_forks(
+        twins.source, twins.destination, [ForkQuestion(partition, partition, Ends(0, 100, 0, 51))]
+    ).found
     assert isinstance(hidden.trouble, UnreachableError)
     assert (hidden.fork, hidden.troubled_side, hidden.may_pass) == (None, "destination", True)
     producer.commit_transaction(30)
-    wait_until(lambda: twins.questions([place])[0].ends.destination_end == 52)
+    wait_until(lambda: twins.questions([partition])[0].ends.destination_end == 52)
     assert twins.find(topic).fork == Fork(50, True, 49)

@@ -350,16 +350,16 @@ def test_synced_groups_are_clamped_without_the_source(scene: GroupScene) -> None
     scene.sync()
     commit(scene.pair.destination, outsider, scene.topic, {0: 100})
     commit(scene.pair.destination, moved_here, scene.topic, {0: 95})
-    place = TopicPartition(scene.topic, 0)
+    partition = TopicPartition(scene.topic, 0)
     scene.set_topic(desired=DesiredState.STOPPED)
     with member(scene.pair.destination, scene.group, scene.topic):
-        assert results(clamp_groups(scene.destination, scene.mirror, {place: (0, 80)})) == [
+        assert results(clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)})) == [
             (scene.group, 100, 80, Outcome.REFUSED, GroupReason.HAS_MEMBERS)
         ]
-    assert results(clamp_groups(scene.destination, scene.mirror, {place: (0, 80)})) == [
+    assert results(clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)})) == [
         (scene.group, 100, 80, Outcome.DONE, None)
     ]
-    assert clamp_groups(scene.destination, scene.mirror, {place: (0, 80)}) == ()
+    assert clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)}) == ()
     groups = (scene.group, in_range, outsider, moved_here)
     assert [scene.here(group) for group in groups] == [80, 60, 100, 95]
 
@@ -404,13 +404,13 @@ def share_offsets(cluster: SandboxCluster, group: str, topic: str) -> list[int]:
 
 
 def test_share_groups(scene: GroupScene) -> None:
-    place = TopicPartition(scene.source_topic, 0)
+    partition = TopicPartition(scene.source_topic, 0)
     with ClusterClient(client_config(properties_of(scene.pair.source))) as client:
         groups = ClusterGroups(client)
-        assert groups.commit(scene.group, GroupKind.SHARE, {place: Committed(40)}) == {place: 0}
+        assert groups.commit(scene.group, GroupKind.SHARE, {partition: Committed(40)}) == {partition: 0}
         scene.sync()
         assert share_offsets(scene.pair.destination, scene.group, scene.topic) == [40]
-        assert groups.commit(scene.group, GroupKind.SHARE, {place: Committed(12)}) == {place: 0}
+        assert groups.commit(scene.group, GroupKind.SHARE, {partition: Committed(12)}) == {partition: 0}
         assert results(final_sync(scene.destination, scene.mirror, [scene.topic])) == [
             (scene.group, 40, 12, Outcome.DONE, None)
         ]
@@ -427,18 +427,18 @@ def test_coordinators_on_several_brokers(three_brokers: SandboxCluster) -> None:
     cluster = three_brokers
     topic, names = unique_topic(), [unique_topic("g") for _ in range(12)]
     make_topic(cluster, topic)
-    place = TopicPartition(topic, 0)
+    partition = TopicPartition(topic, 0)
     with ClusterClient(client_config(properties_of(cluster))) as client:
         groups = ClusterGroups(client)
         for number, name in enumerate(names):
-            assert groups.commit(name, GroupKind.CONSUMER, {place: Committed(number)}) == {place: 0}
+            assert groups.commit(name, GroupKind.CONSUMER, {partition: Committed(number)}) == {partition: 0}
         assert {name for name, one in groups.listed().items() if one.kind is GroupKind.CONSUMER} == set(names)
         # coordinators move: its groups are another client's
         admin = AdminClient(properties_of(cluster))
         described = admin.describe_consumer_groups(names)
         coordinators = Counter(one.result(30).coordinator.id for one in described.values())
         cluster.stop_broker(coordinators.most_common()[0][0])
-        committed = {name: {place: Committed(number)} for number, name in enumerate(names)}
+        committed = {name: {partition: Committed(number)} for number, name in enumerate(names)}
         # for a moment one that has just become a group's coordinator may know less, under load
         wait_until(lambda: groups.committed(dict.fromkeys(names, GroupKind.CONSUMER)) == committed)
 

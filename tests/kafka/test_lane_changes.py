@@ -177,9 +177,9 @@ class Writer:
 
 
 def ends_of(destination: Destination, topic: str) -> list[int | None]:
-    places = [TopicPartition(topic, partition) for partition in range(2)]
-    found = destination.client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
-    return [found[place].offset for place in places]
+    topic_partitions = [TopicPartition(topic, partition) for partition in range(2)]
+    found = destination.client.list_offsets(dict.fromkeys(topic_partitions, LATEST), log_end=True)
+    return [found[topic_partition].offset for topic_partition in topic_partitions]
 
 
 def wait_until_same(pair: ClusterPair, topic: str) -> None:

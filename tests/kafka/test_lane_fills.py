@@ -46,8 +46,8 @@ def test_holes_are_filled(mirror: Mirror, wire: LateWire) -> None:
 
 def marker_times(mirror: Mirror, topic: str, partition: int) -> list[int]:
     """Return when the destination's broker wrote each of the partition's markers, in milliseconds."""
-    place = TopicPartition(mirror.mirror_of(topic), partition)
-    sections = read_batches(mirror.at_destination, place, 0, mirror.destination_ends()[str(place)])
+    topic_partition = TopicPartition(mirror.mirror_of(topic), partition)
+    sections = read_batches(mirror.at_destination, topic_partition, 0, mirror.destination_ends()[str(topic_partition)])
     headers = (header for section, _ in sections for header in batch_headers(section))
     return [header.max_timestamp for header in headers if header.is_control]
 

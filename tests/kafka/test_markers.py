@@ -106,7 +106,7 @@ def test_one_request_fills_many_partitions(cluster: SandboxCluster) -> None:
 
 
 def asked_for_log_ends(correlation_id: int, version: int, epochs: dict[TopicPartition, int]) -> bytes:
-    wanted = {place: (epoch, list_offsets.LATEST) for place, epoch in epochs.items()}
+    wanted = {partition: (epoch, list_offsets.LATEST) for partition, epoch in epochs.items()}
     replica_id = list_offsets.DEBUGGING_REPLICA
     return list_offsets.request(correlation_id, version, "kmirror", wanted, replica_id=replica_id)
 

@@ -106,5 +106,5 @@ def test_a_mirror_topic_of_that_name_is_never_written(cluster_pair: ClusterPair,
     assert reported.note == f"{marks} is a topic of mirror {mirror}: nothing is written into it for MirrorMaker 2"
     assert run_once(job, destination, mirror) == []
     job.close()
-    place = TopicPartition(marks, 0)
-    assert destination.client.list_offsets({place: -1})[place].offset == 0
+    partition = TopicPartition(marks, 0)
+    assert destination.client.list_offsets({partition: -1})[partition].offset == 0

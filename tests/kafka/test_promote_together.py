@@ -115,9 +115,13 @@ def test_none_is_writable_where_one_of_them_cannot_be_fenced(
     first, missed = unique_topic(), unique_topic()
     mirror = mirrored(cluster_pair, destination, first, missed)
 
-    def silent(client: ClusterClient, places: Collection[TopicPartition]) -> dict[TopicPartition, FenceResult]:
-        away = {place: FenceResult(Code.NOT_LEADER_OR_FOLLOWER, None) for place in places if place.topic == missed}
-        return {**log_ends(client, places), **away}
+    def silent(client: ClusterClient, partitions: Collection[TopicPartition]) -> dict[TopicPartition, FenceResult]:
+        away = {
+            partition: FenceResult(Code.NOT_LEADER_OR_FOLLOWER, None)
+            for partition in partitions
+            if partition.topic == missed
+        }
+        return {**log_ends(client, partitions), **away}
 
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()

@@ -184,12 +184,14 @@ def test_nothing_is_deleted_when_the_comparison_finds_a_difference(
     def without_the_last(
         reading: ClusterClient,
         writing: ClusterClient,
-        place: Place,
+        partition: Place,
         archive: Place,
         ranges: Sequence[Range],
         reported: Add,
     ) -> Archived:
-        return archive_partition(reading, writing, place, archive, [(low, high - 1) for low, high in ranges], reported)
+        return archive_partition(
+            reading, writing, partition, archive, [(low, high - 1) for low, high in ranges], reported
+        )
 
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     monkeypatch.setattr(archiving, "archive_partition", without_the_last)

@@ -152,9 +152,9 @@ def test_lanes_and_state_outlive_the_tokens_they_log_in_with(
                 if record == 0:
                     wait_for_another_token(endpoint)
             assert len(local.lanes) == 1
-        place = TopicPartition(topic, 0)
+        partition = TopicPartition(topic, 0)
         with ClusterClient(client_config(properties)) as client:
-            assert client.list_offsets({place: LATEST})[place].offset == 2
+            assert client.list_offsets({partition: LATEST})[partition].offset == 2
 
 
 def wait_for_another_token(source: TokenSource) -> None:

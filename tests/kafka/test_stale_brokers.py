@@ -98,7 +98,7 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
 
 def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_brokers: SandboxCluster) -> None:
     topic = unique_topic()
-    place = TopicPartition(topic, 0)
+    topic_partition = TopicPartition(topic, 0)
     create(three_brokers.brokers[0], topic, *three_brokers.brokers[1:])
     produce(three_brokers, topic, ["1", "2", "3"])
     with client(three_brokers.brokers[0]) as asked:
@@ -108,7 +108,7 @@ def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_broke
     freeze(three_brokers, stale.node_id)
     with client(others[0]) as asked:
         wait_until(lambda: stale.node_id not in asked.metadata([topic]).brokers)
-        wait_until(lambda: asked.metadata([topic]).leader(place) is not None)
+        wait_until(lambda: asked.metadata([topic]).leader(topic_partition) is not None)
         elsewhere = ",".join(f"{broker.host}:{broker.port}" for broker in others)
         producer = Producer({"bootstrap.servers": elsewhere})
         producer.produce(topic, "4")
@@ -121,15 +121,19 @@ def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_broke
     try:
         with client(stale) as asked:
             # it answers as the leader that it was
-            assert asked.list_offsets({place: LATEST})[place].offset == 3
+            assert asked.list_offsets({topic_partition: LATEST})[topic_partition].offset == 3
             older, silent = asked.newest_metadata([topic])
             assert silent == {broker.node_id for broker in others}
-            assert older.has_replica_on(place, silent)
+            assert older.has_replica_on(topic_partition, silent)
             # who knows better is believed
-            assert newest([older, newer]).leader(place) == newer.leader(place) == newest([newer, older]).leader(place)
+            assert (
+                newest([older, newer]).leader(topic_partition)
+                == newer.leader(topic_partition)
+                == newest([newer, older]).leader(topic_partition)
+            )
             rows = [TopicResult(topic, 0, Outcome.DONE, last_mirrored_offset=3)]
             one = record(topic, older.topics[topic].topic_id)
-            found, warnings = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={place: 3}))
+            found, warnings = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={topic_partition: 3}))
             assert (found, len(warnings)) == (rows, 1)
             question = SourceEndsRequest(mirror, [one], {})
             assert question.answer().ends == {}
@@ -139,7 +143,7 @@ def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_broke
             three_brokers.signal(broker.node_id, signal.SIGCONT)
     with client(stale) as asked:
         wait_until(lambda: asked.newest_metadata([topic])[1] == frozenset())
-        found, warnings = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={place: 3}))
+        found, warnings = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={topic_partition: 3}))
         assert [(row.reason, row.lag, warnings) for row in found] == [(Reason.SOURCE_WRITTEN_AFTER_STOP, 1, [])]
 
 

@@ -47,8 +47,8 @@ def mirrored(pair: ClusterPair, destination: Destination, *topics: str, partitio
 
 
 def end_of(destination: Destination, topic: str, partition: int = 0) -> int | None:
-    place = TopicPartition(topic, partition)
-    return destination.client.list_offsets({place: LATEST}, log_end=True)[place].offset
+    topic_partition = TopicPartition(topic, partition)
+    return destination.client.list_offsets({topic_partition: LATEST}, log_end=True)[topic_partition].offset
 
 
 def test_a_failover_with_a_living_engine_and_a_live_source(cluster_pair: ClusterPair, destination: Destination) -> None:
@@ -107,21 +107,23 @@ def test_a_fence_is_found_again_after_later_writes_of_other_clients(
 ) -> None:
     topic = unique_topic()
     make_topic(cluster_pair.destination, topic)
-    place, me = TopicPartition(topic, 0), 1 << 62 | 12345
-    with OffsetAppender(destination.client, place, producer_id=me) as out:
+    partition, me = TopicPartition(topic, 0), 1 << 62 | 12345
+    with OffsetAppender(destination.client, partition, producer_id=me) as out:
         out.append([Record(0, 1, b"k", b"v")])
         out.append([Record(5, 1, b"k", b"v")])
-    assert fence(destination.client, {place: Writer(me, 0)}) == {place: FenceResult(0, 6, is_fenced=True)}
+    assert fence(destination.client, {partition: Writer(me, 0)}) == {partition: FenceResult(0, 6, is_fenced=True)}
     produce(cluster_pair.destination, topic, ["local"] * 10)
-    assert fence(destination.client, {place: Writer(me, 0, known_end=3)}) == {place: FenceResult(0, 6, is_fenced=True)}
+    assert fence(destination.client, {partition: Writer(me, 0, known_end=3)}) == {
+        partition: FenceResult(0, 6, is_fenced=True)
+    }
     assert end_of(destination, topic) == 17
     # one who wrote nothing yet is shut out as well
-    other = {place: Writer(me + 1, 0)}
-    assert fence(destination.client, other, with_record=True) == {place: FenceResult(0, 17, is_fenced=True)}
+    other = {partition: Writer(me + 1, 0)}
+    assert fence(destination.client, other, with_record=True) == {partition: FenceResult(0, 17, is_fenced=True)}
     late = make_batch([Record(18, 1, b"k", b"v")])
     set_producer(memoryview(late), me + 1, 0, 0)
     with pytest.raises(BrokerError, match="INVALID_PRODUCER_EPOCH"):
-        append_to(destination.client, place, memoryview(late))
+        append_to(destination.client, partition, memoryview(late))
 
 
 def test_remove_leaves_other_topics_alone_and_can_be_reverted(

@@ -98,9 +98,9 @@ def test_a_failed_partition_says_why_and_counts(cluster_pair: ClusterPair, desti
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
     produce(cluster_pair.source, topic, ["later"] * 550)
-    place = ClientPartition(topic, 0, 53)
+    partition = ClientPartition(topic, 0, 53)
     admin = AdminClient(properties_of(cluster_pair.source))
-    admin.delete_records([place])[place].result(30)
+    admin.delete_records([partition])[partition].result(30)
     with LocalEngine(destination, mirror):
         wait_until(lambda: describe(destination, mirror)[0].state is PartitionState.FAILED)
         for dry_run in (True, False):

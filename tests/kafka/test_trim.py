@@ -115,15 +115,15 @@ def test_many_partitions_at_once_and_each_its_answer(cluster: SandboxCluster, cl
     topic = create_topic(cluster, partitions=4)
     for index in range(3):
         filled(cluster, topic, index, end=100)
-    places = [TopicPartition(topic, index) for index in range(4)]
-    wanted = dict(zip(places, [10, 100, 101, 0], strict=True))
+    partitions = [TopicPartition(topic, index) for index in range(4)]
+    wanted = dict(zip(partitions, [10, 100, 101, 0], strict=True))
     assert delete_records(client, wanted) == {
-        places[0]: Trimmed(0, 10),
-        places[1]: Trimmed(0, 100),
-        places[2]: Trimmed(Code.OFFSET_OUT_OF_RANGE, None),
-        places[3]: Trimmed(0, 0),
+        partitions[0]: Trimmed(0, 10),
+        partitions[1]: Trimmed(0, 100),
+        partitions[2]: Trimmed(Code.OFFSET_OUT_OF_RANGE, None),
+        partitions[3]: Trimmed(0, 0),
     }
-    assert delete_records(client, {places[0]: 5}) == {places[0]: Trimmed(0, 10)}
+    assert delete_records(client, {partitions[0]: 5}) == {partitions[0]: Trimmed(0, 10)}
     missing = TopicPartition(unique_topic(), 0)
     found = delete_records(client, {missing: 5}, timeout_s=0.3)
     assert found == {missing: Trimmed(Code.UNKNOWN_TOPIC_OR_PARTITION, None)}
@@ -161,16 +161,16 @@ def test_a_compacted_topic_is_trimmed_and_its_settings_are_the_same_again(
     cluster: SandboxCluster, client: ClusterClient, own: dict[str, str]
 ) -> None:
     topic = compacted(cluster, own, partitions=2)
-    places = [TopicPartition(topic, index) for index in range(2)]
+    partitions = [TopicPartition(topic, index) for index in range(2)]
     kept = [Record(1000 + i, 1_000_000 + i, b"k%d" % i, b"v") for i in range(5)]
     for index in range(2):
         filled(cluster, topic, index, end=1000, last=kept)
-    refused = delete_records(client, dict.fromkeys(places, 1000))
+    refused = delete_records(client, dict.fromkeys(partitions, 1000))
     assert {trimmed.error_code for trimmed in refused.values()} == {POLICY_VIOLATION}
-    assert trim_compacted(client, dict.fromkeys(places, 1000)) == dict.fromkeys(places, Trimmed(0, 1000))
+    assert trim_compacted(client, dict.fromkeys(partitions, 1000)) == dict.fromkeys(partitions, Trimmed(0, 1000))
     wait_until(lambda: own_settings(cluster, topic) == own)
     assert unfinished_trims(client, [topic]) == []
-    for partition in places:
+    for partition in partitions:
         assert bounds(client, partition) == (1000, 1005)
         # with retention.ms=1 in force for a moment nothing would be left of these old records
         seen = librdkafka_records(cluster.bootstrap_servers, topic, partition.partition)

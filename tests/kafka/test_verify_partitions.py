@@ -401,9 +401,9 @@ def test_sizes_are_asked_of_the_leaders(twins: Twins) -> None:
     twins.destination.append(RECORDS)
     empty = unique_topic()
     twins.destination.admin.create_topics([NewTopic(empty, 1, 1)])[empty].result(30)
-    places = [twins.destination.partition, TopicPartition(empty, 0)]
+    partitions = [twins.destination.partition, TopicPartition(empty, 0)]
     # a leader reports a new partition once it has created its log
-    wait_until(lambda: len(partition_sizes(twins.destination.client, places)) == 2)
+    wait_until(lambda: len(partition_sizes(twins.destination.client, partitions)) == 2)
     stored = sum(path.stat().st_size for path in twins.destination.log_files())
-    assert partition_sizes(twins.destination.client, places) == dict(zip(places, (stored, 0), strict=True))
+    assert partition_sizes(twins.destination.client, partitions) == dict(zip(partitions, (stored, 0), strict=True))
     twins.destination.admin.delete_topics([empty])[empty].result(30)

@@ -76,8 +76,11 @@ def test_forks_are_searched_and_what_follows_them_is_counted(cluster_pair: Clust
     other = {n: [replace(r, value=b"other") if r.offset >= n else r for r in records] for n in range(PARTITIONS)}
     write(cluster_pair.source, topic, dict.fromkeys(range(PARTITIONS), records))
     write(cluster_pair.destination, topic, other)
-    places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-    questions = [ForkQuestion(place, place, Ends(0, LENGTH, 0, LENGTH)) for place in places]
+    topic_partitions = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    questions = [
+        ForkQuestion(topic_partition, topic_partition, Ends(0, LENGTH, 0, LENGTH))
+        for topic_partition in topic_partitions
+    ]
     source, destination = (one.client_properties() for one in (cluster_pair.source, cluster_pair.destination))
     runner, views = SparkTasks(spark), list[WorkView]()
     with Meter(views.append, "forks", "partition", PARTITIONS) as meter:
@@ -85,10 +88,15 @@ def test_forks_are_searched_and_what_follows_them_is_counted(cluster_pair: Clust
     forks = {one.question.destination.partition: one.fork for one in answers}
     assert forks == {n: Fork(n, True, n - 1 if n else None) for n in range(PARTITIONS)}
     assert (views[-1].done, views[-1].total) == (PARTITIONS, PARTITIONS)
-    wanted = [RangeToCount(place, place.partition, LENGTH, 70, 1000) for place in places]
+    wanted = [
+        RangeToCount(topic_partition, topic_partition.partition, LENGTH, 70, 1000)
+        for topic_partition in topic_partitions
+    ]
     with Meter(unwatched, "") as meter:
         found = count_records(runner, destination, wanted, meter)
-    assert found == {place: RecordCount(LENGTH - place.partition, 30) for place in places}
+    assert found == {
+        topic_partition: RecordCount(LENGTH - topic_partition.partition, 30) for topic_partition in topic_partitions
+    }
 
 
 def test_archives_are_written_and_compared_in_pieces(

@@ -125,13 +125,13 @@ def test_the_source_is_killed_and_a_frozen_engine_wakes_up_later(
 def last_known(destination: Destination, mirror: str) -> set[int]:
     """Return the partitions of which the source's end is remembered."""
     seen = last_reports(destination.state(), mirror)
-    return {place.partition for place, one in seen.items() if one.row.source_offset is not None}
+    return {topic_partition.partition for topic_partition, one in seen.items() if one.row.source_offset is not None}
 
 
 def write_locally(pair: Pair) -> int:
     """Write to every partition of the destination; return how many records."""
     producer = Producer({**properties_of(pair.destination), "acks": "all"})
-    for place in pair.partitions:
-        producer.produce(place.topic, b"local", partition=place.partition)
+    for topic_partition in pair.partitions:
+        producer.produce(topic_partition.topic, b"local", partition=topic_partition.partition)
     assert producer.flush(30) == 0
     return len(pair.partitions)

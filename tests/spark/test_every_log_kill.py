@@ -96,8 +96,8 @@ class Campaign:
                 is_written = self.written_ends() != written
             else:
                 is_written = self.written_ends() != written
-                place = next((place for place, doing in moving.items() if doing is aim), (self.large, 0))
-                self.kill_broker(way, place, engine)
+                partition = next((partition for partition, doing in moving.items() if doing is aim), (self.large, 0))
+                self.kill_broker(way, partition, engine)
             if way != SOURCE:  # those that lose their broker may not come to an end
                 writers.wait(240)
         self.hits.update((way, doing.value) for doing in under_way)
@@ -155,13 +155,13 @@ class Campaign:
             assert not wait_gone(tree.all, 10), "workers outlive their driver"
             self.engine = self.mirror.engine()
 
-    def kill_broker(self, way: str, place: Place, engine: Engine) -> None:
+    def kill_broker(self, way: str, partition: Place, engine: Engine) -> None:
         """Kill a partition's leader, start it again at once, and wait until the same engine goes on."""
         mirror = self.mirror
         if way == SOURCE:
             cluster, leader = mirror.source, mirror.source.brokers[0].node_id
         else:
-            cluster, leader = mirror.destination, mirror.leader(*place)
+            cluster, leader = mirror.destination, mirror.leader(*partition)
         cluster.kill(leader)
         killed_at = time.monotonic()
         cluster.start_broker(leader)
@@ -181,7 +181,7 @@ class Campaign:
         wait_until(lambda: self.written_ends() == self.decided_ends(), PATIENCE_S)
         mirror.copy(int(PATIENCE_S) + 120)
         for topics in ([self.large, self.written], *(helping.topics for helping in self.helpings)):
-            mirror.compare([place for place in mirror.places if place[0] in topics])
+            mirror.compare([partition for partition in mirror.places if partition[0] in topics])
         mirror.verify()
         for topic in (self.written, self.large, *self.helpings[0].built, *self.helpings[-1].late):
             assert_sound(mirror.destination, topic)

@@ -153,14 +153,14 @@ def live(
 def mirror_transactions(live: Live, transactions: int, seconds: float) -> None:
     """Mirror transactions of five producers while they are written; 30 % are aborted."""
     mirror, topic = live.mirror, live.transactions
-    before = {place: len(shown(mirror.source, *place)) for place in mirror.places if place[0] == topic}
+    before = {partition: len(shown(mirror.source, *partition)) for partition in mirror.places if partition[0] == topic}
     with TransactionWriters(mirror.source, topic, PARTITIONS, transactions, in_halves=True) as writers:
         start = bounds_of(mirror.destination, topic).end
         mirror.wait(live.engine, lambda: bounds_of(mirror.destination, topic).end > start, topics=[topic])
         written = writers.wait(seconds)
     mirror.wait_until_equal(live.engine, [topic], stable=True)
     seen = mirror.compare(list(before), with_console=True)
-    assert {place[1]: len(records) - before[place] for place, records in seen.items()} == written.kept
+    assert {partition[1]: len(records) - before[partition] for partition, records in seen.items()} == written.kept
     assert all((record.value or b"").startswith(KEPT) for records in seen.values() for record in records)
     assert written.dropped > transactions // 2
     assert_sound(mirror.destination, topic)
@@ -414,5 +414,5 @@ def test_replicas_are_identical_after_leader_changes(
         mirror.compare()
         wait_until(lambda: mirror.is_in_sync(3), 60)
         destination.stop()
-        for place in mirror.places:
-            assert replica_difference(destination, *place) is None, replica_difference(destination, *place)
+        for partition in mirror.places:
+            assert replica_difference(destination, *partition) is None, replica_difference(destination, *partition)

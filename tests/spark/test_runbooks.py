@@ -160,13 +160,13 @@ def test_from_mirrormaker(pair: ClusterPair, tmp_path: Path) -> None:
     # as MirrorMaker 2 left it: a copy that begins ten records later, and two checkpoints, of which the last counts
     make_topic(b, f"{alias}.{topic}", 1)
     produce(b, f"{alias}.{topic}", values("first")[10:])
-    place = TopicPartition(f"{alias}.{topic}", 0)
+    partition = TopicPartition(f"{alias}.{topic}", 0)
     make_topic(b, f"{alias}.checkpoints.internal", 1, cleanup_policy="compact")
     marks = Producer(properties_of(b))
     for entry in (
-        checkpoint(moved, place, 20, 10),
-        checkpoint(stays, place, 30, 20),
-        checkpoint(moved, place, 150, 140),
+        checkpoint(moved, partition, 20, 10),
+        checkpoint(stays, partition, 30, 20),
+        checkpoint(moved, partition, 150, 140),
     ):
         marks.produce(f"{alias}.checkpoints.internal", key=entry.key, value=entry.value)
     assert marks.flush(30) == 0

@@ -154,7 +154,7 @@ class Histories:
         names = {which: self.name(which) for which, _ in rows}
         assert {which for (which, _), row in rows.items() if row["state"] == "FAILED"} == FAILED
         new_id = topic_id(self.destination, names["replaced"])
-        place = {which: f"{name}-0" for which, name in names.items()}
+        partition = {which: f"{name}-0" for which, name in names.items()}
         wanted = {
             "truncated": (
                 "SOURCE_TRUNCATED",
@@ -162,18 +162,18 @@ class Histories:
             ),
             "anonymous": (
                 "DESTINATION_WRITTEN",
-                f"another client wrote to mirror topic {place['anonymous']} (20 records, from offset 1000 on, "
+                f"another client wrote to mirror topic {partition['anonymous']} (20 records, from offset 1000 on, "
                 "a producer without an id): it ends at offset 1020, and its source at 1000",
             ),
             "idempotent": (
                 "DESTINATION_WRITTEN",
-                f"another client wrote to mirror topic {place['idempotent']} (20 records, from offset 1000 on, "
+                f"another client wrote to mirror topic {partition['idempotent']} (20 records, from offset 1000 on, "
                 f"{self.writers['idempotent']}): it ends at offset 1020, and its source at 1000",
             ),
             "grown": (
                 "DESTINATION_WRITTEN",
-                f"another client wrote to mirror topic {place['grown']} (20 records, from offset 1000 on, "
-                f"{self.writers['grown']}): it differs from {place['grown']} there",
+                f"another client wrote to mirror topic {partition['grown']} (20 records, from offset 1000 on, "
+                f"{self.writers['grown']}): it differs from {partition['grown']} there",
             ),
             "replaced": (
                 "DESTINATION_TOPIC_DELETED",
@@ -190,12 +190,12 @@ class Histories:
             ),
             "early": (
                 "DESTINATION_WRITTEN",
-                f"another client wrote to mirror topic {place['early']} (7 records, from offset 0 on, "
-                f"{self.writers['early']}): it differs from {place['early']} there",
+                f"another client wrote to mirror topic {partition['early']} (7 records, from offset 0 on, "
+                f"{self.writers['early']}): it differs from {partition['early']} there",
             ),
             "early_and_alone": (
                 "DESTINATION_WRITTEN",
-                f"another client wrote to mirror topic {place['early_and_alone']} (7 records, from offset 0 on, "
+                f"another client wrote to mirror topic {partition['early_and_alone']} (7 records, from offset 0 on, "
                 "a producer without an id): it ends at offset 7, and its source at 0",
             ),
         }

@@ -29,28 +29,34 @@ from tests.support.mirrors import make_topic, new_mirror, produce, properties_of
 
 def commit(cluster: SandboxCluster, group: str, topic: str, offsets: Mapping[int, int], metadata: str = "") -> None:
     """Commit offsets for a group without members."""
-    places = [TopicPartition(topic, partition, offset, metadata) for partition, offset in offsets.items()]
+    topic_partitions = [TopicPartition(topic, partition, offset, metadata) for partition, offset in offsets.items()]
 
     with _consumer(cluster, group) as consumer:
-        done = _asked(lambda: consumer.commit(offsets=places, asynchronous=False))
-    assert not any(place.error for place in done), done
+        done = _asked(lambda: consumer.commit(offsets=topic_partitions, asynchronous=False))
+    assert not any(topic_partition.error for topic_partition in done), done
 
 
 def committed(cluster: SandboxCluster, group: str, topic: str) -> dict[int, int]:
     """Return what a group has committed for a topic, by partition."""
-    return {place.partition: place.offset for place in _committed(cluster, group, topic)}
+    return {topic_partition.partition: topic_partition.offset for topic_partition in _committed(cluster, group, topic)}
 
 
 def metadata_of(cluster: SandboxCluster, group: str) -> set[str]:
     """Return the metadata that is stored with a group's offsets."""
-    return {place.metadata or "" for place in _committed(cluster, group)}
+    return {partition.metadata or "" for partition in _committed(cluster, group)}
 
 
 def _committed(cluster: SandboxCluster, group: str, *topic: str) -> list[TopicPartition]:
     with _consumer(cluster, group) as consumer:
         topics = consumer.list_topics(*topic, timeout=30).topics
-        places = [TopicPartition(name, partition) for name, topic in topics.items() for partition in topic.partitions]
-        return [place for place in _asked(lambda: consumer.committed(places, timeout=60)) if place.offset >= 0]
+        topic_partitions = [
+            TopicPartition(name, partition) for name, topic in topics.items() for partition in topic.partitions
+        ]
+        return [
+            topic_partition
+            for topic_partition in _asked(lambda: consumer.committed(topic_partitions, timeout=60))
+            if topic_partition.offset >= 0
+        ]
 
 
 def _asked(request: Callable[[], list[TopicPartition]]) -> list[TopicPartition]:

@@ -41,7 +41,7 @@ def install(cluster: SandboxCluster, logs: Mapping[str, BuiltLog]) -> None:
     (broker.log_dir / _CLEAN_SHUTDOWN).unlink(missing_ok=True)
     cluster.start()
     expected = {topic: (log.log_start_offset, log.log_end_offset) for topic, log in logs.items()}
-    wait_until(lambda: {place.topic: found for place, found in bounds(cluster, logs).items()} == expected)
+    wait_until(lambda: {partition.topic: found for partition, found in bounds(cluster, logs).items()} == expected)
 
 
 def create_topics(cluster: SandboxCluster, settings: Mapping[str, Mapping[str, str]], partitions: int = 1) -> None:

@@ -146,7 +146,7 @@ class Journey:
     def ends(self, topics: Sequence[str], partitions: int) -> dict[tuple[str, int], int]:
         """Return where the primary's topics end for consumers of what is committed."""
         found = bounds(self.primary, topics, partitions, COMMITTED)
-        return {(place.topic, place.partition): at.end for place, at in found.items()}
+        return {(topic_partition.topic, topic_partition.partition): at.end for topic_partition, at in found.items()}
 
     def _config(self) -> str:
         file = self._folder / "primary.properties"

@@ -145,8 +145,8 @@ class Mirror:
         self, revision: int, given_up: Iterable[str] = (), taken: Iterable[Assignment] = (), *, in_doubt: bool = False
     ) -> None:
         """Send the lane a change as the engine does: release partition 0 of these topics, and copy these others too."""
-        places = tuple((self.mirror_of(topic), 0) for topic in given_up)
-        self.write(LaneChangeRecord(self.name, 0, self.lease, 1, revision, places, tuple(taken), in_doubt))
+        partitions = tuple((self.mirror_of(topic), 0) for topic in given_up)
+        self.write(LaneChangeRecord(self.name, 0, self.lease, 1, revision, partitions, tuple(taken), in_doubt))
         self.claim(revisions={0: revision})
 
     def write(self, record: StateRecord) -> None:

@@ -99,7 +99,7 @@ def snapshot(
     ]
     counters = Counters()
     counters.take(report)
-    places = {TopicPartition(one.topic, one.partition): one for one in rows}
+    partitions = {TopicPartition(one.topic, one.partition): one for one in rows}
     fields: dict[str, Any] = {
         "mirror": found.name,
         "at": AT,
@@ -111,10 +111,12 @@ def snapshot(
         "source_trouble": None,
         "source_seen_at": AT - 4,
         "source_ends": {
-            place: (AT - 3, one.source_offset) for place, one in places.items() if one.source_offset is not None
+            partition: (AT - 3, one.source_offset)
+            for partition, one in partitions.items()
+            if one.source_offset is not None
         },
-        "rows": places,
-        "reported_at": dict.fromkeys(places, AT - 1),
+        "rows": partitions,
+        "reported_at": dict.fromkeys(partitions, AT - 1),
         "lanes": engine.lanes,
         "lanes_reported_at": {0: AT - 1},
         "silent_lanes": frozenset(),

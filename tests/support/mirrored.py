@@ -156,7 +156,7 @@ class Mirrored:
 
     def _ends(self, cluster: SandboxCluster, topic: str, isolation: str = UNCOMMITTED) -> dict[TopicPartition, int]:
         found = bounds(cluster, [topic], self.topics[topic], isolation)
-        return {place: bound.end for place, bound in found.items()}
+        return {partition: bound.end for partition, bound in found.items()}
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """Return the leader of a partition at the destination."""
@@ -174,13 +174,13 @@ class Mirrored:
         return dict(admin.list_topics(timeout=30).topics)
 
     def compare(
-        self, places: Sequence[Place] | None = None, *, with_console: bool = False
+        self, partitions: Sequence[Place] | None = None, *, with_console: bool = False
     ) -> dict[Place, list[VisibleRecord]]:
         """Compare partitions (default: all) as consumers see them, and return what they see."""
-        chosen = self.places if places is None else list(places)
+        chosen = self.places if partitions is None else list(partitions)
 
-        def one(place: Place) -> list[VisibleRecord]:
-            return assert_mirrored(self.source, self.destination, *place, with_console=with_console)
+        def one(partition: Place) -> list[VisibleRecord]:
+            return assert_mirrored(self.source, self.destination, *partition, with_console=with_console)
 
         with ThreadPoolExecutor(_JVMS if with_console else _READERS) as pool:
             return dict(zip(chosen, pool.map(one, chosen), strict=True))

@@ -160,9 +160,9 @@ class Scene:
     def under_way(self, later: Scene) -> dict[Place, Doing]:
         """Return what was done between now and a later moment, and is unfinished then."""
         return {
-            place: doing
-            for place, doing in later.doing.items()
-            if self.doing.get(place) is doing and self.copies[place] != later.copies[place]
+            partition: doing
+            for partition, doing in later.doing.items()
+            if self.doing.get(partition) is doing and self.copies[partition] != later.copies[partition]
         }
 
 
@@ -170,12 +170,12 @@ def look(destination: SandboxCluster, helping: Helping, large: str, ends: Sequen
     """Read the copies of a helping and of a large topic, whose partitions' ends at the source are given."""
     copies: dict[Place, Bounds] = {}
     doing: dict[Place, Doing] = {}
-    for place, found in bounds(destination, helping.watched).items():
-        copies[place.topic, 0] = found
-        if what := helping.doing(place.topic, found):
-            doing[place.topic, 0] = what
-    for place, found in bounds(destination, [large], len(ends)).items():
-        copies[large, place.partition] = found
-        if 0 < found.end < ends[place.partition]:
-            doing[large, place.partition] = Doing.COPYING
+    for topic_partition, found in bounds(destination, helping.watched).items():
+        copies[topic_partition.topic, 0] = found
+        if what := helping.doing(topic_partition.topic, found):
+            doing[topic_partition.topic, 0] = what
+    for topic_partition, found in bounds(destination, [large], len(ends)).items():
+        copies[large, topic_partition.partition] = found
+        if 0 < found.end < ends[topic_partition.partition]:
+            doing[large, topic_partition.partition] = Doing.COPYING
     return Scene(copies, doing)

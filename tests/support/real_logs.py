@@ -62,8 +62,8 @@ def set_topic(cluster: SandboxCluster, topic: str, settings: Mapping[str, str]) 
 def delete_records(cluster: SandboxCluster, topic: str, offset: int, partition: int = 0) -> None:
     """Move a log's start to an offset."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    place = TopicPartition(topic, partition, offset)
-    admin.delete_records([place])[place].result(30)
+    topic_partition = TopicPartition(topic, partition, offset)
+    admin.delete_records([topic_partition])[topic_partition].result(30)
     assert bounds_of(cluster, topic, partition).start == offset
 
 

@@ -99,14 +99,14 @@ def report_facts(
     )
     progress = ProgressRecord("dr", 0, "L", 1, 0, "node-7", 1, NOW - 900, tuple(rows))
     state = State.of([mirror_record(), *records, stopped, rebuilt, engine, end, progress])
-    places = [TopicPartition(row.topic, row.partition) for row in rows]
+    topic_partitions = [TopicPartition(row.topic, row.partition) for row in rows]
     ends = {TopicPartition(row.topic, row.partition): row.destination_offset or 0 for row in rows}
-    here = ClusterSnapshot(NOW, log_start_offset=dict.fromkeys(places, 0), log_end_offset=ends)
+    here = ClusterSnapshot(NOW, log_start_offset=dict.fromkeys(topic_partitions, 0), log_end_offset=ends)
     there = ClusterSnapshot(
         NOW,
-        last_stable_offset=dict.fromkeys(places, 1200),
-        high_watermark=dict.fromkeys(places, 1200),
-        log_start_offset=dict.fromkeys(places, 0),
+        last_stable_offset=dict.fromkeys(topic_partitions, 1200),
+        high_watermark=dict.fromkeys(topic_partitions, 1200),
+        log_start_offset=dict.fromkeys(topic_partitions, 0),
     )
     if source_trouble_text is not None:
         there = ClusterSnapshot(NOW, trouble=UnreachableError(source_trouble_text, None, Reason.SOURCE_UNREACHABLE))

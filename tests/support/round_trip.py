@@ -99,8 +99,8 @@ def produce_batches(cluster: SandboxCluster, topic: str, values: list[str], most
 def trim(cluster: SandboxCluster, topic: str, offset: int) -> None:
     """Delete the records below, as retention does."""
     admin = AdminClient(properties_of(cluster))
-    place = TopicPartition(topic, 0, offset)
-    admin.delete_records([place])[place].result(30)
+    partition = TopicPartition(topic, 0, offset)
+    admin.delete_records([partition])[partition].result(30)
 
 
 def archives_of(done: VerbReport) -> dict[str, Any]:

@@ -56,8 +56,8 @@ class Side:
 
     def delete_records(self, topic: str, before: int) -> None:
         """Move the log start of partition 0."""
-        place = ClientPartition(topic, 0, before)
-        self.admin.delete_records([place])[place].result(30)
+        partition = ClientPartition(topic, 0, before)
+        self.admin.delete_records([partition])[partition].result(30)
 
     def delete(self, topic: str) -> None:
         """Delete a topic."""

@@ -73,8 +73,8 @@ class Side:
 
     def delete_records(self, before: int) -> None:
         """Move the log start."""
-        place = ClientPartition(*self.partition, before)
-        self.admin.delete_records([place])[place].result(30)
+        partition = ClientPartition(*self.partition, before)
+        self.admin.delete_records([partition])[partition].result(30)
 
     def log_files(self) -> list[Path]:
         """Return the partition's segment files."""

@@ -49,19 +49,19 @@ def bounds(
     cluster: SandboxCluster, topics: Iterable[str], partitions: int = 1, isolation: str = UNCOMMITTED
 ) -> dict[TopicPartition, Bounds]:
     """Ask for the start and end of partitions; ask again while their leaders change."""
-    places = [TopicPartition(topic, index) for topic in topics for index in range(partitions)]
+    topic_partitions = [TopicPartition(topic, index) for topic in topics for index in range(partitions)]
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         consumer = _consumer(cluster.bootstrap_servers, isolation)
         try:
-            found = {place: consumer.get_watermark_offsets(place, timeout=10) for place in places}
-            reported = {place: Bounds(*ends) for place, ends in found.items() if ends is not None}
-            if len(reported) == len(places):
+            found = {partition: consumer.get_watermark_offsets(partition, timeout=10) for partition in topic_partitions}
+            reported = {partition: Bounds(*ends) for partition, ends in found.items() if ends is not None}
+            if len(reported) == len(topic_partitions):
                 return reported
         except KafkaException:
             if time.monotonic() > deadline:
                 raise
-        assert time.monotonic() < deadline, f"no answer about the ends of {places}"
+        assert time.monotonic() < deadline, f"no answer about the ends of {topic_partitions}"
         _consumer.cache_clear()  # finding another leader may take a while
         time.sleep(0.1)
 

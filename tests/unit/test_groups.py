@@ -58,7 +58,7 @@ def set_to(planned: GroupPlan) -> list[int]:
 
 def test_a_group_that_is_new_here_gets_the_sources_offset_and_metadata() -> None:
     (row,) = plan(source(40, "stream time")).changes
-    assert (row.place, row.destination_offset, row.target) == (PLACE, None, Committed(40, "stream time"))
+    assert (row.topic_partition, row.destination_offset, row.target) == (PLACE, None, Committed(40, "stream time"))
 
 
 @pytest.mark.parametrize(("offset", "expected"), [(5, 10), (10, 10), (40, 40), (100, 100), (4_000, 100)])

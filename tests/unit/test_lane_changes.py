@@ -59,9 +59,9 @@ class Lane:
         *,
         in_doubt: bool = False,
     ) -> None:
-        places = tuple((one.topic, one.partition) for one in given_up)
+        partitions = tuple((one.topic, one.partition) for one in given_up)
         reported = tuple(taken)
-        self.changes.take(LaneChangeRecord("m", 0, "L", 1, revision, places, reported, in_doubt), at)
+        self.changes.take(LaneChangeRecord("m", 0, "L", 1, revision, partitions, reported, in_doubt), at)
 
     @property
     def revisions(self) -> tuple[int, int]:

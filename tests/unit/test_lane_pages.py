@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.lane_reports import ALL_SECONDS, LaneReports
 from kmirror.engine.lane.pages import COLD_SECONDS, MOST_LOOSE, PAGE_ROWS, Pages
-from kmirror.state.lane_rows import by_place
+from kmirror.state.lane_rows import by_partition
 from kmirror.state.records import LaneRowsRecord, PartitionState, ProgressRecord, ProgressRow, Record
 from kmirror.state.snapshot import State
 
 Rows = dict[TopicPartition, ProgressRow]
 
 
-def row(place: TopicPartition, offset: int) -> ProgressRow:
-    return ProgressRow(*place, offset, offset, 0, offset, None, PartitionState.MIRRORING)
+def row(partition: TopicPartition, offset: int) -> ProgressRow:
+    return ProgressRow(*partition, offset, offset, 0, offset, None, PartitionState.MIRRORING)
 
 
 def places(count: int) -> list[TopicPartition]:
@@ -24,7 +24,7 @@ def places(count: int) -> list[TopicPartition]:
 
 
 def rows(count: int, offset: int = 0) -> Rows:
-    return {place: row(place, offset) for place in places(count)}
+    return {partition: row(partition, offset) for partition in places(count)}
 
 
 class Lane:
@@ -43,8 +43,8 @@ class Lane:
 
     def look(self, changed: Rows, gone: Iterable[TopicPartition] = ()) -> list[ProgressRow]:
         """Report what changed; return the rows that the engine receives."""
-        for place in gone:
-            del self.rows[place]
+        for partition in gone:
+            del self.rows[partition]
         self.rows |= changed
         self.pages.take(changed, gone, self.at)
         return self.report()
@@ -66,13 +66,13 @@ class Lane:
         reported, is_all = self.reports.take(report, self.at)
         if is_all:
             self.heard = {}
-        self.heard |= by_place(reported.rows)
+        self.heard |= by_partition(reported.rows)
         return list(reported.rows)
 
     def read(self) -> Rows:
         """Return what a command that begins now reads."""
         (report,) = State.of(self.log.values()).progress("m")
-        return by_place(report.rows)
+        return by_partition(report.rows)
 
 
 def test_a_lane_of_few_partitions_names_all_of_them_with_each_report() -> None:
@@ -151,11 +151,11 @@ def test_a_page_that_is_not_known_to_be_stored_is_stored_again() -> None:
     pages.take(rows(2_000), (), 0.0)
     first = pages.unstored()
     assert pages.unstored() == first
-    place = next(iter(first[0]))
-    pages.take({}, [place], 1.0)
+    partition = next(iter(first[0]))
+    pages.take({}, [partition], 1.0)
     pages.stored(first)
     (again,) = pages.unstored().values()
-    assert again == {one: kept for one, kept in first[0].items() if one != place}
+    assert again == {one: kept for one, kept in first[0].items() if one != partition}
 
 
 def test_reports_and_pages_together_have_all_rows_of_the_lane() -> None:
@@ -170,7 +170,7 @@ def test_reports_and_pages_together_have_all_rows_of_the_lane() -> None:
             some = chance.choice([0, 3, 40, len(everything)])
             changed = chance.sample(everything, min(some, len(everything)))
             gone = chance.sample(here, min(chance.choice([0, 0, 5]), len(here)))
-            came = {place: row(place, chance.randrange(3)) for place in changed if place not in gone}
+            came = {partition: row(partition, chance.randrange(3)) for partition in changed if partition not in gone}
             if came.keys() - lane.rows.keys() or gone:
                 lane.revisions = (lane.revisions[0] + 1, 0)
             lane.look(came, gone)

@@ -100,7 +100,7 @@ def test_a_partition_at_rest_is_observed_when_something_has_happened_to_it(monke
     def look(*moved: PartitionCopy, partitions: list[PartitionCopy] = copies) -> list[int]:
         nonlocal clock
         clock += 1.0
-        return sorted(place.partition for place in reports.changes(list(partitions), moved).changed)
+        return sorted(topic_partition.partition for topic_partition in reports.changes(list(partitions), moved).changed)
 
     assert look() == [0, 1, 2], "the first look is at all"
     for _ in range(10):

@@ -91,7 +91,7 @@ def test_a_marker_answer_cut_off_anywhere_is_a_frame_error() -> None:
 @pytest.mark.parametrize("version", LOG_END_VERSIONS)
 def test_log_ends_are_asked_for_with_each_partitions_leader_epoch(version: int) -> None:
     epochs = {TopicPartition("t", 0): 5, TopicPartition("u", 2): -1, TopicPartition("t", 7): 0}
-    wanted = {place: (epoch, list_offsets.LATEST) for place, epoch in epochs.items()}
+    wanted = {topic_partition: (epoch, list_offsets.LATEST) for topic_partition, epoch in epochs.items()}
     data = list_offsets.request(3, version, "kmirror", wanted, replica_id=list_offsets.DEBUGGING_REPLICA)
     read = ListOffsetsRequest.decode(data, version=version, header=True, framed=True)
     assert (read.header.correlation_id, read.replica_id, read.isolation_level) == (3, -2, 0)

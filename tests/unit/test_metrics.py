@@ -70,9 +70,9 @@ def test_lag_is_summed_up_by_topic_and_the_time_lag_is_the_largest() -> None:
 def test_a_lag_that_is_not_known_is_absent_with_that_of_its_topic_and_counted() -> None:
     rows = [row(source_seen_ms=NOW_MS - 11_000), row(partition=1), row("u")]
     known = snapshot(*rows, mirror=PER_PARTITION)
-    place = next(iter(known.source_ends))
+    partition = next(iter(known.source_ends))
     # eleven seconds ago the source said where one of the partitions ends
-    found = served(replace(known, source_ends={**known.source_ends, place: (AT - 11, 100)}))
+    found = served(replace(known, source_ends={**known.source_ends, partition: (AT - 11, 100)}))
     assert value(found, "kmirror_topic_lag_offsets", mirror="m", topic="t") is None
     assert value(found, "kmirror_topic_lag_seconds", mirror="m", topic="t") is None
     assert value(found, "kmirror_topic_lag_offsets", mirror="m", topic="u") == 10

@@ -79,7 +79,7 @@ def test_nothing_of_an_older_version_is_lost_when_it_is_written_again() -> None:
 
 def test_rows_are_made_of_what_an_older_version_stored() -> None:
     rows = {(row.topic, row.partition): row for row in rows_of(State.of(older()))}
-    assert {place: row.state for place, row in rows.items()} == {
+    assert {partition: row.state for partition, row in rows.items()} == {
         ("audit", 0): PartitionState.MIRRORING,
         ("orders", 0): PartitionState.MIRRORING,
         ("orders", 1): PartitionState.MIRRORING,

@@ -189,7 +189,7 @@ def test_other_mirrors_are_ignored() -> None:
 
 
 def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_whole() -> None:
-    health, place, other = Health(0.0), TopicPartition("orders", 3), TopicPartition("pay", 0)
+    health, partition, other = Health(0.0), TopicPartition("orders", 3), TopicPartition("pay", 0)
     known = MirrorPartitions("m", [BEFORE], (), health, Journal("m", "eve"))
     record = ProgressRecord("m", 0, "L", 1, 0, "h", 1, 5_000, ())
     health.take_lane(0, 5.0, is_complete=True)
@@ -200,16 +200,16 @@ def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_w
         (row(end=50), True),
         (row(end=50)._replace(source_offset=None), False),
     ):
-        assert known.take_row(place, record, report, 5.0)
-        assert known.are_quiet is known.is_at_rest(place) is is_quiet, report
-    assert known.take_row(place, record, row(end=50)._replace(reason=Reason.AUTHENTICATION_FAILED), 5.0)
+        assert known.take_row(partition, record, report, 5.0)
+        assert known.are_quiet is known.is_at_rest(partition) is is_quiet, report
+    assert known.take_row(partition, record, row(end=50)._replace(reason=Reason.AUTHENTICATION_FAILED), 5.0)
     assert known.are_refused
     assert known.take_row(other, record, ProgressRow("pay", 0, 1, 1, 0, 1, None, PartitionState.MIRRORING), 5.0)
-    known.take_source_ends({place: 50, other: 1}, 5.0)
+    known.take_source_ends({partition: 50, other: 1}, 5.0)
     assert (known.take_changed_topics(), known.take_changed_topics()) == ({"orders", "pay"}, set())
     assert health.reported == 2
     known.forget_targets("orders")
     known.replace("orders", [BEFORE])
-    assert (set(known.rows), set(known.records), known.targets) == ({other}, {place, other}, {other: 1})
-    assert (known.are_quiet, known.are_refused, known.is_at_rest(place)) == (True, False, False)
+    assert (set(known.rows), set(known.records), known.targets) == ({other}, {partition, other}, {other: 1})
+    assert (known.are_quiet, known.are_refused, known.is_at_rest(partition)) == (True, False, False)
     assert (known.take_changed_topics(), health.reported) == ({"orders"}, 1)

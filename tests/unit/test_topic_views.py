@@ -43,7 +43,7 @@ class Known:
     def lag_as_of_ms(self, partition: TopicPartition) -> int | None:
         return 1_000 if partition in self.rows else None
 
-    def places(self) -> dict[str, list[TopicPartition]]:
+    def wanted_partitions(self) -> dict[str, list[TopicPartition]]:
         return {topic: [TopicPartition(topic, index) for index in (0, 1)] for topic in self.copied}
 
     def take_changed_topics(self) -> set[str]:

@@ -132,13 +132,13 @@ class ClusterClient:
         for connection in (*self._connections.values(), *([self._bootstrap] if self._bootstrap else [])):
             if connection.socket.fileno() >= 0 and not connection.must_be_replaced:
                 return connection
-        places = list(self.config.bootstrap_servers)
+        addresses = list(self.config.bootstrap_servers)
         if self._metadata:
-            places += [(b.host, b.port) for b in self._metadata.brokers.values()]
+            addresses += [(b.host, b.port) for b in self._metadata.brokers.values()]
         if self._bootstrap:
             self._bootstrap.close()
         first: UnreachableError | None = None
-        for host, port in dict.fromkeys(places):
+        for host, port in dict.fromkeys(addresses):
             try:
                 self._bootstrap = self._open(host, port, timeout)
             except UnreachableError as error:
@@ -369,9 +369,9 @@ class ClusterClient:
 
         def build(by_topic: dict[str, list[int]], known: ClusterMetadata) -> Exchange:
             asked = {
-                (place := TopicPartition(topic, index)): (
+                (partition := TopicPartition(topic, index)): (
                     known.topics[topic].partitions[index].leader_epoch,
-                    wanted[place],
+                    wanted[partition],
                 )
                 for topic, indexes in by_topic.items()
                 for index in indexes
@@ -381,8 +381,8 @@ class ClusterClient:
             return list_offsets.exchange(asked, replica_id, isolation_level, self.config.request_timeout_ms)
 
         def read(answers: Mapping[TopicPartition, OffsetAnswer]) -> Iterable[tuple[TopicPartition, int, OffsetAnswer]]:
-            for place, one in answers.items():
-                yield place, one.error_code, one
+            for partition, one in answers.items():
+                yield partition, one.error_code, one
 
         found = self.per_leader(wanted, build, read, metadata=metadata, timeout=timeout)
         return {p: value or OffsetAnswer(code, None, -1) for p, (code, value) in found.items()}

@@ -170,8 +170,8 @@ def folders_of(log_dir: LogDir) -> Folders:
             marked = _MOVING.fullmatch(entry.name)
             found = _FOLDER.fullmatch(marked["name"] if marked else entry.name)
             if found and entry.is_dir():
-                place = TopicPartition(found["topic"], int(found["partition"]))
-                (moving if marked else in_use).add(place)
+                partition = TopicPartition(found["topic"], int(found["partition"]))
+                (moving if marked else in_use).add(partition)
     return Folders(frozenset(in_use), frozenset(moving))
 
 

@@ -50,7 +50,7 @@ class PlannedCut:
     expected_log_end: int | None = None
 
     @property
-    def place(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Return the partition."""
         return TopicPartition(self.topic, self.partition)
 
@@ -82,7 +82,7 @@ class CutSummary:
     size_in_bytes: int
 
     @property
-    def place(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Return the partition."""
         return TopicPartition(self.topic, self.partition)
 
@@ -140,7 +140,9 @@ def survey(dirs: Sequence[LogDir], planned: Sequence[PlannedCut], watch: Watch =
             _offsets(one, RECOVERY_POINTS)
     except OSError as error:
         raise RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user") from None
-    total = sum(_bytes_to_read(one, cut) for cut in planned for one in dirs if cut.place in known[one.path].in_use)
+    total = sum(
+        _bytes_to_read(one, cut) for cut in planned for one in dirs if cut.topic_partition in known[one.path].in_use
+    )
     with Meter(watch, "reading the logs to cut", "byte", total) as meter:
         return [_surveyed(dirs, known, starts, cut, meter.add) for cut in planned]
 
@@ -152,19 +154,19 @@ def _surveyed(
     cut: PlannedCut,
     progress: Add,
 ) -> Surveyed:
-    having = [one for one in dirs if cut.place in known[one.path].in_use]
-    moving = [one for one in dirs if cut.place in known[one.path].moving]
+    having = [one for one in dirs if cut.topic_partition in known[one.path].in_use]
+    moving = [one for one in dirs if cut.topic_partition in known[one.path].moving]
     log_dir = having[0] if len(having) == 1 else None
     finding: Finding
     try:
         if len(having) > 1:
             raise RefusedError(
-                f"{cut.place} is in {having[0].path} and in {having[1].path}",
+                f"{cut.topic_partition} is in {having[0].path} and in {having[1].path}",
                 "a broker refuses to start with that too; find the older one and move it away",
             )
         if moving:
             raise RefusedError(
-                f"{cut.place} is being moved between log directories or deleted (in {moving[0].path})",
+                f"{cut.topic_partition} is being moved between log directories or deleted (in {moving[0].path})",
                 "start the broker, wait until that has finished, and stop it cleanly",
             )
         finding = _survey_log(log_dir, cut, starts[log_dir.path], progress) if log_dir else NotHere()
@@ -177,7 +179,7 @@ def _surveyed(
 
 def _bytes_to_read(log_dir: LogDir, cut: PlannedCut) -> int:
     """Return the size of the segments that a cut affects; 0 if that cannot be read."""
-    folder = log_dir.path / str(cut.place)
+    folder = log_dir.path / str(cut.topic_partition)
     try:
         logs = [file for file in segment_files(folder) if file.kind == "log"]
         affected = [file for file in logs if file.offset >= _last_kept(logs, cut.cut_offset).offset]
@@ -197,23 +199,23 @@ def _survey_log(
     log_dir: LogDir, cut: PlannedCut, starts: Mapping[TopicPartition, int], progress: Add
 ) -> PartitionCut | NothingToCut:
     """Return what the cut does to a log in this directory. Raises RefusedError and OSError."""
-    folder = log_dir.path / str(cut.place)
+    folder = log_dir.path / str(cut.topic_partition)
     _require_same_topic(log_dir, cut)
     files = segment_files(folder)
     logs = [file for file in files if file.kind == "log"]
     if not logs:
-        raise RefusedError(f"{cut.place} has no segment", RECOVER_FIRST)
-    first_offset, log_start = logs[0].offset, starts.get(cut.place)
+        raise RefusedError(f"{cut.topic_partition} has no segment", RECOVER_FIRST)
+    first_offset, log_start = logs[0].offset, starts.get(cut.topic_partition)
     if log_start is not None and log_start <= first_offset:
         # A broker keeps a start at or before the first segment only where the log continues in remote storage.
         raise RefusedError(
-            f"{cut.place} has tiered storage, or its broker did not stop cleanly",
+            f"{cut.topic_partition} has tiered storage, or its broker did not stop cleanly",
             "a tiered partition cannot be cut offline; otherwise " + RECOVER_FIRST,
         )
     log_start = first_offset if log_start is None else log_start
     if cut.cut_offset < log_start:
         raise RefusedError(
-            f"{cut.place} begins at {log_start}, after the cut at {cut.cut_offset}",
+            f"{cut.topic_partition} begins at {log_start}, after the cut at {cut.cut_offset}",
             "none of the common history is left here; recreate the topic instead",
         )
     planned = _cut_at(folder, files, cut.cut_offset, progress)
@@ -221,7 +223,8 @@ def _survey_log(
         return NothingToCut(planned.log_end_before)
     if cut.expected_log_end is not None and planned.log_end_before > cut.expected_log_end:
         raise RefusedError(
-            f"{cut.place} ends at {planned.log_end_before}; it was {cut.expected_log_end} when the plan was made",
+            f"{cut.topic_partition} ends at {planned.log_end_before}; it was {cut.expected_log_end} when the plan "
+            "was made",
             "make a new plan, so that newer records are archived too",
         )
     safe = planned
@@ -229,7 +232,8 @@ def _survey_log(
         safe = _cut_at(folder, files, min(safe.kept.open_transactions.values()))
     if safe.cut_offset < log_start:
         raise RefusedError(
-            f"{cut.place}: a transaction that is open at the cut began at {safe.cut_offset}, before the log's start",
+            f"{cut.topic_partition}: a transaction that is open at the cut began at {safe.cut_offset}, before the "
+            "log's start",
             "recreate the topic instead",
         )
     return _partition_cut(log_dir, cut, files, safe)
@@ -275,7 +279,7 @@ def _partition_cut(log_dir: LogDir, cut: PlannedCut, files: Sequence[SegmentFile
     moved += [file.name for file in reversed(files) if file.kind != "snapshot" and file.offset > last_kept.offset]
     if segment:
         moved += [file.name for file in files if file.kind in _INDEXES and file.offset == last_kept.offset]
-    epochs = log_dir.text(f"{cut.place}/{EPOCHS}")
+    epochs = log_dir.text(f"{cut.topic_partition}/{EPOCHS}")
     summary = CutSummary(
         cut.topic,
         cut.partition,
@@ -301,20 +305,20 @@ def _cut_epochs(text: str, log_end_offset: int, cut: PlannedCut) -> str:
     try:
         return cut_epochs(text, log_end_offset)
     except ValueError as error:
-        raise RefusedError(f"{cut.place}/{EPOCHS} cannot be parsed: {error}", RECOVER_FIRST) from None
+        raise RefusedError(f"{cut.topic_partition}/{EPOCHS} cannot be parsed: {error}", RECOVER_FIRST) from None
 
 
 def _require_same_topic(log_dir: LogDir, cut: PlannedCut) -> None:
-    name = f"{cut.place}/{METADATA}"
+    name = f"{cut.topic_partition}/{METADATA}"
     try:
         text = log_dir.text(name)
         topic_id = None if text is None else parse_topic_id(text)
     except ValueError as error:
         raise RefusedError(f"{name} cannot be parsed: {error}", RECOVER_FIRST) from None
     if topic_id is None:
-        raise RefusedError(f"{name} is missing: the topic id of {cut.place} is unknown", RECOVER_FIRST)
+        raise RefusedError(f"{name} is missing: the topic id of {cut.topic_partition} is unknown", RECOVER_FIRST)
     if topic_id != cut.topic_id:
         raise RefusedError(
-            f"{cut.place} has topic id {topic_id}, the plan is for {cut.topic_id}",
+            f"{cut.topic_partition} has topic id {topic_id}, the plan is for {cut.topic_id}",
             "the topic was deleted and created again; make a new plan",
         )

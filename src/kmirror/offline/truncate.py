@@ -40,7 +40,7 @@ _RUN_AGAIN = "leave the broker stopped; run the same command again to finish, or
 def require_possible(log_dir: LogDir, cuts: Sequence[PartitionCut]) -> None:
     """Refuse a cut for which there is not enough space, or no permission to write. Raises RefusedError."""
     names = [name for name in (RECOVERY_POINTS, HIGH_WATERMARKS, CLEANED) if (log_dir.path / name).exists()]
-    folders = [str(cut.summary.place) for cut in cuts]
+    folders = [str(cut.summary.topic_partition) for cut in cuts]
     for path in [log_dir.path, *(log_dir.path / name for name in (*names, *folders))]:
         if not os.access(path, os.W_OK) or os.geteuid() not in {0, path.stat().st_uid}:
             raise RefusedError(f"{path} belongs to another user", "run as the broker's user, or as root")
@@ -122,8 +122,8 @@ def remove_undone(log_dir: LogDir) -> None:
 
 
 def _changes_of(log_dir: LogDir, run: int, cuts: Sequence[PartitionCut]) -> tuple[Change, ...]:
-    ends = {cut.summary.place: cut.summary.log_end_after for cut in cuts}
-    points = {cut.summary.place: cut.recovery_point for cut in cuts}
+    ends = {cut.summary.topic_partition: cut.summary.log_end_after for cut in cuts}
+    points = {cut.summary.topic_partition: cut.recovery_point for cut in cuts}
     found: list[Change] = []
     if (log_dir.path / CLEAN_SHUTDOWN).exists():
         found.append(Move(CLEAN_SHUTDOWN, f"{OWN_PREFIX}{run}.kafka_cleanshutdown"))
@@ -131,7 +131,7 @@ def _changes_of(log_dir: LogDir, run: int, cuts: Sequence[PartitionCut]) -> tupl
     found += _lowered(log_dir, HIGH_WATERMARKS, ends)
     found += _lowered(log_dir, CLEANED, ends)
     for index, cut in enumerate(cuts):
-        folder, saved = cut.summary.place, f"{OWN_PREFIX}{run}.{index:04d}."
+        folder, saved = cut.summary.topic_partition, f"{OWN_PREFIX}{run}.{index:04d}."
         found += [Move(f"{folder}/{name}", f"{saved}{name}") for name in cut.moved]
         if one := cut.segment:
             found.append(Shorten(f"{folder}/{one.name}", f"{saved}{one.name}.end", one.kept_bytes, one.size_in_bytes))

@@ -245,12 +245,12 @@ class TopicRebuilder:
         spec = ArchiveSpec(self._properties, record.topic, rebuild.archive, record.destination_topic_id, wanted)
         saved = 0
         for outcome in archive_topic(spec, self._tasks()).outcomes:
-            place = f"{record.topic}-{outcome.partition}"
+            partition = f"{record.topic}-{outcome.partition}"
             if outcome.trouble is not None:
                 raise outcome.trouble
             if not outcome.saved or outcome.comparison is None:
                 raise KmirrorError(
-                    f"{rebuild.archive} does not hold what {place} does: {outcome.comparison}",
+                    f"{rebuild.archive} does not hold what {partition} does: {outcome.comparison}",
                     f"nothing was deleted; delete {rebuild.archive}: kmirror recreates it",
                 )
             saved += outcome.comparison.records
@@ -413,16 +413,16 @@ def _bounds(
     client: ClusterClient, topic: str, partitions: int, *, read_committed: bool = False
 ) -> dict[int, tuple[int, int]]:
     """Return log start and end of each partition: the log end offset, or with `read_committed` the last stable one."""
-    places = [TopicPartition(topic, partition) for partition in range(partitions)]
-    starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
+    topic_partitions = [TopicPartition(topic, partition) for partition in range(partitions)]
+    starts = client.list_offsets(dict.fromkeys(topic_partitions, EARLIEST))
     if read_committed:
-        ends = client.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
+        ends = client.list_offsets(dict.fromkeys(topic_partitions, LATEST), read_committed=True)
     else:
-        ends = client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
+        ends = client.list_offsets(dict.fromkeys(topic_partitions, LATEST), log_end=True)
     found = {}
-    for place in places:
-        start, end = starts[place].offset, ends[place].offset
+    for topic_partition in topic_partitions:
+        start, end = starts[topic_partition].offset, ends[topic_partition].offset
         if start is None or end is None:
-            raise UnreachableError(f"the offsets of {place} are unknown at the moment", "kmirror retries it")
-        found[place.partition] = (start, end)
+            raise UnreachableError(f"the offsets of {topic_partition} are unknown at the moment", "kmirror retries it")
+        found[topic_partition.partition] = (start, end)
     return found

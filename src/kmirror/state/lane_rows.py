@@ -22,10 +22,10 @@ def joined(report: ProgressRecord, pages: Mapping[int, LaneRowsRecord]) -> Progr
     for index in range(report.pages):
         page = pages.get(index)
         if page is not None and page.run == report.run:
-            rows |= by_place(page.rows)
-    return replace(report, rows=tuple((rows | by_place(report.rows)).values()))
+            rows |= by_partition(page.rows)
+    return replace(report, rows=tuple((rows | by_partition(report.rows)).values()))
 
 
-def by_place(rows: Iterable[ProgressRow]) -> dict[TopicPartition, ProgressRow]:
+def by_partition(rows: Iterable[ProgressRow]) -> dict[TopicPartition, ProgressRow]:
     """Return rows by their partitions."""
     return {TopicPartition(row.topic, row.partition): row for row in rows}

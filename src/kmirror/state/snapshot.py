@@ -149,8 +149,8 @@ class State:
                     others = (one for one in progress.get(record.mirror, ()) if one.lane != record.lane)
                     progress[record.mirror] = tuple(sorted((*others, record), key=lambda lane: lane.lane))
                 case LaneRowsRecord():
-                    place = record.mirror, record.lane
-                    pages[place] = {**pages.get(place, {}), record.page: record}
+                    key = record.mirror, record.lane
+                    pages[key] = {**pages.get(key, {}), record.page: record}
         return replace(self, records=records, _progress=progress, _pages=pages)
 
     @property

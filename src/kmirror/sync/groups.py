@@ -50,9 +50,9 @@ class MirroredTopics:
         topic = self.names.get(source.topic)
         return None if topic is None else TopicPartition(topic, source.partition)
 
-    def reason_to_wait(self, place: TopicPartition) -> GroupReason | None:
+    def reason_to_wait(self, partition: TopicPartition) -> GroupReason | None:
         """Return why offsets of a mirror partition must not change now."""
-        return self.waiting.get(place.topic) or self.waiting.get(place)
+        return self.waiting.get(partition.topic) or self.waiting.get(partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class OffsetPlan:
     `lacks_metadata`: the offset is right, but the commit metadata of the source is missing.
     """
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     source_offset: int
     destination_offset: int | None
     target: Committed
@@ -99,11 +99,11 @@ class GroupPlan:
 def differing_partitions(source: GroupView, destination: GroupView, topics: MirroredTopics) -> set[TopicPartition]:
     """Return the mirror partitions where the two sides differ: their log start and end must be known."""
     return {
-        place
+        partition
         for at, committed in source.committed.items()
-        if (place := topics.destination_of(at)) is not None
-        and topics.reason_to_wait(place) is None
-        and destination.committed.get(place, Committed(-1)).offset != committed.offset
+        if (partition := topics.destination_of(at)) is not None
+        and topics.reason_to_wait(partition) is None
+        and destination.committed.get(partition, Committed(-1)).offset != committed.offset
     }
 
 
@@ -119,14 +119,16 @@ def plan_group(
     """Return the plan for one group with committed offsets of mirrored topics at the source."""
     rows = []
     for at, committed in sorted(source.committed.items()):
-        place = topics.destination_of(at)
-        if place is not None:
-            found = destination.committed.get(place)
-            ours = record.ours(*place) if record else ()
-            row = OffsetPlan(place, committed.offset, found.offset if found else None, committed)
+        partition = topics.destination_of(at)
+        if partition is not None:
+            found = destination.committed.get(partition)
+            ours = record.ours(*partition) if record else ()
+            row = OffsetPlan(partition, committed.offset, found.offset if found else None, committed)
             if committed.metadata and found == Committed(committed.offset) and committed.offset in ours:
                 row = replace(row, lacks_metadata=destination.kind is source.kind and not destination.has_members)
-            rows.append(_decided(row, source, destination, topics.reason_to_wait(place), bounds.get(place), ours))
+            rows.append(
+                _decided(row, source, destination, topics.reason_to_wait(partition), bounds.get(partition), ours)
+            )
     return GroupPlan(group, destination_group, source.kind, tuple(rows), record)
 
 
@@ -176,7 +178,7 @@ def recorded(plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | N
     known = before or GroupRecord(mirror, plan.group, plan.destination_group, plan.kind.value, now_ms)
     offsets = {topic: dict(partitions) for topic, partitions in known.offsets.items()}
     for row in plan.rows:
-        topic, partition = row.place
+        topic, partition = row.topic_partition
         ours = known.ours(topic, partition)
         if row.is_change:
             here = () if row.destination_offset is None else (row.destination_offset,)
@@ -195,8 +197,8 @@ def restricted(plan: GroupPlan, allowed: MirroredTopics) -> GroupPlan:
     """Return the plan without topics that were stopped meanwhile, and with new reasons to wait."""
     names = set(allowed.names.values())
     rows = tuple(
-        row if row.reason is not None else replace(row, reason=allowed.reason_to_wait(row.place))
+        row if row.reason is not None else replace(row, reason=allowed.reason_to_wait(row.topic_partition))
         for row in plan.rows
-        if row.place.topic in names
+        if row.topic_partition.topic in names
     )
     return replace(plan, rows=rows)

@@ -67,17 +67,17 @@ def checkpoints(
     found = {}
     for group, view in groups.items():
         for at, committed in view.committed.items():
-            place = topics.destination_of(at)
-            if place is None or place not in bounds or topics.reason_to_wait(place) is not None:
+            partition = topics.destination_of(at)
+            if partition is None or partition not in bounds or topics.reason_to_wait(partition) is not None:
                 continue
-            entry = checkpoint(group, place, committed.offset, clamped(committed.offset, bounds[place]))
+            entry = checkpoint(group, partition, committed.offset, clamped(committed.offset, bounds[partition]))
             found[entry.key] = entry.value
     return found
 
 
-def checkpoint(group: str, place: TopicPartition, source_offset: int, offset: int) -> Entry:
+def checkpoint(group: str, topic_partition: TopicPartition, source_offset: int, offset: int) -> Entry:
     """Return one checkpoint, with empty metadata."""
-    key = _text(group) + _text(place.topic) + pack(">i", place.partition)
+    key = _text(group) + _text(topic_partition.topic) + pack(">i", topic_partition.partition)
     return Entry(key, _VERSION + pack(">qq", source_offset, offset) + _text(""))
 
 

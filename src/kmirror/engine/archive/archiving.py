@@ -143,17 +143,17 @@ def bytes_of(client: ClusterClient, spec: ArchiveSpec) -> dict[int, float]:
     Raises:
         UnreachableError: no broker responds.
     """
-    places = [TopicPartition(spec.topic, one.partition) for one in spec.partitions]
-    sizes = partition_sizes(client, places)
-    starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
-    ends = client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
+    partitions = [TopicPartition(spec.topic, one.partition) for one in spec.partitions]
+    sizes = partition_sizes(client, partitions)
+    starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
     found = {}
-    for place, one in zip(places, spec.partitions, strict=True):
-        start, end = starts[place].offset, ends[place].offset
+    for partition, one in zip(partitions, spec.partitions, strict=True):
+        start, end = starts[partition].offset, ends[partition].offset
         rate = (
             bytes_per_offset(None, 0)
             if start is None or end is None
-            else bytes_per_offset(sizes.get(place), end - start)
+            else bytes_per_offset(sizes.get(partition), end - start)
         )
         found[one.partition] = rate * _offsets(one.ranges)
     return found
@@ -221,13 +221,14 @@ def _still_valid(client: ClusterClient, spec: ArchiveSpec, proved: Mapping[int, 
     if not known:
         return {}
     archive_id = _id_of(client, spec.archive)
-    places = {p: TopicPartition(spec.archive, p) for p in known}
-    starts = client.list_offsets(dict.fromkeys(places.values(), EARLIEST))
-    ends = client.list_offsets(dict.fromkeys(places.values(), LATEST), log_end=True)
+    partitions = {p: TopicPartition(spec.archive, p) for p in known}
+    starts = client.list_offsets(dict.fromkeys(partitions.values(), EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(partitions.values(), LATEST), log_end=True)
     return {
         p: proof
         for p, proof in known.items()
-        if (proof.archive_id, proof.start, proof.end) == (archive_id, starts[places[p]].offset, ends[places[p]].offset)
+        if (proof.archive_id, proof.start, proof.end)
+        == (archive_id, starts[partitions[p]].offset, ends[partitions[p]].offset)
     }
 
 
@@ -319,9 +320,10 @@ def check_work_units(client: ClusterClient, spec: ArchiveSpec, slots: int) -> li
     for one in spec.partitions:
         (start, end), rate = bounds[one.partition], rates[one.partition]
         cuts = cut_offsets(start, end, round(rate * (end - start) / most))[1:]
-        places = [(at, next_original_offset(client, archives[one.partition], at, end)) for at, _ in cuts]
+        partitions = [(at, next_original_offset(client, archives[one.partition], at, end)) for at, _ in cuts]
         sized += [
-            (piece, rate * (piece.archived[1] - piece.archived[0])) for piece in pieces_of(one, (start, end), places)
+            (piece, rate * (piece.archived[1] - piece.archived[0]))
+            for piece in pieces_of(one, (start, end), partitions)
         ]
     return [CheckWorkUnit(spec, some) for some in group_by_size(sized, most)]
 

@@ -33,7 +33,7 @@ class RecordCount(NamedTuple):
 class RangeToCount:
     """A range to count; `mark` is None without a mark; `bytes_per_offset` is an estimate."""
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     low: int
     high: int
     mark: int | None
@@ -46,7 +46,7 @@ class RangeToCount:
 
 
 class _Range(NamedTuple):
-    place: TopicPartition
+    topic_partition: TopicPartition
     low: int
     high: int
     mark: int | None
@@ -77,16 +77,18 @@ def count_records(
     ]
     with closing(runner.run("count", count_work_unit, tasks, meter)) as answers:
         for answer in answers:
-            for place, counted in answer:
-                totals[place] += counted.records
-                from_mark[place] += counted.from_mark
-    return {one.place: RecordCount(totals[one.place], from_mark[one.place]) for one in known}
+            for partition, counted in answer:
+                totals[partition] += counted.records
+                from_mark[partition] += counted.from_mark
+    return {
+        one.topic_partition: RecordCount(totals[one.topic_partition], from_mark[one.topic_partition]) for one in known
+    }
 
 
 def _work_units(known: list[RangeToCount], runner: Runner, properties: Mapping[str, str]) -> Iterator[CountWorkUnit]:
     most = task_bytes(sum(one.estimated_bytes for one in known), runner.slots)
     sized = (
-        (_Range(one.place, low, high, one.mark), one.bytes_per_offset * (high - low))
+        (_Range(one.topic_partition, low, high, one.mark), one.bytes_per_offset * (high - low))
         for one in known
         for low, high in cut_offsets(one.low, one.high, round(one.estimated_bytes / most))
     )
@@ -98,7 +100,10 @@ def count_work_unit(unit: CountWorkUnit, progress: Add = unwatched) -> list[tupl
     config = client_config(unit.properties)
     with ClusterClient(config) as client, ThreadPoolExecutor(1, "read-ahead") as executor:
         return [
-            (one.place, _count(VisibleLog(client, one.place, one.low, one.high, executor), one, progress))
+            (
+                one.topic_partition,
+                _count(VisibleLog(client, one.topic_partition, one.low, one.high, executor), one, progress),
+            )
             for one in unit.ranges
         ]
 
@@ -121,6 +126,8 @@ def _count(log: VisibleLog, wanted: _Range, progress: Add) -> RecordCount:
         before, reached = reached, max(reached, min(high, header.next_offset))
         progress(reached - before)
     if log.ended_at is not None and log.ended_at < high:
-        raise UnreachableError(f"{wanted.place} cannot be read up to offset {high}", "are all its replicas in sync?")
+        raise UnreachableError(
+            f"{wanted.topic_partition} cannot be read up to offset {high}", "are all its replicas in sync?"
+        )
     progress(high - reached)
     return RecordCount(records, from_mark)

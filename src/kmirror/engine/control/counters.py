@@ -67,22 +67,22 @@ class Counters:
         self.produce_latencies = _sum(self.produce_latencies, record.produce_latencies, appends)
         for row in record.rows:
             if row.bytes_copied:
-                place = record.lane, TopicPartition(row.topic, row.partition)
-                self._take_partition(place, run, row.records_copied, row.bytes_copied)
+                key = record.lane, TopicPartition(row.topic, row.partition)
+                self._take_partition(key, run, row.records_copied, row.bytes_copied)
 
     def copy(self) -> Counters:
         """Return the sums as they are now."""
         copied = {topic: replace(found) for topic, found in self.copied.items()}
         return replace(self, copied=defaultdict(Copied, copied), _last={}, _partitions={})
 
-    def _take_partition(self, place: tuple[int, TopicPartition], run: _Run, records: int, size: int) -> None:
-        known, records_before, bytes_before = self._partitions.get(place, (run, 0, 0))
+    def _take_partition(self, key: tuple[int, TopicPartition], run: _Run, records: int, size: int) -> None:
+        known, records_before, bytes_before = self._partitions.get(key, (run, 0, 0))
         if known == run and bytes_before == size:
             return
         if known != run or bytes_before > size:
             records_before = bytes_before = 0
-        self._partitions[place] = run, records, size
-        copied = self.copied[place[1].topic]
+        self._partitions[key] = run, records, size
+        copied = self.copied[key[1].topic]
         copied.records += records - records_before
         copied.bytes += size - bytes_before
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.state.lane_rows import by_place
+from kmirror.state.lane_rows import by_partition
 from kmirror.state.records import LaneRowsRecord, LaneRun, ProgressRecord, ProgressRow
 
 _Rows = dict[TopicPartition, ProgressRow]
@@ -35,7 +35,7 @@ class _Lane:
     def take(self, report: ProgressRecord) -> _Rows:
         """Take a report; return the rows that may have changed."""
         changed: _Rows = {}
-        before, self.loose = self.loose, by_place(report.rows)
+        before, self.loose = self.loose, by_partition(report.rows)
         pages, self.read = self.read, {}
         for number, rows in pages.items():
             known = self.pages.get(number, {}) | before
@@ -70,7 +70,7 @@ class LaneReports:
     def take_page(self, page: LaneRowsRecord) -> None:
         """Take a page: the next report of its run confirms it."""
         if (lane := self._lane(page)) is not None:
-            lane.read[page.page] = by_place(page.rows)
+            lane.read[page.page] = by_partition(page.rows)
 
     def take(self, report: ProgressRecord, at: float) -> tuple[ProgressRecord, bool]:
         """Take a report; return it with only the rows that may have changed, and whether these are all rows."""

@@ -287,7 +287,9 @@ class MirrorEngine:
         return (
             targets is not None
             and all(known.reached(p) or known.failed(p) for p in targets)
-            and all(p in targets or known.failed(p) for found in self._topics.places().values() for p in found)
+            and all(
+                p in targets or known.failed(p) for found in self._topics.wanted_partitions().values() for p in found
+            )
             and not self._topics.claimed()
             and not any(self._rebuilds.is_wanted(topic) for topic in self._topics.by_name)
         )

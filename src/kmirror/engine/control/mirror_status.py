@@ -50,9 +50,9 @@ class MirrorStatus:
         #: When the engine stopped this mirror: lag and trouble stay as they were then.
         self.ended_at: float | None = None
 
-    def places(self) -> dict[str, list[TopicPartition]]:
+    def wanted_partitions(self) -> dict[str, list[TopicPartition]]:
         """Return the partitions to copy, by topic."""
-        return self._topics.places()
+        return self._topics.wanted_partitions()
 
     def row(self, partition: TopicPartition) -> ProgressRow | None:
         """Return a lane's last row on a partition."""
@@ -102,7 +102,7 @@ class MirrorStatus:
 
     def sample(self, counters: Counters) -> Sample:
         """Sum up the mirror as it is now, for its history."""
-        wanted = [partition for partitions in self.places().values() for partition in partitions]
+        wanted = [partition for partitions in self.wanted_partitions().values() for partition in partitions]
         idle = sum(self._topics.partition_count(topic) for topic in self._topics.idle())
         rows, at_ms = self._partitions.rows, now_ms()
         is_steady = self.steady_since_ms(len(wanted)) is not None

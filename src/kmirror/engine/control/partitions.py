@@ -43,11 +43,11 @@ class MirrorPartitions:
         self.targets: dict[TopicPartition, int] | None = None
         #: The destination's log ends that lanes reported to the last engine, since the partitions' records changed.
         self._known_ends = {
-            place: row.destination_offset
+            partition: row.destination_offset
             for report in sorted(progress, key=lambda one: one.time_ms)
             for row in report.rows
             if row.begun
-            and (known := self.records.get(place := TopicPartition(row.topic, row.partition)))
+            and (known := self.records.get(partition := TopicPartition(row.topic, row.partition)))
             and known.state_time_ms < report.time_ms
         }
         #: By partition, the offset at which a lane last made its log start.
@@ -116,22 +116,22 @@ class MirrorPartitions:
     def stored(self, records: Iterable[PartitionRecord]) -> None:
         """Note that a heartbeat has stored these."""
         for record in records:
-            place = TopicPartition(record.topic, record.partition)
-            if self.changed.get(place) is record:
-                del self.changed[place]
+            partition = TopicPartition(record.topic, record.partition)
+            if self.changed.get(partition) is record:
+                del self.changed[partition]
 
     def release(self, topic: TopicRecord, count: int) -> bool:
         """Record that nothing is in flight to a paused or stopped topic; return whether that changes a record."""
         has_changed = False
         for partition in range(count):
-            place = TopicPartition(topic.topic, partition)
-            before, row = self.records.get(place), self.rows.pop(place, None)
-            self._busy.discard(place)
-            self._refused.discard(place)
-            self._mark_changed(place)
+            topic_partition = TopicPartition(topic.topic, partition)
+            before, row = self.records.get(topic_partition), self.rows.pop(topic_partition, None)
+            self._busy.discard(topic_partition)
+            self._refused.discard(topic_partition)
+            self._mark_changed(topic_partition)
             record = released_record(before, topic, partition, row, now_ms())
             if record != before:
-                self.records[place] = self.changed[place] = record
+                self.records[topic_partition] = self.changed[topic_partition] = record
                 has_changed = True
         return has_changed
 
@@ -282,8 +282,8 @@ class MirrorPartitions:
 
     def _announce(self, note: str, partition: TopicPartition, result: str, **details: object) -> None:
         self._journal.note(note, _LEVELS.get(result, Level.INFO))
-        place = {"topic": partition.topic, "partition": partition.partition}
-        self._journal.record("partition", result, place | details)
+        topic_partition = {"topic": partition.topic, "partition": partition.partition}
+        self._journal.record("partition", result, topic_partition | details)
 
 
 def _keeps_what_was_lost(record: PartitionRecord | None, row: ProgressRow) -> bool:

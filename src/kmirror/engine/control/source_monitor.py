@@ -146,14 +146,14 @@ class SourceMonitor:
         topics = self._topics()
         found = source.metadata({t.source_topic for t in topics})
         require_cluster(self._source_cluster_id, found.cluster_id)
-        places = {
+        partitions = {
             TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
             for t in topics
             if _is_original_source(t, found)
             for p in range(min(t.partitions, len(found.topics[t.source_topic].partitions)))
         }
         seen_at = now()
-        return SourceReport(source_offsets=_ends(source, places, found), seen_at=seen_at)
+        return SourceReport(source_offsets=_ends(source, partitions, found), seen_at=seen_at)
 
     def _read_all(self, source: ClusterClient, destination: ClusterClient) -> SourceReport:
         topics = self._topics()
@@ -166,18 +166,18 @@ class SourceMonitor:
         }
         grown = self._grow(destination, [t for t in topics if _is_original_source(t, found)], counts)
         counts = {t.topic: grown.get(t.topic, min(counts[t.topic], t.partitions)) for t in topics if t.topic in counts}
-        places = [TopicPartition(topic, p) for topic, count in counts.items() for p in range(count)]
+        partitions = [TopicPartition(topic, p) for topic, count in counts.items() for p in range(count)]
         sources = {t.topic: t.source_topic for t in topics}
-        reported = self._reported(places)
+        reported = self._reported(partitions)
         seen_at = now()
         offsets = _ends(
-            source, {TopicPartition(sources[p.topic], p.partition): p for p in places if p not in reported}, found
+            source, {TopicPartition(sources[p.topic], p.partition): p for p in partitions if p not in reported}, found
         )
         trouble = None
         delay = self._current_settings().follow_log_start_delay_ms / 1000
         if self._current_settings().follow_log_start and seen_at - self._starts_read_at >= delay / _READS_PER_DELAY:
             same = self._ours(destination, [t for t in topics if _is_original_source(t, found)])
-            wanted = {TopicPartition(sources[p.topic], p.partition): p for p in places if p.topic in same}
+            wanted = {TopicPartition(sources[p.topic], p.partition): p for p in partitions if p.topic in same}
             starts = source.list_offsets(dict.fromkeys(wanted, EARLIEST), metadata=found)
             self._starts_read_at = seen_at
             self._log_starts.delay = delay
@@ -238,11 +238,11 @@ def _destination() -> Iterator[None]:
 
 
 def _ends(
-    source: ClusterClient, places: Mapping[TopicPartition, TopicPartition], known: ClusterMetadata
+    source: ClusterClient, partitions: Mapping[TopicPartition, TopicPartition], known: ClusterMetadata
 ) -> dict[TopicPartition, int]:
-    """Return the source's ends by destination partition; `places` maps source to destination partitions."""
-    ends = source.list_offsets(dict.fromkeys(places, LATEST), read_committed=True, metadata=known)
-    return {places[p]: answer.offset for p, answer in ends.items() if answer.offset is not None}
+    """Return the source's ends by destination partition; `partitions` maps source to destination partitions."""
+    ends = source.list_offsets(dict.fromkeys(partitions, LATEST), read_committed=True, metadata=known)
+    return {partitions[p]: answer.offset for p, answer in ends.items() if answer.offset is not None}
 
 
 def _known(error: KmirrorError | OutcomeUnknown) -> KmirrorError:

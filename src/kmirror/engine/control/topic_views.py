@@ -45,12 +45,16 @@ class TopicViews:
 
     def current(self) -> list[TopicView]:
         """Return a view of each topic that is copied, sorted by name."""
-        status, places, changed = self._status, self._status.places(), self._status.take_changed_topics()
-        since_ms = status.steady_since_ms(sum(map(len, places.values())))
+        status, topic_partitions, changed = (
+            self._status,
+            self._status.wanted_partitions(),
+            self._status.take_changed_topics(),
+        )
+        since_ms = status.steady_since_ms(sum(map(len, topic_partitions.values())))
         kept = self._views if since_ms is not None and self._was_steady else {}
         self._was_steady = since_ms is not None
         views = {}
-        for topic, partitions in places.items():
+        for topic, partitions in topic_partitions.items():
             view = kept.get(topic)
             if view is None or topic in changed or view.partitions != len(partitions):
                 view = topic_view(status, topic, partitions)

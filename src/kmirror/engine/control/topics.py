@@ -29,8 +29,8 @@ class MirrorTopics:
         self._counts: dict[str, int] = {}
         #: By released topic, the desired state and the pause for which it was released.
         self._released: dict[str, tuple[DesiredState, str | None]] = {}
-        #: By topic, its partitions; see `places`.
-        self._places: dict[str, list[TopicPartition]] = {}
+        #: By topic, its partitions; see `wanted_partitions`.
+        self._of_topic: dict[str, list[TopicPartition]] = {}
         #: Topics that may have to be released; and topics to rebuild.
         self._to_check = set(self.by_name)
         self._claimed = {topic.topic for topic in self.by_name.values() if _is_claimed(topic)}
@@ -119,14 +119,14 @@ class MirrorTopics:
         """Return the topics to rebuild."""
         return sorted(self._claimed)
 
-    def places(self) -> dict[str, list[TopicPartition]]:
+    def wanted_partitions(self) -> dict[str, list[TopicPartition]]:
         """Return the partitions that lanes should copy now, by topic."""
-        return {name: self._places_of(topic) for name, topic in self.by_name.items() if is_copied(topic)}
+        return {name: self._partitions_of(topic) for name, topic in self.by_name.items() if is_copied(topic)}
 
-    def _places_of(self, topic: TopicRecord) -> list[TopicPartition]:
-        known, count = self._places.get(topic.topic, []), self.partition_count(topic)
+    def _partitions_of(self, topic: TopicRecord) -> list[TopicPartition]:
+        known, count = self._of_topic.get(topic.topic, []), self.partition_count(topic)
         if len(known) != count:
-            known = self._places[topic.topic] = [TopicPartition(topic.topic, partition) for partition in range(count)]
+            known = self._of_topic[topic.topic] = [TopicPartition(topic.topic, partition) for partition in range(count)]
         return known
 
 

@@ -194,8 +194,8 @@ class Fills:
     def _answered(self, link: FillLink, view: memoryview) -> None:
         request, answers = link.answered(view)
         at, wall = now(), now_ms()
-        for place, partition in request.partitions.items():
-            code, log_end = answers[place]
+        for topic_partition, partition in request.partitions.items():
+            code, log_end = answers[topic_partition]
             if request.is_log_end:
                 partition.log_end_seen(code, log_end, at)
             else:
@@ -277,8 +277,8 @@ class Fills:
         self._to_trim.clear()
 
         def trimmed(troubles: Mapping[TopicPartition, Trouble | None], at: float) -> None:
-            for place, partition in partitions.items():
-                partition.trimmed(troubles.get(place), at)
+            for topic_partition, partition in partitions.items():
+                partition.trimmed(troubles.get(topic_partition), at)
 
         self._background_requests.trim(offsets, lambda troubles: self._post(lambda at: trimmed(troubles, at)))
 

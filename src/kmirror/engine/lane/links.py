@@ -196,10 +196,10 @@ class FillLink:
         if request.is_log_end:
             ends, throttle_time_ms = list_offsets.answer(view, self._log_end_version)
             self.stream.connection.note_throttle(throttle_time_ms)
-            found = {place: (end.error_code, end.offset) for place, end in ends.items()}
+            found = {partition: (end.error_code, end.offset) for partition, end in ends.items()}
         else:
             codes = markers.answer(view, self._marker_version)
-            found = {TopicPartition(*place): (code, None) for place, code in codes.items()}
+            found = {TopicPartition(*partition): (code, None) for partition, code in codes.items()}
         if not request.partitions.keys() <= found.keys():
             raise FrameError(f"{self.stream.connection.address} responded for different partitions")
         self.in_flight.popleft()

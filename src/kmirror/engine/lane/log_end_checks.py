@@ -43,9 +43,13 @@ class LogEndChecks:
 
         def seen(ends: Mapping[TopicPartition, int | None], now: float) -> None:
             self._is_under_way = False
-            for place, (partition, expected) in idle.items():
-                if place in ends and ends[place] != expected and partition.progress.acknowledged == expected:
-                    _report_moved(partition, expected, ends[place], now)
+            for topic_partition, (partition, expected) in idle.items():
+                if (
+                    topic_partition in ends
+                    and ends[topic_partition] != expected
+                    and partition.progress.acknowledged == expected
+                ):
+                    _report_moved(partition, expected, ends[topic_partition], now)
 
         self._background_requests.read_log_ends(list(idle), lambda ends: self._post(lambda now: seen(ends, now)))
 

@@ -113,18 +113,20 @@ class Reports:
             copies = {partition.assignment.destination: partition for partition in partitions}
         if is_same and may_rest and touched is not None:
             some = self._unsettled.union(touched)
-            observed = {place: one for one in some if copies.get(place := one.assignment.destination) is one}
+            observed = {
+                topic_partition: one for one in some if copies.get(topic_partition := one.assignment.destination) is one
+            }
         else:
             observed = copies
         changed: dict[TopicPartition, ProgressRow] = {}
-        for place, partition in observed.items():
+        for topic_partition, partition in observed.items():
             before, fingerprint = known.get(partition), _fingerprint_of(partition)
             if may_rest and before is not None and before.is_settled and before.fingerprint == fingerprint:
                 continue
             now_known = known[partition] = self._observe(partition, before, fingerprint, at)
             (self._unsettled.discard if now_known.is_settled else self._unsettled.add)(partition)
-            if before is None or before.row != now_known.row or self._copies.get(place) is not partition:
-                changed[place] = now_known.row
+            if before is None or before.row != now_known.row or self._copies.get(topic_partition) is not partition:
+                changed[topic_partition] = now_known.row
         gone = frozenset(() if is_same else self._copies.keys() - copies.keys())
         if len(known) > len(copies):
             current = set(copies.values())

@@ -147,11 +147,11 @@ def _protect(destination: Destination, work: AddWork) -> None:
     if adopted:
         with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
             still_open = settle(destination, adopted, _TRANSACTIONS_S)
-        for place, producers in sorted(still_open.items()):
+        for topic_partition, producers in sorted(still_open.items()):
             ids = ", ".join(str(producer.producer_id) for producer in producers)
             work.warnings.append(
-                f"a transaction of producer id {ids} is open in {place}: if it writes more, the partition FAILS with "
-                "DESTINATION_WRITTEN"
+                f"a transaction of producer id {ids} is open in {topic_partition}: if it writes more, the partition "
+                "FAILS with DESTINATION_WRITTEN"
             )
 
 

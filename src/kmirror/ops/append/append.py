@@ -50,12 +50,12 @@ def append(destination: Destination, file: str, *, dry_run: bool = False) -> Ver
     spans = spans_of(file, _lines(file))
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         refusals, warnings = _check(destination, spans)
-        good = {place: span for place, span in spans.items() if place not in refusals}
+        good = {partition: span for partition, span in spans.items() if partition not in refusals}
         with _pipeline(destination) as out:
-            for place, span in good.items():
-                refusal = _misplaced(out, place, span)
+            for partition, span in good.items():
+                refusal = _misplaced(out, partition, span)
                 if refusal is not None:
-                    refusals[place] = refusal
+                    refusals[partition] = refusal
     if refusals:
         return VerbResult.of(_VERB, "", _refused(spans, refusals), dry_run=dry_run, warnings=warnings)
     if dry_run:
@@ -79,20 +79,24 @@ def _pipeline(destination: Destination) -> AppendPipeline:
 
 def _check(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]:
     """Return the partitions that may not be written to, and warnings."""
-    names = sorted({place.topic for place in spans})
+    names = sorted({topic_partition.topic for topic_partition in spans})
     found = destination.client.metadata(names).topics
     refusals: Refusals = {}
-    for place in spans:
-        topic = found.get(place.topic)
+    for topic_partition in spans:
+        topic = found.get(topic_partition.topic)
         code = topic.error_code if topic else 0
-        if place.topic.startswith(OWN_TOPICS) or (topic is not None and topic.is_internal):
-            refusals[place] = RefusedError(f"{place.topic} is an internal topic", "append does not write to these")
+        if topic_partition.topic.startswith(OWN_TOPICS) or (topic is not None and topic.is_internal):
+            refusals[topic_partition] = RefusedError(
+                f"{topic_partition.topic} is an internal topic", "append does not write to these"
+            )
         elif topic is None or code:
             why = code_name(code) if code else "not in the broker's metadata"
-            refusals[place] = RefusedError(f"{place}: {why}", "check the name; append creates no topics")
-        elif place.partition not in topic.partitions:
-            refusals[place] = RefusedError(
-                f"{place.topic} has no partition {place.partition}, only {len(topic.partitions)}",
+            refusals[topic_partition] = RefusedError(
+                f"{topic_partition}: {why}", "check the name; append creates no topics"
+            )
+        elif topic_partition.partition not in topic.partitions:
+            refusals[topic_partition] = RefusedError(
+                f"{topic_partition.topic} has no partition {topic_partition.partition}, only {len(topic.partitions)}",
                 "correct the file, or add partitions with kafka-topics",
             )
     state = destination.state()
@@ -104,9 +108,11 @@ def _check(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]
     }
     for topic_record in mirrored.values():
         errors = _not_writable(destination, state, topic_record)
-        for place in spans:
-            if place.topic == topic_record.topic and (error := errors.get(place.partition, errors.get(None))):
-                refusals.setdefault(place, error)
+        for topic_partition in spans:
+            if topic_partition.topic == topic_record.topic and (
+                error := errors.get(topic_partition.partition, errors.get(None))
+            ):
+                refusals.setdefault(topic_partition, error)
     warnings = [
         f"{name} is a topic of mirror {topic.mirror}: the appended records must be those of its source at these"
         f" offsets, or copying it will fail with {Reason.DESTINATION_WRITTEN}"
@@ -137,10 +143,10 @@ def _not_writable(destination: Destination, state: State, topic: TopicRecord) ->
     }
 
 
-def _misplaced(out: AppendPipeline, place: TopicPartition, span: Span) -> KmirrorError | None:
+def _misplaced(out: AppendPipeline, partition: TopicPartition, span: Span) -> KmirrorError | None:
     """Return why records do not belong at the end of a partition, None if they do."""
     try:
-        end = out.log_end_offset(place)
+        end = out.log_end_offset(partition)
     except OutcomeUnknown:
         raise
     except KmirrorError as error:
@@ -152,54 +158,56 @@ def _misplaced(out: AppendPipeline, place: TopicPartition, span: Span) -> Kmirro
         if span.start < end
         else f"the log lacks offsets {end} to {span.start - 1}: add their records to the file"
     )
-    return RefusedError(f"{place} ends at offset {end}, but the file begins at offset {span.start}", hint)
+    return RefusedError(f"{partition} ends at offset {end}, but the file begins at offset {span.start}", hint)
 
 
 def _refused(spans: Spans, refusals: Refusals) -> Iterator[TopicResult]:
-    for place in sorted(spans):
-        error = refusals.get(place)
+    for topic_partition in sorted(spans):
+        error = refusals.get(topic_partition)
         if error is None:
-            message, reason, hint = f"{place} was not written: other partitions are refused", None, None
+            message, reason, hint = f"{topic_partition} was not written: other partitions are refused", None, None
         else:
             message, reason, hint = error.message, error.reason, error.hint
-        yield TopicResult(place.topic, place.partition, Outcome.REFUSED, message, reason, hint=hint)
+        yield TopicResult(topic_partition.topic, topic_partition.partition, Outcome.REFUSED, message, reason, hint=hint)
 
 
 def _append(destination: Destination, file: str, spans: Spans) -> list[TopicResult]:
-    under_way: dict[TopicPartition, deque[Appending]] = {place: deque() for place in spans}
+    under_way: dict[TopicPartition, deque[Appending]] = {partition: deque() for partition in spans}
     failed: dict[TopicPartition, Exception] = {}
-    ends = {place: span.start for place, span in spans.items()}
+    ends = {partition: span.start for partition, span in spans.items()}
 
-    def collect(place: TopicPartition) -> None:
+    def collect(partition: TopicPartition) -> None:
         """Collect the results of finished appends, in order."""
-        waiting = under_way[place]
+        waiting = under_way[partition]
         while waiting and waiting[0].done():
             one = waiting.popleft()
             error = one.exception()
             if error is None:
-                ends[place] = one.next_offset
+                ends[partition] = one.next_offset
             else:
-                failed.setdefault(place, error)
+                failed.setdefault(partition, error)
 
     expected = dict(ends)
     # the append that failed has the error that stopped its partition
     with suppress(AppendStoppedError), _pipeline(destination) as out:
-        for place, span in spans.items():
-            if (refusal := _misplaced(out, place, span)) is not None:
-                failed[place] = refusal
-        for place, record in _lines(file):
-            if place in failed:
+        for partition, span in spans.items():
+            if (refusal := _misplaced(out, partition, span)) is not None:
+                failed[partition] = refusal
+        for partition, record in _lines(file):
+            if partition in failed:
                 continue
-            if record.offset != expected.get(place):
-                failed[place] = UsageError(f"{file} was changed after it was checked", "run the command again")
+            if record.offset != expected.get(partition):
+                failed[partition] = UsageError(f"{file} was changed after it was checked", "run the command again")
                 continue
-            expected[place] = record.offset + 1
+            expected[partition] = record.offset + 1
             with suppress(AppendStoppedError):
-                under_way[place].append(out.append(place, [record]))
-            collect(place)
-    for place in spans:
-        collect(place)
-    return [_ended(place, span, ends[place], failed.get(place)) for place, span in sorted(spans.items())]
+                under_way[partition].append(out.append(partition, [record]))
+            collect(partition)
+    for partition in spans:
+        collect(partition)
+    return [
+        _ended(partition, span, ends[partition], failed.get(partition)) for partition, span in sorted(spans.items())
+    ]
 
 
 def _note(destination: Destination, rows: list[TopicResult]) -> Iterator[str]:
@@ -223,28 +231,28 @@ def _record_event(destination: Destination, event: Event) -> None:
     change(destination, event.mirror, lambda _: Changes((), (), (event,)))
 
 
-def _ended(place: TopicPartition, span: Span, end: int, error: Exception | None) -> TopicResult:
+def _ended(topic_partition: TopicPartition, span: Span, end: int, error: Exception | None) -> TopicResult:
     if error is None and end == span.end:
-        return _row(place, span, "are")
+        return _row(topic_partition, span, "are")
     done = f"{counted(end - span.start, 'record')} of {span.end - span.start:,} appended"
     if error is None or isinstance(error, OutcomeUnknown):
-        message = f"{place}: {done}; whether more were appended is unknown: {error or 'no answer'}"
+        message = f"{topic_partition}: {done}; whether more were appended is unknown: {error or 'no answer'}"
         hint = "check where the log ends, remove the records that exist from the file, and run the command again"
-        return TopicResult(place.topic, place.partition, Outcome.FAILED, message, hint=hint)
+        return TopicResult(topic_partition.topic, topic_partition.partition, Outcome.FAILED, message, hint=hint)
     why = as_kmirror_error(error)
     hint = f"{why.hint or 'correct the cause'}; remove the records below offset {end} and run the command again"
-    message = f"{place}: {done}: {why.message}"
-    return TopicResult(place.topic, place.partition, Outcome.FAILED, message, why.reason, hint=hint)
+    message = f"{topic_partition}: {done}: {why.message}"
+    return TopicResult(topic_partition.topic, topic_partition.partition, Outcome.FAILED, message, why.reason, hint=hint)
 
 
 def _done(spans: Spans, word: str) -> list[TopicResult]:
-    return [_row(place, span, word) for place, span in sorted(spans.items())]
+    return [_row(partition, span, word) for partition, span in sorted(spans.items())]
 
 
-def _row(place: TopicPartition, span: Span, word: str) -> TopicResult:
+def _row(topic_partition: TopicPartition, span: Span, word: str) -> TopicResult:
     count = span.end - span.start
     if word == "are":
         word = "is" if count == 1 else "are"
     where = f"offset {span.start}" if count == 1 else f"offsets {span.start} to {span.end - 1}"
     message = f"{counted(count, 'record')} {word} appended at {where}"
-    return TopicResult(place.topic, place.partition, Outcome.DONE, message)
+    return TopicResult(topic_partition.topic, topic_partition.partition, Outcome.DONE, message)

@@ -29,7 +29,7 @@ _LARGEST = 2**63 - 1
 class Line(NamedTuple):
     """One record of the file, and its partition."""
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     record: Record
 
 
@@ -64,14 +64,14 @@ def spans_of(name: str, lines: Iterable[Line]) -> dict[TopicPartition, Span]:
         UsageError: the file has no records, or those of a partition are not at consecutive offsets.
     """
     spans: dict[TopicPartition, Span] = {}
-    for place, record in lines:
-        before = spans.get(place)
+    for partition, record in lines:
+        before = spans.get(partition)
         if before is not None and record.offset != before.end:
             raise UsageError(
-                f"{name}: {place} has offset {record.offset} after offset {before.end - 1}",
+                f"{name}: {partition} has offset {record.offset} after offset {before.end - 1}",
                 "sort the lines of a partition by offset, without gaps or duplicates",
             )
-        spans[place] = Span(before.start if before else record.offset, record.offset + 1)
+        spans[partition] = Span(before.start if before else record.offset, record.offset + 1)
     if not spans:
         raise UsageError(f"{name} has no records", "write one JSON object per line")
     return spans

@@ -91,7 +91,7 @@ def _adopt_groups(run: FailbackRun) -> str | None:
     if not topics:
         return None
     _add_partitions(run.destination, topics)
-    limits = {divergence.place: divergence.shared_end for one in topics for divergence in one.divergences}
+    limits = {divergence.topic_partition: divergence.shared_end for one in topics for divergence in one.divergences}
     run.groups += adopt_offsets(run.destination, run.mirror.name, run.settings, limits)
     return "groups taken over"
 
@@ -149,13 +149,15 @@ def _record_difference(run: FailbackRun, one: TopicComparison) -> None:
 
 def _differences(run: FailbackRun, topic: TopicComparison) -> dict[int, int]:
     """Compare a topic's partitions in full; return the first difference of each."""
-    places = [one.place for one in topic.divergences]
+    topic_partitions = [one.topic_partition for one in topic.divergences]
     with source_client(run.mirror.source) as there:
-        comparison = PartitionPairs.read(there, run.destination.client, [(place, place) for place in places])
+        comparison = PartitionPairs.read(
+            there, run.destination.client, [(topic_partition, topic_partition) for topic_partition in topic_partitions]
+        )
         plan = comparison.plan(run.bulk, run.mirror.source, run.destination.properties)
         what = f"searching for all differences of {topic.topic}"
         verdicts = compare_as_planned(run.bulk, plan, what, run.watch)
-    found = {place.partition: verdict.first_difference for place, verdict in verdicts.items()}
+    found = {topic_partition.partition: verdict.first_difference for topic_partition, verdict in verdicts.items()}
     return {partition: difference.offset for partition, difference in found.items() if difference is not None}
 
 

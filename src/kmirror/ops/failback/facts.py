@@ -77,7 +77,7 @@ class TopicComparison:
     @property
     def ends(self) -> dict[int, int]:
         """Where the logs here ended when they were compared, by partition."""
-        return {one.place.partition: one.logs.here_end for one in self.divergences}
+        return {one.topic_partition.partition: one.logs.here_end for one in self.divergences}
 
 
 def new_primary(
@@ -160,11 +160,11 @@ def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata]
 
     Raises RefusedError: names the groups, or the partitions.
     """
-    places = partitions_of(topics.values())
-    if not places:
+    partitions = partitions_of(topics.values())
+    if not partitions:
         return
     ask = destination.client.list_offsets
-    before = ask(dict.fromkeys(places, LATEST), log_end=True)
+    before = ask(dict.fromkeys(partitions, LATEST), log_end=True)
     began = time.monotonic()
     groups = live_groups(destination, topics)
     if groups:
@@ -180,15 +180,15 @@ def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata]
             f"--group {shlex.quote(groups[0].group)}",
         )
     time.sleep(max(0.0, watch_s - (time.monotonic() - began)))
-    after = ask(dict.fromkeys(places, LATEST), log_end=True)
-    moved = [str(place) for place in places if before[place].offset != after[place].offset]
+    after = ask(dict.fromkeys(partitions, LATEST), log_end=True)
+    moved = [str(partition) for partition in partitions if before[partition].offset != after[partition].offset]
     if moved:
         raise RefusedError(
             f"another client writes to {_some(moved)} here: the log end moved within {watch_s:g} s",
             "stop the producers, or move them to the new primary, and run the same command again",
         )
-    stable = ask(dict.fromkeys(places, LATEST), read_committed=True)
-    hidden = [str(place) for place in places if stable[place].offset != after[place].offset]
+    stable = ask(dict.fromkeys(partitions, LATEST), read_committed=True)
+    hidden = [str(partition) for partition in partitions if stable[partition].offset != after[partition].offset]
     if hidden:
         raise RefusedError(
             f"{_some(hidden)} here has records that consumers cannot read yet: a transaction is open, or too few "
@@ -227,14 +227,21 @@ def compare_topics(
     stored, warnings = _stored_records(primary, mirror, there, existing)
     pairs = {name: (existing[name], there[name]) for name in existing}
     logs = _logs(destination, primary, pairs, stored, differences)
-    both = [one for place, one in logs.items() if place.partition in pairs[place.topic][1].partitions]
+    both = [
+        one
+        for topic_partition, one in logs.items()
+        if topic_partition.partition in pairs[topic_partition.topic][1].partitions
+    ]
     forks = _forks(destination, primary, both, differences, bulk, watch)
     counted_records = _count(destination, list(logs.values()), forks, bulk, watch)
     comparisons = []
     for name in topics:
         own = existing.get(name)
-        places = [] if own is None else partitions_of([own])
-        found = [_divergence(logs[place], forks, counted_records.get(place, RecordCount())) for place in places]
+        topic_partitions = [] if own is None else partitions_of([own])
+        found = [
+            _divergence(logs[topic_partition], forks, counted_records.get(topic_partition, RecordCount()))
+            for topic_partition in topic_partitions
+        ]
         comparisons.append(TopicComparison(name, own, there[name], tuple(found)))
     return comparisons, warnings
 
@@ -271,42 +278,46 @@ def _logs(
     differences: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, Logs]:
     ours = partitions_of(here for here, _ in pairs.values())
-    both = [place for place in ours if place.partition in pairs[place.topic][1].partitions]
+    both = [
+        topic_partition
+        for topic_partition in ours
+        if topic_partition.partition in pairs[topic_partition.topic][1].partitions
+    ]
     starts, ends = _bounds(destination.client, ours, "here")
     with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
         there_starts, there_ends = _bounds(primary.client, both, "at the new primary")
     logs = {}
-    for place in ours:
-        known = stored.get(place)
-        logs[place] = Logs(
-            place,
-            starts[place],
-            ends[place],
-            there_starts.get(place, 0),
-            there_ends.get(place, 0),
+    for topic_partition in ours:
+        known = stored.get(topic_partition)
+        logs[topic_partition] = Logs(
+            topic_partition,
+            starts[topic_partition],
+            ends[topic_partition],
+            there_starts.get(topic_partition, 0),
+            there_ends.get(topic_partition, 0),
             known.last_mirrored_offset if known else None,
             known.last_mirrored_epoch if known else None,
-            differences.get(place),
+            differences.get(topic_partition),
         )
     return logs
 
 
 def _bounds(
-    client: ClusterClient, places: Sequence[TopicPartition], where: str
+    client: ClusterClient, partitions: Sequence[TopicPartition], where: str
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return log starts and last stable offsets."""
-    starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
-    ends = client.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
+    starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(partitions, LATEST), read_committed=True)
     found: tuple[dict[TopicPartition, int], dict[TopicPartition, int]] = ({}, {})
-    for place in places:
-        start, end = starts[place], ends[place]
+    for partition in partitions:
+        start, end = starts[partition], ends[partition]
         if start.offset is None or end.offset is None:
             code = start.error_code or end.error_code
             raise UnreachableError(
-                f"cannot look up the log start and end of {place} {where}: {code_name(code)}",
+                f"cannot look up the log start and end of {partition} {where}: {code_name(code)}",
                 "try again once it has a leader",
             )
-        found[0][place], found[1][place] = start.offset, end.offset
+        found[0][partition], found[1][partition] = start.offset, end.offset
     return found
 
 
@@ -320,10 +331,10 @@ def _forks(
 ) -> dict[TopicPartition, Fork]:
     questions = [
         ForkQuestion(
-            one.place,
-            one.place,
+            one.topic_partition,
+            one.topic_partition,
             Ends(one.there_start, one.there_end, one.here_start, one.here_end),
-            differences.get(one.place, one.last_mirrored_offset),
+            differences.get(one.topic_partition, one.last_mirrored_offset),
         )
         for one in logs
     ]
@@ -332,14 +343,14 @@ def _forks(
     found = {}
     with Meter(watch, f"searching for the forks {bulk.place(where)}", "partition", len(questions)) as meter:
         for answer in find_forks(runner, "forks", questions, primary.properties, destination.properties, meter):
-            place = answer.question.destination
+            partition = answer.question.destination
             if answer.fork is None:
                 side = "here" if answer.troubled_side == "destination" else "at the new primary"
                 trouble = answer.trouble or KmirrorError("the search has failed")
                 kind = UnreachableError if isinstance(trouble, UnreachableError) else RefusedError
-                message = f"cannot find the fork of {place}, {side}: {trouble.message}"
+                message = f"cannot find the fork of {partition}, {side}: {trouble.message}"
                 raise kind(message, trouble.hint, trouble.reason)
-            found[place] = answer.fork
+            found[partition] = answer.fork
     return found
 
 
@@ -347,14 +358,14 @@ def _count(
     destination: Destination, logs: Sequence[Logs], forks: Mapping[TopicPartition, Fork], bulk: Bulk, watch: Watch
 ) -> dict[TopicPartition, RecordCount]:
     """Count the visible records here after the forks."""
-    sizes = partition_sizes(destination.client, [one.place for one in logs]) if logs else {}
+    sizes = partition_sizes(destination.client, [one.topic_partition for one in logs]) if logs else {}
     wanted = [
         RangeToCount(
-            one.place,
-            shared_end(one, forks[one.place]) if one.place in forks else one.here_start,
+            one.topic_partition,
+            shared_end(one, forks[one.topic_partition]) if one.topic_partition in forks else one.here_start,
             one.here_end,
-            one.last_mirrored_offset if one.place in forks else None,
-            bytes_per_offset(sizes.get(one.place), one.here_end - one.here_start),
+            one.last_mirrored_offset if one.topic_partition in forks else None,
+            bytes_per_offset(sizes.get(one.topic_partition), one.here_end - one.here_start),
         )
         for one in logs
     ]
@@ -367,7 +378,7 @@ def _count(
 
 
 def _divergence(logs: Logs, forks: Mapping[TopicPartition, Fork], counted: RecordCount) -> Divergence:
-    fork = forks.get(logs.place)
+    fork = forks.get(logs.topic_partition)
     if fork is None:
         return divergence_of_extra_partition(logs, counted.records)
     return divergence(logs, fork, counted.records, None if logs.last_mirrored_offset is None else counted.from_mark)

@@ -31,7 +31,7 @@ class Logs:
     `differs_at` is where an earlier full comparison has found a difference.
     """
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     here_start: int
     here_end: int
     there_start: int
@@ -59,9 +59,9 @@ class Divergence:
     notes: tuple[str, ...] = ()
 
     @property
-    def place(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """The partition."""
-        return self.logs.place
+        return self.logs.topic_partition
 
     @property
     def offsets_to_copy(self) -> int:
@@ -70,7 +70,7 @@ class Divergence:
 
     def __str__(self) -> str:
         logs = self.logs
-        at = f"{self.place}: the two logs are the same up to offset {self.shared_end}"
+        at = f"{self.topic_partition}: the two logs are the same up to offset {self.shared_end}"
         if not self.diverges:
             return f"{at}, where this one ends; {counted(self.offsets_to_copy, 'offset')} to copy"
         what = f"{counted(self.records, 'record')} after it, up to {logs.here_end}"
@@ -90,8 +90,8 @@ class KnownFork:
 
 _UNKEPT = "the new primary has no record of it"
 FORK: tuple[Column[KnownFork], ...] = (
-    Column("topic", TEXT, "the topic", lambda fork: fork.divergence.place.topic),
-    Column("partition", COUNT, "the partition", lambda fork: fork.divergence.place.partition),
+    Column("topic", TEXT, "the topic", lambda fork: fork.divergence.topic_partition.topic),
+    Column("partition", COUNT, "the partition", lambda fork: fork.divergence.topic_partition.partition),
     Column("sharedEnd", END, "up to where the two logs are the same", lambda fork: fork.divergence.shared_end),
     Column("recordsBeyond", COUNT, "records after it in the log here", lambda fork: fork.divergence.records),
     Column(

@@ -61,7 +61,7 @@ def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveG
     alive = {name: one.kind for name, one in groups.listed().items() if one.has_members}
     found: defaultdict[str, set[str]] = defaultdict(set)
     for name, offsets in _committed(groups, {n: k for n, k in alive.items() if k is not GroupKind.OTHER}).items():
-        found[name] |= {place.topic for place in offsets if place.topic in topics}
+        found[name] |= {partition.topic for partition in offsets if partition.topic in topics}
     described = _described(destination, [n for n, k in alive.items() if k is GroupKind.CONSUMER])
     for name, (_, assigned) in described.items():
         found[name] |= assigned & set(topics)
@@ -80,7 +80,7 @@ def committed_offsets(destination: Destination, topics: Collection[str]) -> Comm
     groups = ClusterGroups(destination.client)
     kinds = {name: one.kind for name, one in groups.listed().items() if one.kind is not GroupKind.OTHER}
     found = {
-        group: {place: one for place, one in offsets.items() if place.topic in topics}
+        group: {partition: one for partition, one in offsets.items() if partition.topic in topics}
         for group, offsets in _committed(groups, kinds).items()
     }
     return {group: offsets for group, offsets in found.items() if offsets}
@@ -93,12 +93,12 @@ def adopt_offsets(
 
     Raises UnreachableError: the cluster does not answer.
     """
-    present = committed_offsets(destination, {place.topic for place in limits})
+    present = committed_offsets(destination, {partition.topic for partition in limits})
     wanted = {
         group: {
-            place: one._replace(offset=min(one.offset, limits[place]))
-            for place, one in offsets.items()
-            if place in limits
+            partition: one._replace(offset=min(one.offset, limits[partition]))
+            for partition, one in offsets.items()
+            if partition in limits
         }
         for group, offsets in present.items()
     }
@@ -120,11 +120,11 @@ def restore_offsets(
     present = committed_offsets(destination, {topic})
     wanted: CommittedOffsets = {}
     for group, offsets in before.items():
-        places = {TopicPartition(topic, p): offset for p, offset in offsets.items()}
+        partitions = {TopicPartition(topic, p): offset for p, offset in offsets.items()}
         wanted[group] = {
-            place: Committed(min(offset, limits[place]))
-            for place, offset in places.items()
-            if place in limits and place not in present.get(group, {})
+            partition: Committed(min(offset, limits[partition]))
+            for partition, offset in partitions.items()
+            if partition in limits and partition not in present.get(group, {})
         }
     return _set(destination, mirror, settings, present, wanted)
 
@@ -153,14 +153,14 @@ def _set(
     results = []
     for group, offsets in wanted.items():
         before = present.get(group, {})
-        changes = {place: one for place, one in offsets.items() if before.get(place) != one}
+        changes = {partition: one for partition, one in offsets.items() if before.get(partition) != one}
         codes = here.commit(group, kinds.get(group, GroupKind.CONSUMER), changes) if changes else {}
-        for place, one in sorted(changes.items()):
-            was = before.get(place)
-            code = codes[place]
+        for partition, one in sorted(changes.items()):
+            was = before.get(partition)
+            code = codes[partition]
             outcome = Outcome.FAILED if code else Outcome.DONE
             reason = reason_of(code) if code else None
-            results.append(GroupResult(group, *place, was.offset if was else None, one.offset, outcome, reason))
+            results.append(GroupResult(group, *partition, was.offset if was else None, one.offset, outcome, reason))
     return results
 
 
@@ -168,10 +168,10 @@ def _with_ours(
     record: GroupRecord, wanted: Mapping[TopicPartition, Committed], present: Mapping[TopicPartition, Committed]
 ) -> GroupRecord:
     offsets = {topic: dict(partitions) for topic, partitions in record.offsets.items()}
-    for place, one in wanted.items():
-        here = (present[place].offset,) if place in present else ()
-        kept = tuple(dict.fromkeys((one.offset, *here, *record.ours(*place))))[:KEPT_OFFSETS]
-        offsets.setdefault(place.topic, {})[place.partition] = kept
+    for topic_partition, one in wanted.items():
+        here = (present[topic_partition].offset,) if topic_partition in present else ()
+        kept = tuple(dict.fromkeys((one.offset, *here, *record.ours(*topic_partition))))[:KEPT_OFFSETS]
+        offsets.setdefault(topic_partition.topic, {})[topic_partition.partition] = kept
     return replace(record, offsets=offsets, skipped=None)
 
 
@@ -208,10 +208,10 @@ def _described(destination: Destination, groups: Collection[str]) -> dict[str, t
             continue  # it is gone, or of a kind of which only the committed offsets can be read
         members = tuple(Member(one.member_id, one.client_id, one.host) for one in described.members)
         assigned = {
-            place.topic
+            partition.topic
             for member in described.members
             if member.assignment
-            for place in member.assignment.topic_partitions
+            for partition in member.assignment.topic_partitions
         }
         found[group] = (members, assigned)
     return found

@@ -125,7 +125,12 @@ class Plan:
 
     def refused_rows(self) -> list[TopicResult]:
         """Return the rows of a failback that is refused because of records after forks."""
-        refused = {divergence.place for one in self.diverging for divergence in one.divergences if divergence.diverges}
+        refused = {
+            divergence.topic_partition
+            for one in self.diverging
+            for divergence in one.divergences
+            if divergence.diverges
+        }
         return [
             replace(row, result=Outcome.REFUSED if (row.topic, row.partition) in refused else Outcome.NOOP)
             for row in self.rows()
@@ -144,7 +149,7 @@ class Plan:
         logs = divergence.logs
         all_offsets = logs.there_end - logs.there_start
         offsets = all_offsets if recreates else divergence.offsets_to_copy
-        size = self.sizes.get(divergence.place)
+        size = self.sizes.get(divergence.topic_partition)
         to_copy = None if size is None else size * offsets // all_offsets if all_offsets else 0
         return document(FORK, KnownFork(divergence, offsets, to_copy))
 
@@ -257,15 +262,15 @@ def _is_mirrored(state: State, mirror: str, name: str, cluster_id: str) -> bool:
 def _retention_warnings(comparisons: list[TopicComparison]) -> list[str]:
     """Warn of records here that the new primary has deleted."""
     older = [
-        [p.place for p in one.divergences if p.logs.here_start < min(p.logs.there_start, p.shared_end)]
+        [p.topic_partition for p in one.divergences if p.logs.here_start < min(p.logs.there_start, p.shared_end)]
         for one in comparisons
         if one.diverges
     ]
     return [
-        f"{places[0]}: the new primary has deleted older records (retention) that still exist here;"
+        f"{partitions[0]}: the new primary has deleted older records (retention) that still exist here;"
         " --recreate deletes them without archiving them"
-        for places in older
-        if places
+        for partitions in older
+        if partitions
     ]
 
 
@@ -293,6 +298,6 @@ def already_mirrored_row(topic: str) -> TopicResult:
 def rows_of(one: TopicComparison) -> list[TopicResult]:
     """Return a row for each partition that says where its logs fork."""
     return [
-        TopicResult(*d.place, Outcome.DONE, str(d), last_mirrored_offset=d.logs.last_mirrored_offset)
+        TopicResult(*d.topic_partition, Outcome.DONE, str(d), last_mirrored_offset=d.logs.last_mirrored_offset)
         for d in one.divergences
     ]

@@ -55,7 +55,7 @@ class TopicWork:
     records: int = 0
 
     @property
-    def places(self) -> dict[TopicPartition, int]:
+    def group_limits(self) -> dict[TopicPartition, int]:
         """The highest offset that groups may have, by partition."""
         return {TopicPartition(self.topic, p): limit for p, limit in self.limits.items()}
 

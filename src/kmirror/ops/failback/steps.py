@@ -140,7 +140,7 @@ def _ranges(found: TopicComparison, *, discard: bool) -> dict[int, tuple[int, in
     if discard:
         return {}
     return {
-        one.place.partition: (one.shared_end, one.logs.here_end)
+        one.topic_partition.partition: (one.shared_end, one.logs.here_end)
         for one in found.divergences
         # what is before shared_end is at the new primary too, so it is not archived even if the topic is deleted
         if one.diverges and one.records
@@ -148,7 +148,7 @@ def _ranges(found: TopicComparison, *, discard: bool) -> dict[int, tuple[int, in
 
 
 def _limits(found: TopicComparison) -> dict[int, int]:
-    return {one.place.partition: one.shared_end for one in found.divergences}
+    return {one.topic_partition.partition: one.shared_end for one in found.divergences}
 
 
 def _save(topic: Topic) -> str | None:
@@ -158,7 +158,7 @@ def _save(topic: Topic) -> str | None:
         records = _archive(topic) if work.archive else 0
         _require_untouched(run.destination, work)
         groups = {
-            group: {place.partition: one.offset for place, one in offsets.items()}
+            group: {topic_partition.partition: one.offset for topic_partition, one in offsets.items()}
             for group, offsets in committed_offsets(run.destination, {work.topic}).items()
         }
         topic.known = run.progress.record(replace(topic.work, step=TopicStep.SAVED, groups=groups, records=records))
@@ -191,12 +191,12 @@ def _archive(topic: Topic) -> int:
 
     runner, named = run.bulk.runner(where), f"{run.named(work.topic)} {run.bulk.place(where)}"
     for outcome in archive_topic(spec, runner, run.watch, named, work.proved, note).outcomes:
-        place = f"{work.topic}-{outcome.partition}"
+        partition = f"{work.topic}-{outcome.partition}"
         if outcome.trouble is not None:
             raise outcome.trouble
         if not outcome.saved or outcome.comparison is None:
             raise KmirrorError(
-                f"{work.archive} does not hold what {place} does: {outcome.comparison}",
+                f"{work.archive} does not hold what {partition} does: {outcome.comparison}",
                 f"nothing was deleted; delete {work.archive} and run the command again to recreate it",
             )
         count += outcome.comparison.records + outcome.comparison.only_archived
@@ -205,9 +205,13 @@ def _archive(topic: Topic) -> int:
 
 def _require_untouched(destination: Destination, work: TopicWork) -> None:
     """Refuse to continue with a topic that a client wrote to since the plan was made. Raises RefusedError."""
-    places = [TopicPartition(work.topic, p) for p in work.ends]
-    ends = destination.client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
-    moved = [place for place in places if ends[place].offset != work.ends[place.partition]]
+    topic_partitions = [TopicPartition(work.topic, p) for p in work.ends]
+    ends = destination.client.list_offsets(dict.fromkeys(topic_partitions, LATEST), log_end=True)
+    moved = [
+        topic_partition
+        for topic_partition in topic_partitions
+        if ends[topic_partition].offset != work.ends[topic_partition.partition]
+    ]
     if moved:
         raise RefusedError(
             f"another client wrote to {moved[0]}: it ended at {work.ends[moved[0].partition]}, and ends at "
@@ -251,7 +255,7 @@ def _create(topic: Topic) -> str | None:
 def _restore_groups(topic: Topic) -> str:
     run, work = topic.run, topic.work
     name, mirror = work.topic, run.mirror.name
-    run.groups += restore_offsets(run.destination, mirror, run.settings, name, work.groups, work.places)
+    run.groups += restore_offsets(run.destination, mirror, run.settings, name, work.groups, work.group_limits)
     run.progress.delete([name])
     kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork"
     done = f"{name} was recreated and is copied in full; {kept if work.archive else 'nothing was archived'}"
@@ -265,7 +269,13 @@ def _plan_cut(topic: Topic) -> None:
     assert found is not None
     assert work.topic_id is not None
     run.cuts += [
-        PlannedCut(work.topic, work.topic_id, one.place.partition, _cut_offset(run.destination, one), one.logs.here_end)
+        PlannedCut(
+            work.topic,
+            work.topic_id,
+            one.topic_partition.partition,
+            _cut_offset(run.destination, one),
+            one.logs.here_end,
+        )
         for one in found.divergences
         if one.diverges
     ]
@@ -277,13 +287,13 @@ def _cut_offset(destination: Destination, divergence: Divergence) -> int:
 
     Raises RefusedError: the new primary no longer has that batch.
     """
-    wanted, place = divergence.shared_end, divergence.place
-    fetched = PartitionReader(destination.client, place).fetch(wanted)
+    wanted, partition = divergence.shared_end, divergence.topic_partition
+    fetched = PartitionReader(destination.client, partition).fetch(wanted)
     begins = next((h.base_offset for h in batch_headers(fetched.records) if h.next_offset > wanted), wanted)
     found = min(wanted, begins)
     if found < wanted and found < divergence.logs.there_start:
         raise RefusedError(
-            f"{place} can be truncated only at offset {found}, where a batch starts, but the new primary's log "
+            f"{partition} can be truncated only at offset {found}, where a batch starts, but the new primary's log "
             f"starts at {divergence.logs.there_start}",
             "use --recreate for this topic",
         )

@@ -94,8 +94,10 @@ def truncate_logs(
                     "finish it first with that plan, or revert it with that plan and --undo",
                 )
             unfinished[one.path] = journal
-        half_done = {summary.place: summary for journal in unfinished.values() for summary in journal.summaries}
-        found = survey(dirs, [cut for cut in plan.partitions if cut.place not in half_done], watch)
+        half_done = {
+            summary.topic_partition: summary for journal in unfinished.values() for summary in journal.summaries
+        }
+        found = survey(dirs, [cut for cut in plan.partitions if cut.topic_partition not in half_done], watch)
         if not half_done and all(isinstance(one.finding, NotHere) for one in found):
             raise RefusedError(
                 "these log directories hold no partition of the plan",
@@ -113,9 +115,9 @@ def truncate_logs(
         works = [work for work in works if work.unfinished or work.cuts]
         for work in works:
             require_possible(work.log_dir, work.cuts)
-        findings = {item.planned.place: item.finding for item in found}
-        places = [cut.place for cut in plan.partitions]
-        rows = [_row(place, findings.get(place), half_done.get(place)) for place in places]
+        findings = {item.planned.topic_partition: item.finding for item in found}
+        partitions = [cut.topic_partition for cut in plan.partitions]
+        rows = [_row(partition, findings.get(partition), half_done.get(partition)) for partition in partitions]
         warnings = [
             f"a truncation of {log_dir.path} was interrupted, and the broker ran before it was finished: the saved"
             f" files stay in {journal.saved_files}"
@@ -152,20 +154,20 @@ def undo_truncation(
     dirs = _opened(plan, log_dirs)
     with locked(dirs):
         works = [(one, journal) for one in dirs if (journal := _to_undo(one, plan))]
-        restore_offsets = {summary.place: summary for _, journal in works for summary in journal.summaries}
+        restore_offsets = {summary.topic_partition: summary for _, journal in works for summary in journal.summaries}
         if not dry_run:
             for one in dirs:
                 remove_undone(one)
             for one, last in works:
                 undo_cut(one, last, checkpoint, watch)
                 while (before := _last_of(one, plan)) and not _touched(one, before):
-                    restore_offsets.update({summary.place: summary for summary in before.summaries})
+                    restore_offsets.update({summary.topic_partition: summary for summary in before.summaries})
                     undo_cut(one, before, checkpoint, watch)
         rows = [
             _undone(summary)
-            if (summary := restore_offsets.get(place))
-            else TopicResult(*place, Outcome.NOOP, "there is nothing to restore")
-            for place in (cut.place for cut in plan.partitions)
+            if (summary := restore_offsets.get(partition))
+            else TopicResult(*partition, Outcome.NOOP, "there is nothing to restore")
+            for partition in (cut.topic_partition for cut in plan.partitions)
         ]
         return VerbResult.of(VERB, plan.mirror, rows, dry_run=dry_run)
 
@@ -229,18 +231,18 @@ def _cut(work: _Work, digest: str, checkpoint: Checkpoint, watch: Watch) -> Topi
     return TopicResult(None, None, Outcome.DONE, f"{kept} until the broker starts; {after}")
 
 
-def _row(place: TopicPartition, finding: Finding | None, half_done: CutSummary | None) -> TopicResult:
+def _row(partition: TopicPartition, finding: Finding | None, half_done: CutSummary | None) -> TopicResult:
     match finding:
         case RefusedError():
-            return TopicResult(*place, Outcome.REFUSED, finding.message, finding.reason, hint=finding.hint)
+            return TopicResult(*partition, Outcome.REFUSED, finding.message, finding.reason, hint=finding.hint)
         case NotHere():
-            return TopicResult(*place, Outcome.NOOP, "not in these log directories")
+            return TopicResult(*partition, Outcome.NOOP, "not in these log directories")
         case NothingToCut(log_end_offset):
-            return TopicResult(*place, Outcome.NOOP, f"ends at {log_end_offset}: there is nothing to truncate")
+            return TopicResult(*partition, Outcome.NOOP, f"ends at {log_end_offset}: there is nothing to truncate")
         case PartitionCut(summary):
-            return TopicResult(*place, Outcome.DONE, _amount(summary))
+            return TopicResult(*partition, Outcome.DONE, _amount(summary))
     assert half_done is not None
-    return TopicResult(*place, Outcome.DONE, f"{_amount(half_done)}; was interrupted before")
+    return TopicResult(*partition, Outcome.DONE, f"{_amount(half_done)}; was interrupted before")
 
 
 def _amount(summary: CutSummary) -> str:

@@ -95,15 +95,15 @@ def parse_plan(stored: object) -> TruncationPlan:
     if not isinstance(listed, list) or not listed:
         raise ValueError("partitions is not a list with at least one entry")
     cuts = tuple(_partition(one, f"partitions[{index}]") for index, one in enumerate(listed))
-    places = [cut.place for cut in cuts]
-    twice = next((place for index, place in enumerate(places) if place in places[:index]), None)
+    partitions = [cut.topic_partition for cut in cuts]
+    twice = next((partition for index, partition in enumerate(partitions) if partition in partitions[:index]), None)
     if twice:
         raise ValueError(f"it names {twice} twice")
     return TruncationPlan(
         _text(plan, "clusterId"),
         _text(plan, "mirror"),
         _number(plan, "createdAt"),
-        tuple(sorted(cuts, key=lambda cut: cut.place)),
+        tuple(sorted(cuts, key=lambda cut: cut.topic_partition)),
     )
 
 

@@ -125,14 +125,14 @@ def _is_news(plan: GroupPlan, refused: GroupReason | None) -> bool:
 
 def _set(here: ClusterGroups, plan: GroupPlan, refused: dict[str, GroupReason], seconds: float) -> list[GroupResult]:
     """Commit a group's offsets, unless it is too late."""
-    wanted: dict[TopicPartition, Committed] = {row.place: row.target for row in plan.changes}
+    wanted: dict[TopicPartition, Committed] = {row.topic_partition: row.target for row in plan.changes}
     codes: Mapping[TopicPartition, int] = {}
     if seconds > 0:
         codes = here.commit(plan.destination_group, plan.kind, wanted, seconds)
     refused.pop(plan.group, None)
     results = []
     for row in plan.changes:
-        code = codes.get(row.place)
+        code = codes.get(row.topic_partition)
         reason = None if code == 0 else GroupReason.UNKNOWN_NOW if code is None else reason_of(code)
         if reason in LASTING_REASONS:
             refused[plan.group] = reason
@@ -140,6 +140,8 @@ def _set(here: ClusterGroups, plan: GroupPlan, refused: dict[str, GroupReason], 
         else:
             outcome = Outcome.DONE if reason is None else Outcome.TIMED_OUT
         results.append(
-            GroupResult(plan.destination_group, *row.place, row.destination_offset, row.target.offset, outcome, reason)
+            GroupResult(
+                plan.destination_group, *row.topic_partition, row.destination_offset, row.target.offset, outcome, reason
+            )
         )
     return results

@@ -144,7 +144,7 @@ def plan_groups(
         asked: set[TopicPartition] = set()
         for name, view in found.groups.items():
             if whole:
-                asked |= {place for at in view.committed if (place := topics.destination_of(at)) is not None}
+                asked |= {partition for at in view.committed if (partition := topics.destination_of(at)) is not None}
             else:
                 asked |= differing_partitions(view, there[prefix + name], topics)
         bounds = log_bounds(here.client, asked)
@@ -171,16 +171,16 @@ def group_views(cluster: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict
     return found
 
 
-def log_bounds(client: ClusterClient, places: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
+def log_bounds(client: ClusterClient, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
     """Return log start and true log end of partitions; unknown ones are left out."""
-    if not places:
+    if not partitions:
         return {}
-    starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
-    ends = client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
+    starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
     return {
-        place: (start, end)
-        for place in places
-        if (start := starts[place].offset) is not None and (end := ends[place].offset) is not None
+        partition: (start, end)
+        for partition in partitions
+        if (start := starts[partition].offset) is not None and (end := ends[partition].offset) is not None
     }
 
 

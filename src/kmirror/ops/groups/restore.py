@@ -91,7 +91,7 @@ def restore_offsets(
             for p, committed in sorted(chosen.items())
         )
         if rows:
-            wanted[group] = {row.place.partition: row.target.offset for row in rows}
+            wanted[group] = {row.topic_partition.partition: row.target.offset for row in rows}
             plans.append(GroupPlan(record.group, group, GroupKind(record.kind), rows, record))
     allowed = MirroredTopics({topic.source_topic: topic.topic})
     for result in carry_out(destination, here, mirror.name, plans, lambda _: allowed, {}, may_note=False).results:

@@ -137,7 +137,7 @@ def final_sync(
             plans = plan_groups(found, here, state, mirror, settings, whole=True)
             for plan in plans:
                 for row in plan.rows:
-                    first.setdefault((plan.destination_group, row.place), row.destination_offset)
+                    first.setdefault((plan.destination_group, row.topic_partition), row.destination_offset)
             pending = [plan for plan in plans if plan.changes and plan.group not in refused]
             is_coming = _is_coming(source, found.topics, plans)
             if not is_confirmed and (_rewinds(pending) or _has_lost_groups(state, mirror, settings, found)):
@@ -159,10 +159,12 @@ def final_sync(
     rows = []
     for plan in plans:
         for row in plan.rows:
-            key = (plan.destination_group, row.place)
+            key = (plan.destination_group, row.topic_partition)
             outcome, reason = _outcome(row, refused.get(plan.group), was_set=key in set_here)
             rows.append(
-                GroupResult(plan.destination_group, *row.place, first.get(key), row.target.offset, outcome, reason)
+                GroupResult(
+                    plan.destination_group, *row.topic_partition, first.get(key), row.target.offset, outcome, reason
+                )
             )
     return tuple(rows)
 
@@ -190,7 +192,7 @@ def _is_coming(source: ClusterGroups, topics: MirroredTopics, plans: Iterable[Gr
     """Return whether the destination lacks records that groups have read and the source still has."""
     sources = {name: source_name for source_name, name in topics.names.items()}
     behind = [
-        (TopicPartition(sources[row.place.topic], row.place.partition), row)
+        (TopicPartition(sources[row.topic_partition.topic], row.topic_partition.partition), row)
         for plan in plans
         for row in plan.rows
         if row.reason is None and row.target.offset < row.source_offset
@@ -227,11 +229,16 @@ def clamp_groups(
             results += _unknown(record, ranges, view.trouble)
         elif rows := _out_of_range(record, view, ranges):
             plans.append(GroupPlan(record.group, record.destination_group, GroupKind(record.kind), rows, record))
-    everywhere = MirroredTopics({place.topic: place.topic for place in ranges})
+    everywhere = MirroredTopics({partition.topic: partition.topic for partition in ranges})
     carried = carry_out(destination, here, mirror, plans, lambda _: everywhere, {}, may_note=False)
     left_alone = [
         GroupResult(
-            plan.destination_group, *row.place, row.destination_offset, row.target.offset, Outcome.REFUSED, row.reason
+            plan.destination_group,
+            *row.topic_partition,
+            row.destination_offset,
+            row.target.offset,
+            Outcome.REFUSED,
+            row.reason,
         )
         for plan in plans
         for row in plan.rows
@@ -244,13 +251,13 @@ def _out_of_range(
     record: GroupRecord, view: GroupView, ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> tuple[OffsetPlan, ...]:
     rows = []
-    for place, committed in sorted(view.committed.items()):
-        if place not in ranges or committed.offset not in record.ours(*place):
+    for partition, committed in sorted(view.committed.items()):
+        if partition not in ranges or committed.offset not in record.ours(*partition):
             continue
-        target = committed._replace(offset=clamped(committed.offset, ranges[place]))
+        target = committed._replace(offset=clamped(committed.offset, ranges[partition]))
         if target != committed:
             reason = GroupReason.HAS_MEMBERS if view.has_members else None
-            rows.append(OffsetPlan(place, committed.offset, committed.offset, target, reason))
+            rows.append(OffsetPlan(partition, committed.offset, committed.offset, target, reason))
     return tuple(rows)
 
 

@@ -149,7 +149,9 @@ class CheckpointsJob(_Job):
                 found = read_source_groups(ClusterGroups(source), state, view.mirror, settings, topics)
                 asked: set[TopicPartition] = set()
                 for group in found.groups.values():
-                    asked |= {place for at in group.committed if (place := topics.destination_of(at)) is not None}
+                    asked |= {
+                        partition for at in group.committed if (partition := topics.destination_of(at)) is not None
+                    }
                 with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
                     bounds = log_bounds(destination.client, asked)
                 self._write(destination, settings, marks, checkpoints(found.groups, found.topics, bounds))

@@ -51,7 +51,7 @@ class Consent:
 class _Retry:
     """The request for one FAILED partition; `note` is appended to its message."""
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     note: str
     lost: tuple[int, int] | None = None
     rebuilds: Reason | None = None
@@ -113,7 +113,7 @@ def recover(
 
 
 def _decide(row: PartitionRow, consent: Consent) -> _Retry | TopicResult:
-    place = TopicPartition(row.topic, row.partition)
+    partition = TopicPartition(row.topic, row.partition)
     # a destination that lost records can keep the rest, or have it archived
     is_rest_archived = row.reason is Reason.DESTINATION_TRUNCATED and consent.divergence and not consent.loss
     if row.reason in _RESETS | _DIVERGENCES or is_rest_archived:
@@ -121,17 +121,19 @@ def _decide(row: PartitionRow, consent: Consent) -> _Retry | TopicResult:
             hint = next_step(row.reason, row.mirror, row.topic)
             return TopicResult(row.topic, row.partition, Outcome.REFUSED, row.error_message, row.reason, hint=hint)
         what = "all of its records" if row.reason in _RESETS else "the records that the source does not have"
-        return _Retry(place, f"; {what} are archived, and the topic is rebuilt from its source", rebuilds=row.reason)
+        return _Retry(
+            partition, f"; {what} are archived, and the topic is rebuilt from its source", rebuilds=row.reason
+        )
     start, end = row.source_log_start, row.destination_offset
     if row.reason not in _LOSS_CAUSES or start is None or end is None or start <= end:
-        return _Retry(place, "")
+        return _Retry(partition, "")
     what = f"{counted(start - end, 'record')}, {end} to {start - 1}, {_LOSS_CAUSES[row.reason]}"
     if not consent.loss:
-        message = f"{place} can continue only without {what}"
+        message = f"{partition} can continue only without {what}"
         hint = next_step(row.reason, row.mirror, row.topic)
         return TopicResult(row.topic, row.partition, Outcome.REFUSED, message, row.reason, hint=hint)
     trimmed = f"; its log will start at {start}" if consent.trim else ""
-    return _Retry(place, f" and continues without {what}{trimmed}", (end, start))
+    return _Retry(partition, f" and continues without {what}{trimmed}", (end, start))
 
 
 def _record(
@@ -141,7 +143,7 @@ def _record(
     numbers: dict[TopicPartition, int] = {}
     by_topic: defaultdict[str, list[_Retry]] = defaultdict(list)
     for retry in retries:
-        by_topic[retry.place.topic].append(retry)
+        by_topic[retry.topic_partition.topic].append(retry)
 
     def decide(state: State) -> Changes:
         records = [
@@ -150,19 +152,26 @@ def _record(
             if record.topic in by_topic
         ]
         for record in records:
-            places = [TopicPartition(record.topic, partition) for partition in record.recoveries or {}]
-            numbers.update((place, (record.recoveries or {})[place.partition].number) for place in places)
+            topic_partitions = [TopicPartition(record.topic, partition) for partition in record.recoveries or {}]
+            numbers.update(
+                (topic_partition, (record.recoveries or {})[topic_partition.partition].number)
+                for topic_partition in topic_partitions
+            )
         lost = [
             {
-                "topic": retry.place.topic,
-                "partition": retry.place.partition,
+                "topic": retry.topic_partition.topic,
+                "partition": retry.topic_partition.partition,
                 "from": retry.lost[0],
                 "until": retry.lost[1],
             }
             for retry in retries
             if retry.lost
         ]
-        details = {"partitions": [str(retry.place) for retry in retries][:100], "count": len(retries), "accepted": lost}
+        details = {
+            "partitions": [str(retry.topic_partition) for retry in retries][:100],
+            "count": len(retries),
+            "accepted": lost,
+        }
         event = Event(now_ms(), mirror, "recover", actor(), ExitCode.OK.name, details)
         return Changes(tuple(records), (), (event,))
 
@@ -173,10 +182,10 @@ def _record(
 def _with_recoveries(record: TopicRecord, retries: Sequence[_Retry], *, trims: bool) -> TopicRecord:
     known = dict(record.recoveries or {})
     for retry in retries:
-        before = known.get(retry.place.partition)
+        before = known.get(retry.topic_partition.partition)
         lost_from, lost_until = retry.lost or (None, None)
         number = before.number + 1 if before else 1
-        known[retry.place.partition] = Recovery(
+        known[retry.topic_partition.partition] = Recovery(
             number, lost_from, lost_until, trims and retry.lost is not None, retry.rebuilds
         )
     return replace(record, recoveries=known)
@@ -192,44 +201,44 @@ def _wait(
     progress: Add,
 ) -> list[TopicResult]:
     """Wait until a lane that has read the request, or that started after the rebuild, reports on each partition."""
-    left = {retry.place: retry for retry in retries}
+    left = {retry.topic_partition: retry for retry in retries}
     results: dict[TopicPartition, TopicResult] = {}
     progress_of: dict[TopicPartition, str] = {}
     while True:
         state = read()
         reports = reports_of(state, mirror)
-        for place, retry in list(left.items()):
-            report = reports.get(place)
-            if report is None or not (retry.rebuilds or (report.row.recovery or 0) >= numbers.get(place, 0)):
+        for partition, retry in list(left.items()):
+            report = reports.get(partition)
+            if report is None or not (retry.rebuilds or (report.row.recovery or 0) >= numbers.get(partition, 0)):
                 continue
-            topic = state.topic(mirror, place.topic)
+            topic = state.topic(mirror, partition.topic)
             rebuilt_ms = (topic.rebuilt_at_ms or 0) if topic else 0
             if retry.rebuilds and (rebuilt_ms < asked_ms or report.time_ms < rebuilt_ms):
-                progress_of[place] = "its topic is still being rebuilt"
+                progress_of[partition] = "its topic is still being rebuilt"
                 continue
             row = report.row
             if row.state is PartitionState.FAILED:
-                hint = next_step(row.reason, mirror, place.topic)
-                results[place] = TopicResult(*place, Outcome.FAILED, row.message, row.reason, hint=hint)
+                hint = next_step(row.reason, mirror, partition.topic)
+                results[partition] = TopicResult(*partition, Outcome.FAILED, row.message, row.reason, hint=hint)
             elif row.state is PartitionState.MIRRORING:
-                results[place] = _done(retry, f"resumed copying{retry.note}")
+                results[partition] = _done(retry, f"resumed copying{retry.note}")
             else:
-                progress_of[place] = row.message or "its logs are being compared"
+                progress_of[partition] = row.message or "its logs are being compared"
                 continue
-            del left[place]
+            del left[partition]
             progress(1)
         if not left or time.monotonic() >= deadline:
             break
         time.sleep(_PAUSE_S)
-    for place in left:
-        message = progress_of.get(place, "the engine has not restarted it yet")
+    for partition in left:
+        message = progress_of.get(partition, "the engine has not restarted it yet")
         hint = "`kmirror describe` shows its progress"
-        results[place] = TopicResult(*place, Outcome.TIMED_OUT, message, hint=hint)
-    return [results[retry.place] for retry in retries]
+        results[partition] = TopicResult(*partition, Outcome.TIMED_OUT, message, hint=hint)
+    return [results[retry.topic_partition] for retry in retries]
 
 
 def _done(retry: _Retry, what: str) -> TopicResult:
-    return TopicResult(*retry.place, Outcome.DONE, f"{retry.place} {what}")
+    return TopicResult(*retry.topic_partition, Outcome.DONE, f"{retry.topic_partition} {what}")
 
 
 def _result(mirror: str, rows: Sequence[TopicResult], dry_run: bool, warnings: Sequence[str] = ()) -> VerbResult:

@@ -199,10 +199,10 @@ def losses_of(events: Sequence[Event]) -> list[Loss]:
     """Return the losses in these events, in order."""
     found = []
     for event in events:
-        place = event.details.get("topic"), event.details.get("partition")
+        partition = event.details.get("topic"), event.details.get("partition")
         records = event.details.get("records")
         if event.result == "LOSS_ACCEPTED" and isinstance(records, int):
-            found.append(Loss(event.time_ms, str(place[0]), int(place[1] or 0), records))
+            found.append(Loss(event.time_ms, str(partition[0]), int(partition[1] or 0), records))
     return found
 
 

@@ -185,20 +185,22 @@ class ProducerBlock:
             UnreachableError: the source does not answer.
         """
         asked = {topic.topic: topic for topic in topics}
-        places = [TopicPartition(one.source_topic, p) for one in asked.values() for p in range(one.partitions)]
-        producers = self._source.describe_producers(places)
-        log_ends = self._source.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
+        partitions = [TopicPartition(one.source_topic, p) for one in asked.values() for p in range(one.partitions)]
+        producers = self._source.describe_producers(partitions)
+        log_ends = self._source.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
         found = {}
         for name, topic in asked.items():
             for p, end in enumerate(ends(topic)):
-                place = TopicPartition(topic.source_topic, p)
-                answer = producers[place]
+                partition = TopicPartition(topic.source_topic, p)
+                answer = producers[partition]
                 if answer.error_code:
-                    found[name] = f"whether a transaction is open in {place} is unknown: {code_name(answer.error_code)}"
+                    found[name] = (
+                        f"whether a transaction is open in {partition} is unknown: {code_name(answer.error_code)}"
+                    )
                 elif any(one.current_txn_start_offset is not None for one in answer.producers):
-                    found[name] = f"a transaction is open in {place}"
-                elif end is None or log_ends[place].offset != end:
-                    found[name] = f"{place} has records that are not yet replicated, or were added a moment ago"
+                    found[name] = f"a transaction is open in {partition}"
+                elif end is None or log_ends[partition].offset != end:
+                    found[name] = f"{partition} has records that are not yet replicated, or were added a moment ago"
         return found
 
     def unblocking(self, state: State, topics: Iterable[str]) -> str:

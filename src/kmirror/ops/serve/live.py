@@ -47,7 +47,9 @@ def live_mirror(snapshot: MirrorSnapshot) -> LiveMirror:
     destination = ClusterSnapshot(
         now_ms,
         log_end_offset={
-            place: row.destination_offset for place, row in snapshot.rows.items() if row.destination_offset is not None
+            partition: row.destination_offset
+            for partition, row in snapshot.rows.items()
+            if row.destination_offset is not None
         },
     )
     ours = {"engine_has_ended": False} if snapshot.lost is None else {}
@@ -76,15 +78,15 @@ def _source(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> Cluste
     seen_ms: dict[TopicPartition, int] = {}
     starts: dict[TopicPartition, int] = {}
     high_watermarks: dict[TopicPartition, int] = {}
-    for place, (seen_at, end) in snapshot.source_ends.items():
-        name = names.get(place.topic)
+    for topic_partition, (seen_at, end) in snapshot.source_ends.items():
+        name = names.get(topic_partition.topic)
         if name is None or snapshot.at - seen_at > KNOWN_SECONDS:
             continue
-        there = place if name == place.topic else TopicPartition(name, place.partition)
+        there = topic_partition if name == topic_partition.topic else TopicPartition(name, topic_partition.partition)
         ends[there] = end
         seen_ms[there] = snapshot.time_ms - int(1000 * (snapshot.at - seen_at))
-        row = snapshot.rows.get(place)
-        if row is None or row.source_seen_ms is not None or not _is_fresh(snapshot, place):
+        row = snapshot.rows.get(topic_partition)
+        if row is None or row.source_seen_ms is not None or not _is_fresh(snapshot, topic_partition):
             continue
         if row.source_high_watermark is not None:
             high_watermarks[there] = max(end, row.source_high_watermark)
@@ -100,8 +102,8 @@ def _source(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> Cluste
     )
 
 
-def _is_fresh(snapshot: MirrorSnapshot, place: TopicPartition) -> bool:
-    reported_at = snapshot.reported_at.get(place)
+def _is_fresh(snapshot: MirrorSnapshot, partition: TopicPartition) -> bool:
+    reported_at = snapshot.reported_at.get(partition)
     return reported_at is not None and snapshot.at - reported_at <= KNOWN_SECONDS
 
 

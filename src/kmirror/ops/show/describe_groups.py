@@ -249,7 +249,7 @@ def _planned(
 ) -> Sequence[GroupRow]:
     rows = []
     for row in plan.rows:
-        ours = record.ours(*row.place) if record else ()
+        ours = record.ours(*row.topic_partition) if record else ()
         synced = ours[0] if ours else None
         at = clock.last_sync(record, synced, row.destination_offset)
         reason = row.reason
@@ -263,8 +263,8 @@ def _planned(
                 group=plan.destination_group,
                 source_group=plan.group,
                 kind=plan.kind,
-                topic=row.place.topic,
-                partition=row.place.partition,
+                topic=row.topic_partition.topic,
+                partition=row.topic_partition.partition,
                 source_offset=row.source_offset,
                 destination_offset=row.destination_offset,
                 last_synced_offset=synced,

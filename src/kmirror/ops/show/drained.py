@@ -73,7 +73,7 @@ def read_committed_offsets(client: ClusterClient, settings: Settings, chosen: To
     listed = {n: one.kind for n, one in groups.listed().items() if one.kind is not GroupKind.OTHER and takes(n)}
     answers = groups.committed(listed)
     known = {
-        name: {place: one.offset for place, one in answer.items()}
+        name: {partition: one.offset for partition, one in answer.items()}
         for name, answer in answers.items()
         if not isinstance(answer, int)
     }
@@ -88,29 +88,29 @@ def read_ends(client: ClusterClient, topics: Iterable[TopicRecord], offsets: Gro
     Raises:
         UnreachableError: the source does not answer.
     """
-    places = [TopicPartition(topic.source_topic, p) for topic in topics for p in range(topic.partitions)]
-    starts = client.list_offsets(dict.fromkeys(places, EARLIEST), timeout=_REQUEST_S)
-    marks = client.list_offsets(dict.fromkeys(places, LATEST), timeout=_REQUEST_S)
+    partitions = [TopicPartition(topic.source_topic, p) for topic in topics for p in range(topic.partitions)]
+    starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST), timeout=_REQUEST_S)
+    marks = client.list_offsets(dict.fromkeys(partitions, LATEST), timeout=_REQUEST_S)
     bounds = {
-        place: (start, end)
-        for place in places
-        if (start := starts[place].offset) is not None and (end := marks[place].offset) is not None
+        partition: (start, end)
+        for partition in partitions
+        if (start := starts[partition].offset) is not None and (end := marks[partition].offset) is not None
     }
     empty_from = {}
-    for place, (start, end) in bounds.items():
-        committed = [max(start, one[place]) for one in offsets.committed.values() if place in one]
+    for partition, (start, end) in bounds.items():
+        committed = [max(start, one[partition]) for one in offsets.committed.values() if partition in one]
         near_end = sorted({offset for offset in committed if end - _MOST_MARKERS <= offset < end}, reverse=True)
         for offset in near_end:
-            if not _holds_markers_only(client, place, offset, end):
+            if not _holds_markers_only(client, partition, offset, end):
                 break
-            empty_from[place] = offset
+            empty_from[partition] = offset
     return Ends(bounds, empty_from)
 
 
-def _holds_markers_only(client: ClusterClient, place: TopicPartition, offset: int, end: int) -> bool:
+def _holds_markers_only(client: ClusterClient, partition: TopicPartition, offset: int, end: int) -> bool:
     """Return whether there are only markers from an offset up to the log's end; False if unknown."""
     try:
-        found = list(batch_headers(PartitionReader(client, place).fetch(offset, max_bytes=_MARKER_BYTES).records))
+        found = list(batch_headers(PartitionReader(client, partition).fetch(offset, max_bytes=_MARKER_BYTES).records))
     except (KmirrorError, OutcomeUnknown):
         return False
     rest = [header for header in found if offset < header.next_offset and header.base_offset < end]
@@ -128,7 +128,7 @@ def judge_drained(topics: Sequence[TopicRecord], offsets: GroupOffsets, ends: En
     names = {topic.source_topic for topic in topics}
     if offsets.named:
         for group, committed in offsets.committed.items():
-            if not names & {place.topic for place in committed}:
+            if not names & {partition.topic for partition in committed}:
                 message = f"group {group} has committed nothing of these topics"
                 rows.append(
                     _row(None, None, message, "is it the right group? its consumers may not have started", group)
@@ -147,28 +147,27 @@ def _missing(topic: TopicRecord, offsets: GroupOffsets, ends: Ends) -> list[Topi
     readers = {
         group: committed
         for group, committed in sorted(offsets.committed.items())
-        if any(place.topic == topic.source_topic for place in committed)
+        if any(partition.topic == topic.source_topic for partition in committed)
     }
     if not readers:
         which = "none of these groups" if offsets.named else "no group"
         return [_row(topic.topic, None, f"{which} has committed an offset of {topic.source_topic}", _NO_RECORDS)]
     rows = []
     for p in range(topic.partitions):
-        place = TopicPartition(topic.source_topic, p)
-        bounds = ends.bounds.get(place)
+        partition = TopicPartition(topic.source_topic, p)
+        bounds = ends.bounds.get(partition)
         if bounds is None:
-            rows.append(_row(topic.topic, p, f"where {place} ends at the source is unknown", "wait longer"))
+            rows.append(_row(topic.topic, p, f"where {partition} ends at the source is unknown", "wait longer"))
             continue
         start, end = bounds
         for group, committed in readers.items():
-            offset = committed.get(place)
+            offset = committed.get(partition)
             left = end - max(start, start if offset is None else offset)
-            if left <= 0 or (offset is not None and offset >= ends.empty_from.get(place, end)):
+            if left <= 0 or (offset is not None and offset >= ends.empty_from.get(partition, end)):
                 continue
             position = "it has committed nothing" if offset is None else f"it has committed {offset:,}"
-            message = (
-                f"group {group} has {counted(left, 'offset')} left in {place}: {position}, the source ends at {end:,}"
-            )
+            rest = f"{counted(left, 'offset')} left in {partition}"
+            message = f"group {group} has {rest}: {position}, the source ends at {end:,}"
             rows.append(_row(topic.topic, p, message, "wait longer; are its consumers running?", group, left))
     return rows
 

@@ -150,16 +150,16 @@ def partition_rows(
             topic = replace(topic, pending_operation=None)  # noqa: PLW2901 - the promote waiting for it is gone
         records = {record.partition: record for record in state.partitions(mirror.name, topic.topic)}
         count = max([topic.partitions, *(partition + 1 for partition in records)])
-        statuses, places = [], [TopicPartition(topic.topic, partition) for partition in range(count)]
-        for partition, place in enumerate(places):
-            report = reports.get(place)
+        statuses, topic_partitions = [], [TopicPartition(topic.topic, partition) for partition in range(count)]
+        for partition, topic_partition in enumerate(topic_partitions):
+            report = reports.get(topic_partition)
             record = records.get(partition)
             status = _status_of(topic, record, report, destination)
             statuses.append(_with_cause(status, topic, record, report, shared))
         topic_state = topic_state_of(topic, statuses, records, _link_trouble(statuses, source_trouble(source)))
-        for place, status in zip(places, statuses, strict=True):
-            report, record = reports.get(place), records.get(place.partition)
-            rows.append(_row(topic, place, status, topic_state, record, report, shared))
+        for topic_partition, status in zip(topic_partitions, statuses, strict=True):
+            report, record = reports.get(topic_partition), records.get(topic_partition.partition)
+            rows.append(_row(topic, topic_partition, status, topic_state, record, report, shared))
     return rows
 
 

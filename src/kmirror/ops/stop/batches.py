@@ -201,25 +201,25 @@ def _unreadable(destination: Destination, mirror: str, topics: Collection[str]) 
     """Return a row for each topic that is not STOPPED, or has a partition that cannot be read at its end."""
     state, client = destination.state(), destination.client
     records = [record for name in topics for record in state.partitions(mirror, name)]
-    places = {TopicPartition(record.topic, record.partition): record for record in records}
-    starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
-    ends = client.list_offsets(dict.fromkeys(places, LATEST))
+    partitions = {TopicPartition(record.topic, record.partition): record for record in records}
+    starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(partitions, LATEST))
     found: dict[str, TopicResult] = {}
-    for place, record in places.items():
-        start, end, why = starts[place].offset, ends[place].offset, None
+    for partition, record in partitions.items():
+        start, end, why = starts[partition].offset, ends[partition].offset, None
         if record.state is not PartitionState.STOPPED:
             why = f"it is {record.state}"
         elif start is None or end is None:
             why = "it has no leader"
         elif start < end:
             try:
-                PartitionReader(client, place).fetch(end - 1, max_bytes=1)
+                PartitionReader(client, partition).fetch(end - 1, max_bytes=1)
             except (KmirrorError, OutcomeUnknown) as error:
                 why = f"it cannot be read: {error}"
         if why is not None:
-            message = f"{place} was promoted, but {why}"
-            row = TopicResult(*place, Outcome.FAILED, message, hint="check with `kmirror describe`")
-            found.setdefault(place.topic, row)
+            message = f"{partition} was promoted, but {why}"
+            row = TopicResult(*partition, Outcome.FAILED, message, hint="check with `kmirror describe`")
+            found.setdefault(partition.topic, row)
     return found
 
 

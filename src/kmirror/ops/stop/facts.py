@@ -39,7 +39,7 @@ class StopFacts:
         self._state = state
         self._topics = {topic.topic: topic for topic in topics}
         self.reports = last_reports(state, mirror.name)
-        known = {place: report.row.destination_offset or 0 for place, report in self.reports.items()}
+        known = {partition: report.row.destination_offset or 0 for partition, report in self.reports.items()}
         self._request = SourceEndsRequest(mirror, topics, known)
         #: Where the source's records end in each log, once `at_stop` has been called.
         self.last_mirrored_offsets: dict[TopicPartition, int] = {}
@@ -61,18 +61,20 @@ class StopFacts:
         """Return what is known of partitions whose logs end at `ends`, and set their last mirrored offsets."""
         at = now_ms()
         failures = {
-            place: failure_of(self._state.partition(self._topics[place.topic].mirror, *place), self.reports.get(place))
-            for place in ends
+            partition: failure_of(
+                self._state.partition(self._topics[partition.topic].mirror, *partition), self.reports.get(partition)
+            )
+            for partition in ends
         }
         evidence = {}
-        for place, end in ends.items():
+        for partition, end in ends.items():
             if end.end_offset is None:
                 continue
-            topic, report, failure = self._topics[place.topic], self.reports.get(place), failures[place]
+            topic, report, failure = self._topics[partition.topic], self.reports.get(partition), failures[partition]
             confirmed = report.row.destination_offset if report is not None else None
             if failure is not None and failure.reason is Reason.SOURCE_TRUNCATED:
                 confirmed = failure.offset if confirmed is None else confirmed  # an inspection compared all up to there
-            evidence[place] = Evidence(
+            evidence[partition] = Evidence(
                 end.end_offset,
                 confirmed if confirmed is not None and confirmed <= end.end_offset else None,
                 failure.offset if failure is not None and failure.reason in _WRITTEN else None,
@@ -80,12 +82,14 @@ class StopFacts:
                 is_adopted=topic.origin is TopicOrigin.ADOPTED and topic.rebuilt_at_ms is None,
             )
         found = {}
-        for place, end_of in mirrored_ends(self._client, evidence).items():
-            self.last_mirrored_offsets[place] = end_of.offset
-            log_end = evidence[place].log_end
-            found[place] = at_stop_from_reports(end_of, log_end, failures[place], self.reports.get(place), at)
+        for partition, end_of in mirrored_ends(self._client, evidence).items():
+            self.last_mirrored_offsets[partition] = end_of.offset
+            log_end = evidence[partition].log_end
+            found[partition] = at_stop_from_reports(
+                end_of, log_end, failures[partition], self.reports.get(partition), at
+            )
             if end_of.trouble is not None:
-                self.warnings.append(f"{place}: {end_of.trouble}")
+                self.warnings.append(f"{partition}: {end_of.trouble}")
         return found
 
     def with_source_answer(
@@ -93,26 +97,26 @@ class StopFacts:
     ) -> dict[TopicPartition, AtStop]:
         """Return what is known, updated with the source's answer where it has arrived."""
         answer = self.source()
-        found = {place: with_source_answer(place, one, answer) for place, one in known.items()}
+        found = {partition: with_source_answer(partition, one, answer) for partition, one in known.items()}
         until = time.monotonic() + _READING_S
-        for place, one in found.items():
-            end = last_mirrored_offsets[place]
-            if one.source_max_timestamp_ms is None or not known_lost(end, one) or self._is_reported(place, end):
+        for partition, one in found.items():
+            end = last_mirrored_offsets[partition]
+            if one.source_max_timestamp_ms is None or not known_lost(end, one) or self._is_reported(partition, end):
                 continue
             if time.monotonic() < until:
-                timestamp = self._timestamp_before(place, end)
-                found[place] = one if timestamp is None else replace(one, last_timestamp_ms=timestamp)
+                timestamp = self._timestamp_before(partition, end)
+                found[partition] = one if timestamp is None else replace(one, last_timestamp_ms=timestamp)
         return found
 
-    def _is_reported(self, place: TopicPartition, end: int) -> bool:
+    def _is_reported(self, partition: TopicPartition, end: int) -> bool:
         """Return whether a lane has reported the timestamp of the last record before `end`."""
-        row = self.reports[place].row if place in self.reports else None
+        row = self.reports[partition].row if partition in self.reports else None
         return row is not None and row.destination_offset == end and row.last_timestamp_ms is not None
 
-    def _timestamp_before(self, place: TopicPartition, end: int) -> int | None:
+    def _timestamp_before(self, partition: TopicPartition, end: int) -> int | None:
         """Return the timestamp of the batch of records that ends there; None for a marker, or if it cannot be read."""
         try:
-            batch = read_batch_at(self._client, place, end - 1) if end else None
+            batch = read_batch_at(self._client, partition, end - 1) if end else None
         except (KmirrorError, OutcomeUnknown):
             return None
         header = next(batch_headers(batch), None) if batch is not None else None

@@ -176,8 +176,8 @@ def _dry_run(
     unclear = {name: one for name, one in found.items() if one.error_code and name not in gone | unadded}
     alive = [topic for topic in going if topic.topic not in gone | unadded | unclear.keys()]
     first_source = FirstSource(state.mirror(request.mirror), alive)
-    places = {place: topic for topic in alive for place in partitions_of(topic)}
-    ends = log_ends(destination.client, places)
+    partitions = {partition: topic for topic in alive for partition in partitions_of(topic)}
+    ends = log_ends(destination.client, partitions)
     lacking = missing_rights(destination.client, [topic.topic for topic in alive], _NEEDED)
     operations = cluster_operations(destination.client)
     may_fence = any(not missing_operations(operations, [operation]) for operation in _TO_FENCE)
@@ -195,10 +195,12 @@ def _dry_run(
         elif topic.topic in unclear:
             error = not_described(unclear[topic.topic])
             done.results.append(TopicResult(topic.topic, None, Outcome.FAILED, error.message, hint=error.hint))
-    for place, topic in places.items():
-        done.results.append(_would_stop(state, topic, place, known.get(place), facts, request.reason))
+    for partition, topic in partitions.items():
+        done.results.append(_would_stop(state, topic, partition, known.get(partition), facts, request.reason))
     if source is not None:
-        done.results += [unmirrored_row(place, records, request.reason) for place, records in source.unmirrored.items()]
+        done.results += [
+            unmirrored_row(partition, records, request.reason) for partition, records in source.unmirrored.items()
+        ]
     for name, rights in sorted(lacking.items()):
         message = f"the destination does not grant us {' and '.join(rights)} on topic {name}"
         hint = grant_line(destination.config, rights, f"--topic {name}")
@@ -216,13 +218,13 @@ def _dry_run(
 
 
 def _would_stop(
-    state: State, topic: TopicRecord, place: TopicPartition, known: AtStop | None, facts: StopFacts, reason: Reason
+    state: State, topic: TopicRecord, partition: TopicPartition, known: AtStop | None, facts: StopFacts, reason: Reason
 ) -> TopicResult:
     if known is None:
-        message, hint = f"the leader of {place} does not answer", "bring its broker back, or elect another leader"
-        return TopicResult(*place, Outcome.FAILED, message, Reason.DESTINATION_UNREACHABLE, hint=hint)
-    record = state.partition(topic.mirror, *place)
+        message, hint = f"the leader of {partition} does not answer", "bring its broker back, or elect another leader"
+        return TopicResult(*partition, Outcome.FAILED, message, Reason.DESTINATION_UNREACHABLE, hint=hint)
+    record = state.partition(topic.mirror, *partition)
     if record is None:
-        record = PartitionRecord(topic.mirror, *place, PartitionState.LOG_ALIGNMENT, now_ms())
-    record = with_end(record, topic, facts.last_mirrored_offsets[place], known, None)
-    return stopped_row(place, record, Outcome.DONE, reason, "would be stopped")
+        record = PartitionRecord(topic.mirror, *partition, PartitionState.LOG_ALIGNMENT, now_ms())
+    record = with_end(record, topic, facts.last_mirrored_offsets[partition], known, None)
+    return stopped_row(partition, record, Outcome.DONE, reason, "would be stopped")

@@ -73,10 +73,10 @@ def fence_writers(work: StopWork) -> str:
     client = work.destination.client
     work.facts.ask_source()
     writers = {
-        place: writer
+        partition: writer
         for topic in work.topics
-        for place in partitions_of(topic)
-        if (writer := _writer(work, topic, place)) is not None
+        for partition in partitions_of(topic)
+        if (writer := _writer(work, topic, partition)) is not None
     }
     if not writers:
         return "ends read"
@@ -101,13 +101,13 @@ def fence_writers(work: StopWork) -> str:
     return "writers fenced" if any(end.is_fenced for end in found.values()) else "ends read"
 
 
-def _writer(work: StopWork, topic: TopicRecord, place: TopicPartition) -> Writer | None:
+def _writer(work: StopWork, topic: TopicRecord, partition: TopicPartition) -> Writer | None:
     """Return the producer of a partition's copy; None if its end is recorded already."""
-    record, report = work.state.partition(topic.mirror, *place), work.facts.reports.get(place)
+    record, report = work.state.partition(topic.mirror, *partition), work.facts.reports.get(partition)
     if record is not None and record.last_mirrored_offset is not None:
         return None
     known_end = (report.row.destination_offset or 0) if report else 0
     guard = record.guard if record else None
     if guard is None:
-        return Writer(own_producer_id(topic.mirror, *place), 0, known_end)
+        return Writer(own_producer_id(topic.mirror, *partition), 0, known_end)
     return Writer(guard.producer_id, guard.producer_epoch, known_end)

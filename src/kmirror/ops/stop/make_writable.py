@@ -37,58 +37,61 @@ def trim_fillers(work: StopWork) -> str:
     work.first_source = FirstSource(work.state.mirror(work.request.mirror), work.topics)
     suspects: list[TopicPartition] = []
     for topic in work.topics:
-        for place in partitions_of(topic):
-            record = work.state.partition(topic.mirror, *place)
+        for partition in partitions_of(topic):
+            record = work.state.partition(topic.mirror, *partition)
             if record is not None and record.last_mirrored_offset and not (record.aligned or record.begun):
-                suspects.append(place)
+                suspects.append(partition)
     try:
         restore_settings(client, [topic.topic for topic in work.topics])
         starts = client.list_offsets(dict.fromkeys(suspects, EARLIEST))
         ends = client.list_offsets(dict.fromkeys(suspects, LATEST), log_end=True)
         trims: dict[TopicPartition, int] = {}
-        for place in suspects:
-            start, end = starts[place].offset, ends[place].offset
+        for partition in suspects:
+            start, end = starts[partition].offset, ends[partition].offset
             if start is None or end is None or start == end:
                 continue
-            own = _writer_at(client, place, start)
+            own = _writer_at(client, partition, start)
             if own is None or own < FIRST_OWN_PRODUCER_ID:
                 continue
-            if found := filler_end(client, place, start, end, own):
-                trims[place] = found
+            if found := filler_end(client, partition, start, end, own):
+                trims[partition] = found
         troubles: dict[str, KmirrorError] = {}
-        for place, trimmed in trim_compacted(client, trims).items() if trims else ():
+        for partition, trimmed in trim_compacted(client, trims).items() if trims else ():
             if trimmed.error_code:
-                troubles[place.topic] = KmirrorError(
-                    f"the filler in {place} could not be deleted (error {trimmed.error_code})",
-                    f"until then readers see {counted(trims[place], 'empty record')}; DELETE on the topic is needed",
+                troubles[partition.topic] = KmirrorError(
+                    f"the filler in {partition} could not be deleted (error {trimmed.error_code})",
+                    f"until then readers see {counted(trims[partition], 'empty record')}; DELETE on the topic is "
+                    "needed",
                 )
             else:
-                work.done.warnings.append(f"{place} held no record of its source yet, and is empty at {trims[place]}")
+                work.done.warnings.append(
+                    f"{partition} held no record of its source yet, and is empty at {trims[partition]}"
+                )
         for name, trouble in troubles.items():
             work.fail(name, trouble)
     except (KmirrorError, OutcomeUnknown) as error:
-        for name in {place.topic for place in suspects} or {topic.topic for topic in work.topics}:
+        for name in {partition.topic for partition in suspects} or {topic.topic for topic in work.topics}:
             work.fail(name, as_kmirror_error(error))
     return "filler trimmed"
 
 
-def _writer_at(client: ClusterClient, place: TopicPartition, start: int) -> int | None:
+def _writer_at(client: ClusterClient, partition: TopicPartition, start: int) -> int | None:
     """Return the producer id of the first batch of a log; None if there is no batch."""
-    headers = batch_headers(PartitionReader(client, place).fetch(start).records)
+    headers = batch_headers(PartitionReader(client, partition).fetch(start).records)
     return next((header.producer_id for header in headers if header.next_offset > start), None)
 
 
 def clamp_group_offsets(work: StopWork) -> str:
     """Move synced group offsets that are outside the logs into them."""
     client = work.destination.client
-    places = [place for topic in work.left for place in partitions_of(topic)]
+    partitions = [partition for topic in work.left for partition in partitions_of(topic)]
     try:
-        starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
-        ends = client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
+        starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST))
+        ends = client.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
         ranges = {
-            place: (start, end)
-            for place in places
-            if (start := starts[place].offset) is not None and (end := ends[place].offset) is not None
+            partition: (start, end)
+            for partition in partitions
+            if (start := starts[partition].offset) is not None and (end := ends[partition].offset) is not None
         }
         work.done.groups += clamp_groups(work.destination, work.request.mirror, ranges)
     except (KmirrorError, OutcomeUnknown) as error:
@@ -131,12 +134,12 @@ def lift_protection(work: StopWork) -> str:
         for name, lifted in lift_rights(destination, work.request.mirror, names).items() if names else ():
             if lifted.error is not None:
                 work.fail(name, lifted.error)
-        places = [place for topic in work.left for place in partitions_of(topic)]
+        partitions = [partition for topic in work.left for partition in partitions_of(topic)]
         unproven = set()
-        for place, error in probe_writable(destination.client, places).items() if names else ():
+        for partition, error in probe_writable(destination.client, partitions).items() if names else ():
             if error is not None:
-                unproven.add(place.topic)
-                work.done.warnings.append(f"whether {place} can be written could not be probed: {error.message}")
+                unproven.add(partition.topic)
+                work.done.warnings.append(f"whether {partition} can be written could not be probed: {error.message}")
         work.done.writable_ms |= dict.fromkeys([t.topic for t in work.left if t.topic not in unproven], now_ms())
     except (KmirrorError, OutcomeUnknown) as trouble:
         for topic in work.left:

@@ -61,25 +61,27 @@ class MirroredEnd:
 
 
 def mirrored_ends(
-    client: ClusterClient, places: Mapping[TopicPartition, Evidence]
+    client: ClusterClient, partitions: Mapping[TopicPartition, Evidence]
 ) -> dict[TopicPartition, MirroredEnd]:
     """Return where the source's records end in each of these partitions."""
     until = time.monotonic() + _READING_S
-    found = {place: MirroredEnd(evidence.log_end) for place, evidence in places.items() if _is_all_ours(evidence)}
-    left = [place for place in places if place not in found]
+    found = {
+        partition: MirroredEnd(evidence.log_end) for partition, evidence in partitions.items() if _is_all_ours(evidence)
+    }
+    left = [partition for partition in partitions if partition not in found]
     try:
         starts = client.list_offsets(dict.fromkeys(left, EARLIEST), timeout=_READING_S) if left else {}
     except (KmirrorError, OutcomeUnknown) as error:
-        return found | {place: _unread(places[place], str(error)) for place in left}
-    for place in left:
-        start = starts[place].offset
+        return found | {partition: _unread(partitions[partition], str(error)) for partition in left}
+    for partition in left:
+        start = starts[partition].offset
         if start is None or time.monotonic() > until:
-            found[place] = _unread(places[place], "its leader did not answer in time")
+            found[partition] = _unread(partitions[partition], "its leader did not answer in time")
             continue
         try:
-            found[place] = _read_end(client, place, places[place], start)
+            found[partition] = _read_end(client, partition, partitions[partition], start)
         except (KmirrorError, OutcomeUnknown) as error:
-            found[place] = _unread(places[place], str(error))
+            found[partition] = _unread(partitions[partition], str(error))
     return found
 
 
@@ -99,23 +101,23 @@ def _unread(evidence: Evidence, trouble: str) -> MirroredEnd:
     return MirroredEnd(known, trouble=f"the writer of its last records is unknown: {trouble}")
 
 
-def _read_end(client: ClusterClient, place: TopicPartition, evidence: Evidence, start: int) -> MirroredEnd:
+def _read_end(client: ClusterClient, partition: TopicPartition, evidence: Evidence, start: int) -> MirroredEnd:
     """Find the end by reading what no lane has confirmed."""
     end = evidence.log_end
     low = evidence.confirmed
     if low is None and evidence.is_adopted and evidence.failed_offset is None:
         # what other clients wrote before it was adopted is the source's: only a last batch of ours is proof
-        low = _last_fitting(client, place, end, max(start, end - 1))
+        low = _last_fitting(client, partition, end, max(start, end - 1))
         if low is None:
             return _unread(evidence, "no engine has checked them since the topic was adopted")
     elif low is None:
-        low = _last_fitting(client, place, end, start) or start
+        low = _last_fitting(client, partition, end, start) or start
     if evidence.failed_offset is not None:
         low = min(low, evidence.failed_offset)
     first: int | None = None
     records, seen = 0, 0
     producer: int | None = None
-    for section, _ in read_batches(client, place, max(low, start), end):
+    for section, _ in read_batches(client, partition, max(low, start), end):
         for header in batch_headers(section):
             if not _is_foreign(header) or header.next_offset <= low or header.base_offset >= end:
                 continue
@@ -132,13 +134,13 @@ def _read_end(client: ClusterClient, place: TopicPartition, evidence: Evidence, 
     return MirroredEnd(first, records, producer)
 
 
-def _last_fitting(client: ClusterClient, place: TopicPartition, end: int, start: int) -> int | None:
+def _last_fitting(client: ClusterClient, partition: TopicPartition, end: int, start: int) -> int | None:
     """Return the end of the last batch of a mirror whose sequence number matches its offset; None if there is none.
 
     Records of other clients shift what follows them, and so do our markers: those are then read one by one.
     """
     distance = 1
-    reader = PartitionReader(client, place)
+    reader = PartitionReader(client, partition)
     while start < end:
         offset = max(start, end - distance)
         headers = [h for h in batch_headers(reader.fetch(offset).records) if h.base_offset < end]

@@ -97,9 +97,9 @@ def _with_names(
     except (KmirrorError, OutcomeUnknown):
         return dict(found)
     named = {}
-    for place, one in found.items():
+    for partition, one in found.items():
         listed = known.get(one.producer_id)
-        named[place] = one if listed is None else replace(one, transactional_id=listed[0], state=listed[1])
+        named[partition] = one if listed is None else replace(one, transactional_id=listed[0], state=listed[1])
     return named
 
 

@@ -206,7 +206,7 @@ def other_topics_of_groups(source: ClusterClient, state: State, mirror: str, bat
         return [f"the topics used by groups could not be read: {error}"]
     warnings = []
     for group, offsets in sorted(found.items()):
-        used = set() if isinstance(offsets, int) else {place.topic for place in offsets}
+        used = set() if isinstance(offsets, int) else {partition.topic for partition in offsets}
         if used & names and (others := sorted(used - names)):
             more = ", …" if len(others) > _MOST_NAMED else ""
             warnings.append(f"group {group} also uses {', '.join(others[:_MOST_NAMED])}{more}, not part of this batch")

@@ -100,14 +100,14 @@ class ReadinessChecker:
             for name in waiting:
                 readiness.missing[name] = Missing(name, None, str(error))
             return readiness
-        ends = {place: answer.offset for place, answer in here.items()}
+        ends = {partition: answer.offset for partition, answer in here.items()}
         reports = last_reports(state, self._mirror.name)
         for name, topic in waiting.items():
             failed = []
             for p in range(topic.partitions):
-                place = TopicPartition(name, p)
-                record = state.partition(topic.mirror, *place)
-                row = reports[place].row if place in reports else None
+                partition = TopicPartition(name, p)
+                record = state.partition(topic.mirror, *partition)
+                row = reports[partition].row if partition in reports else None
                 if (
                     record is not None
                     and record.state is PartitionState.FAILED
@@ -115,7 +115,7 @@ class ReadinessChecker:
                 ):
                     hint = f"`kmirror describe --mirror {topic.mirror} --failed` shows the cause; it stays mirrored"
                     failed.append(
-                        TopicResult(*place, Outcome.FAILED, record.message or "FAILED", record.reason, hint=hint)
+                        TopicResult(*partition, Outcome.FAILED, record.message or "FAILED", record.reason, hint=hint)
                     )
             if failed:
                 readiness.failed[name] = failed
@@ -134,21 +134,21 @@ class ReadinessChecker:
 
     def read_source_ends(self, source: ClusterClient, topics: Collection[TopicRecord]) -> None:
         """Read where these topics end at the source. Raises UnreachableError."""
-        places = {TopicPartition(t.source_topic, p): LATEST for t in topics for p in range(t.partitions)}
+        partitions = {TopicPartition(t.source_topic, p): LATEST for t in topics for p in range(t.partitions)}
         found, self._silent = source.newest_metadata({t.source_topic for t in topics}, timeout=_SOURCE_S)
         # the high watermark first: a last stable offset asked for later is below it only if a transaction is open,
         # while the other way round every record that arrives in between would look like one
-        marks = source.list_offsets(places, metadata=found, timeout=_SOURCE_S)
-        stable = source.list_offsets(places, read_committed=True, metadata=found, timeout=_SOURCE_S)
-        for place in places:
-            last_stable, mark = stable[place], marks[place]
-            if last_stable.offset is None or mark.offset is None or found.has_replica_on(place, self._silent):
-                self._ends.pop(place, None)
+        marks = source.list_offsets(partitions, metadata=found, timeout=_SOURCE_S)
+        stable = source.list_offsets(partitions, read_committed=True, metadata=found, timeout=_SOURCE_S)
+        for partition in partitions:
+            last_stable, mark = stable[partition], marks[partition]
+            if last_stable.offset is None or mark.offset is None or found.has_replica_on(partition, self._silent):
+                self._ends.pop(partition, None)
                 continue
             seen = (last_stable.offset, max(mark.offset, last_stable.offset))
-            known = self._ends.get(place)
+            known = self._ends.get(partition)
             if known is None or (known.last_stable_offset, known.high_watermark) != seen:
-                self._ends[place] = _End(*seen, time.monotonic())
+                self._ends[partition] = _End(*seen, time.monotonic())
 
     def _missing(
         self,
@@ -160,22 +160,22 @@ class ReadinessChecker:
         lag, unknown, moved_at, follows = 0, 0, 0.0, True
         open_partitions, incomplete, unconfirmed = [], [], []
         for p in range(topic.partitions):
-            place = TopicPartition(topic.topic, p)
-            end, mine = self._ends.get(TopicPartition(topic.source_topic, p)), here.get(place)
+            partition = TopicPartition(topic.topic, p)
+            end, mine = self._ends.get(TopicPartition(topic.source_topic, p)), here.get(partition)
             if end is None or mine is None:
                 unknown += 1
                 continue
             lag += max(0, end.last_stable_offset - mine)
             now = time.monotonic()
-            goal = self._goals.setdefault(place, Goal(end.last_stable_offset, now))
+            goal = self._goals.setdefault(partition, Goal(end.last_stable_offset, now))
             follows &= goal.is_close(mine, now, end.last_stable_offset)
             moved_at = max(moved_at, end.since)
             if end.high_watermark > end.last_stable_offset:
                 open_partitions.append(p)
-            record = state.partition(topic.mirror, *place)
+            record = state.partition(topic.mirror, *partition)
             if not (record is not None and record.initial_copy_complete):
                 incomplete.append(p)
-            elif record.state is PartitionState.FAILED or not self._is_copied(reports.get(place), mine):
+            elif record.state is PartitionState.FAILED or not self._is_copied(reports.get(partition), mine):
                 unconfirmed.append(p)
         what, only_time = None, False
         if unknown:
@@ -211,14 +211,15 @@ class ReadinessChecker:
 
     def _open_text(self, topic: TopicRecord, partitions: Sequence[int]) -> str:
         """Describe the transaction that is open at the source."""
-        place = TopicPartition(topic.source_topic, partitions[0])
+        partition = TopicPartition(topic.source_topic, partitions[0])
         named = "a transaction is open"
         try:
             with source_client(self._mirror.source) as client:
-                found = open_transactions([place], client, _SOURCE_S / 2).get(place)
+                found = open_transactions([partition], client, _SOURCE_S / 2).get(partition)
             if found is not None:
-                named = f"a {found} is open since offset {found.start_offset} of {place}; to end it: " + abort_command(
-                    self._mirror.source, place, found.start_offset
+                named = (
+                    f"a {found} is open since offset {found.start_offset} of {partition}; to end it: "
+                    + abort_command(self._mirror.source, partition, found.start_offset)
                 )
         except (KmirrorError, OutcomeUnknown):
             pass
@@ -251,11 +252,14 @@ def check_source_after_stop(
     source: ClusterClient, topics: Mapping[str, TopicRecord], done: StopResults
 ) -> tuple[list[TopicResult], list[str]]:
     """Read where the source ends after a stop; return the stop's rows with what it received late, and warnings."""
-    asked = {TopicPartition(topics[place.topic].source_topic, place.partition): place for place in done.ends}
+    asked = {
+        TopicPartition(topics[topic_partition.topic].source_topic, topic_partition.partition): topic_partition
+        for topic_partition in done.ends
+    }
     warnings = []
     try:
-        found, silent = source.newest_metadata({place.topic for place in asked}, timeout=_SOURCE_S)
-        settled = [place for place in asked if not found.has_replica_on(place, silent)]
+        found, silent = source.newest_metadata({topic_partition.topic for topic_partition in asked}, timeout=_SOURCE_S)
+        settled = [topic_partition for topic_partition in asked if not found.has_replica_on(topic_partition, silent)]
         marks = source.list_offsets(dict.fromkeys(settled, LATEST), metadata=found, timeout=_SOURCE_S)
         if len(settled) < len(asked):
             missing = counted(len(asked) - len(settled), "partition")
@@ -264,17 +268,23 @@ def check_source_after_stop(
         marks = {}
         warnings.append(f"the source's ends could not be read again after the stop: {error}")
     ends: dict[TopicPartition, int] = {}
-    for there, place in asked.items():
+    for there, topic_partition in asked.items():
         answer = marks.get(there)
         if answer is not None and answer.offset is not None:
-            ends[place] = answer.offset
+            ends[topic_partition] = answer.offset
         elif answer is not None and answer.error_code:
             warnings.append(f"{there} could not be read after the stop: {code_name(answer.error_code)}")
     rows = []
     for row in done.results:
-        place = TopicPartition(row.topic or "", -1 if row.partition is None else row.partition)
-        late = ends[place] - done.ends[place] if place in ends else None
-        rows.append(row if late is None else _written_after(row, place, late) if late > 0 else _complete(row, place))
+        topic_partition = TopicPartition(row.topic or "", -1 if row.partition is None else row.partition)
+        late = ends[topic_partition] - done.ends[topic_partition] if topic_partition in ends else None
+        rows.append(
+            row
+            if late is None
+            else _written_after(row, topic_partition, late)
+            if late > 0
+            else _complete(row, topic_partition)
+        )
     return rows, warnings
 
 
@@ -283,17 +293,19 @@ def _silence_text(brokers: Collection[int]) -> str:
     return f"{noun} {', '.join(map(str, sorted(brokers)))} of the source {verb} not answer, and may lead by now"
 
 
-def _complete(row: TopicResult, place: TopicPartition) -> TopicResult:
+def _complete(row: TopicResult, partition: TopicPartition) -> TopicResult:
     """Return a row that reports the source's end as just read, not as lanes last reported it."""
-    message = f"{place} is stopped at {row.last_mirrored_offset}; checked after that, the source had no further records"
+    message = (
+        f"{partition} is stopped at {row.last_mirrored_offset}; checked after that, the source had no further records"
+    )
     return replace(row, message=message, lag=0)
 
 
-def _written_after(row: TopicResult, place: TopicPartition, count: int) -> TopicResult:
+def _written_after(row: TopicResult, partition: TopicPartition, count: int) -> TopicResult:
     return TopicResult(
-        *place,
+        *partition,
         Outcome.FAILED,
-        f"{place} is stopped at {row.last_mirrored_offset}; after that, the source received "
+        f"{partition} is stopped at {row.last_mirrored_offset}; after that, the source received "
         f"{counted(count, 'record')} that the copy lacks",
         Reason.SOURCE_WRITTEN_AFTER_STOP,
         last_mirrored_offset=row.last_mirrored_offset,

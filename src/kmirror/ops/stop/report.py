@@ -111,11 +111,11 @@ def at_stop_from_reports(
     )
 
 
-def with_source_answer(place: TopicPartition, known: AtStop, answer: SourceEnds) -> AtStop:
+def with_source_answer(partition: TopicPartition, known: AtStop, answer: SourceEnds) -> AtStop:
     """Return what is known of a partition, updated with the source's answer if it has one on the partition."""
-    if place.topic in answer.notes:
-        return replace(known, source_note=answer.notes[place.topic])
-    end = answer.ends.get(place)
+    if partition.topic in answer.notes:
+        return replace(known, source_note=answer.notes[partition.topic])
+    end = answer.ends.get(partition)
     if end is None:
         return known
     if answer.time_ms < (known.source_as_of_ms or 0):
@@ -131,7 +131,7 @@ def with_source_answer(place: TopicPartition, known: AtStop, answer: SourceEnds)
 
 
 def stopped_row(
-    place: TopicPartition,
+    partition: TopicPartition,
     record: PartitionRecord | None,
     outcome: Outcome,
     reason: Reason | None,
@@ -139,11 +139,13 @@ def stopped_row(
 ) -> TopicResult:
     """Return the row of a stopped partition: its end, what the source has after that, and its failure if any."""
     if record is None or record.last_mirrored_offset is None:
-        return TopicResult(*place, outcome, f"{place} {is_stopped}; its last mirrored offset is unknown", reason)
+        return TopicResult(
+            *partition, outcome, f"{partition} {is_stopped}; its last mirrored offset is unknown", reason
+        )
     lmo, known = record.last_mirrored_offset, record.at_stop
     lag = known_lost(lmo, known) if known is not None else None
-    row = TopicResult(*place, outcome, None, reason, last_mirrored_offset=lmo, lag=lag, at_stop=known)
-    clauses = [f"{place} {is_stopped} at {lmo}", *(_clauses(row, known) if known else ["the loss is unknown"])]
+    row = TopicResult(*partition, outcome, None, reason, last_mirrored_offset=lmo, lag=lag, at_stop=known)
+    clauses = [f"{partition} {is_stopped} at {lmo}", *(_clauses(row, known) if known else ["the loss is unknown"])]
     return replace(row, message="; ".join(clauses))
 
 
@@ -155,10 +157,10 @@ def known_lost(last_mirrored_offset: int, known: AtStop) -> int | None:
     return max(0, known.source_offset - shared)
 
 
-def unmirrored_row(place: TopicPartition, records: int, reason: Reason) -> TopicResult:
+def unmirrored_row(partition: TopicPartition, records: int, reason: Reason) -> TopicResult:
     """Return the row of a partition that only the source has."""
-    message = f"{place} exists on the source only, with {counted(records, 'record')}: none of them was copied"
-    return TopicResult(*place, Outcome.DONE, message, reason, lag=records)
+    message = f"{partition} exists on the source only, with {counted(records, 'record')}: none of them was copied"
+    return TopicResult(*partition, Outcome.DONE, message, reason, lag=records)
 
 
 def _clauses(row: TopicResult, known: AtStop) -> Iterable[str]:
@@ -268,11 +270,11 @@ def incomplete_warnings(
 ) -> list[str]:
     """Return a warning that names the partitions whose first copy was never complete, if any."""
     partial = [
-        str(place)
+        str(partition)
         for topic in topics
-        for place in partitions_of(topic)
-        if not ((record := state.partition(mirror, *place)) and record.initial_copy_complete)
-        and not (place in reports and reports[place].row.source_offset == 0)
+        for partition in partitions_of(topic)
+        if not ((record := state.partition(mirror, *partition)) and record.initial_copy_complete)
+        and not (partition in reports and reports[partition].row.source_offset == 0)
     ]
     return [f"the first copy was not complete: {listed(partial)}"] if partial else []
 
@@ -281,8 +283,8 @@ def spread_warnings(topics: Iterable[TopicRecord], reports: Mapping[TopicPartiti
     """Return a warning on how far apart in time the topics' last mirrored records are, unless they are not."""
     latest: dict[str, int] = {}
     for topic in topics:
-        for place in partitions_of(topic):
-            at = reports[place].row.last_timestamp_ms if place in reports else None
+        for partition in partitions_of(topic):
+            at = reports[partition].row.last_timestamp_ms if partition in reports else None
             if at is not None:
                 latest[topic.topic] = max(at, latest.get(topic.topic, at))
     spread = max(latest.values(), default=0) - min(latest.values(), default=0)

@@ -114,34 +114,40 @@ def _ask(
             )
         else:
             for p in found.partitions:
-                place = TopicPartition(topic.source_topic, p)
+                partition = TopicPartition(topic.source_topic, p)
                 # one whose leader may be a broker that does not answer: what another says is not its end
-                if not metadata.has_replica_on(place, silent):
-                    (there if p < topic.partitions else surplus)[place] = TopicPartition(topic.topic, p)
+                if not metadata.has_replica_on(partition, silent):
+                    (there if p < topic.partitions else surplus)[partition] = TopicPartition(topic.topic, p)
     at = now_ms()
     stable = client.list_offsets(
         dict.fromkeys([*there, *surplus], LATEST), read_committed=True, metadata=metadata, timeout=left(_ENDS_S)
     )
-    offsets = {place: answer.offset for place, answer in stable.items() if answer.offset is not None}
-    ends = {there[place]: SourceEnd(offset) for place, offset in offsets.items() if place in there}
+    offsets = {partition: answer.offset for partition, answer in stable.items() if answer.offset is not None}
+    ends = {there[partition]: SourceEnd(offset) for partition, offset in offsets.items() if partition in there}
     unmirrored: dict[TopicPartition, int] = {}
     try:
         marks = client.list_offsets(
-            {place: LATEST for place in offsets if place in there}, metadata=metadata, timeout=left()
+            {partition: LATEST for partition in offsets if partition in there}, metadata=metadata, timeout=left()
         )
-        lagging = [place for place in offsets if place in there and offsets[place] > known_ends.get(there[place], 0)]
+        lagging = [
+            partition
+            for partition in offsets
+            if partition in there and offsets[partition] > known_ends.get(there[partition], 0)
+        ]
         newest = _newest(client, lagging, left()) if lagging else {}
-        starts = client.list_offsets({place: EARLIEST for place in offsets if place in surplus}, timeout=left())
+        starts = client.list_offsets(
+            {partition: EARLIEST for partition in offsets if partition in surplus}, timeout=left()
+        )
     except (KmirrorError, OutcomeUnknown):
         return SourceEnds(at, ends, notes)
-    for place, answer in marks.items():
+    for partition, answer in marks.items():
         if answer.offset is not None:
-            ends[there[place]] = replace(ends[there[place]], high_watermark=answer.offset)
-    for place, answer in newest.items():
-        ends[there[place]] = replace(ends[there[place]], max_timestamp_ms=answer.timestamp)
-    for place, answer in starts.items():
-        if answer.offset is not None and offsets[place] > answer.offset:
-            unmirrored[surplus[place]] = offsets[place] - answer.offset
+            ends[there[partition]] = replace(ends[there[partition]], high_watermark=answer.offset)
+    for partition, answer in newest.items():
+        ends[there[partition]] = replace(ends[there[partition]], max_timestamp_ms=answer.timestamp)
+    for partition, answer in starts.items():
+        if answer.offset is not None and offsets[partition] > answer.offset:
+            unmirrored[surplus[partition]] = offsets[partition] - answer.offset
     return SourceEnds(at, ends, notes, unmirrored)
 
 

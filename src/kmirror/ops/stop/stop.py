@@ -165,24 +165,24 @@ def _record_ends(work: StopWork) -> str:
     request, facts = work.request, work.facts
     at_stop = facts.at_stop(work.log_ends)
     work.done.warnings += facts.warnings
-    for place, end in sorted(work.log_ends.items()):
+    for topic_partition, end in sorted(work.log_ends.items()):
         if end.error_code:
-            why = f"the leader of {place} cannot be asked: {code_name(end.error_code)}"
-            work.fail(place.topic, KmirrorError(why), place.partition)
+            why = f"the leader of {topic_partition} cannot be asked: {code_name(end.error_code)}"
+            work.fail(topic_partition.topic, KmirrorError(why), topic_partition.partition)
 
     def decide(state: State) -> Changes:
         records = []
-        for place, known in at_stop.items():
-            topic = state.topic(request.mirror, place.topic)
+        for topic_partition, known in at_stop.items():
+            topic = state.topic(request.mirror, topic_partition.topic)
             if topic is None or topic.pending_operation != PENDING_STOP:
                 continue
-            record = state.partition(request.mirror, *place)
+            record = state.partition(request.mirror, *topic_partition)
             if record is None:
                 at = now_ms()
-                record = PartitionRecord(request.mirror, *place, PartitionState.LOG_ALIGNMENT, at)
+                record = PartitionRecord(request.mirror, *topic_partition, PartitionState.LOG_ALIGNMENT, at)
             if record.last_mirrored_offset is None:
-                row = facts.reports[place].row if place in facts.reports else None
-                records.append(with_end(record, topic, facts.last_mirrored_offsets[place], known, row))
+                row = facts.reports[topic_partition].row if topic_partition in facts.reports else None
+                records.append(with_end(record, topic, facts.last_mirrored_offsets[topic_partition], known, row))
         return Changes(tuple(records))
 
     if work.log_ends:
@@ -221,9 +221,9 @@ def _take_source_answer(work: StopWork) -> str:
     for topic in work.left:
         for record in work.state.partitions(topic.mirror, topic.topic):
             if record.last_mirrored_offset is not None:
-                place = TopicPartition(topic.topic, record.partition)
-                known[place] = record.at_stop or AtStop(record.state_time_ms, record.last_mirrored_offset)
-                work.done.ends[place] = record.last_mirrored_offset
+                partition = TopicPartition(topic.topic, record.partition)
+                known[partition] = record.at_stop or AtStop(record.state_time_ms, record.last_mirrored_offset)
+                work.done.ends[partition] = record.last_mirrored_offset
     work.at_stop = work.facts.with_source_answer(known, work.done.ends)
     work.source = work.facts.source()
     work.done.source_trouble = work.source.trouble
@@ -235,14 +235,16 @@ def _finish(work: StopWork) -> str:
     request, finished, done = work.request, work.left, work.done
     _record_stopped(work, finished, work.at_stop)
     for topic in finished:
-        for place in partitions_of(topic):
-            record = work.state.partition(request.mirror, *place)
-            if record is not None and place in work.at_stop:
-                record = replace(record, at_stop=work.at_stop[place])
-            done.results.append(stopped_row(place, record, Outcome.DONE, request.reason))
+        for partition in partitions_of(topic):
+            record = work.state.partition(request.mirror, *partition)
+            if record is not None and partition in work.at_stop:
+                record = replace(record, at_stop=work.at_stop[partition])
+            done.results.append(stopped_row(partition, record, Outcome.DONE, request.reason))
     names = {topic.topic for topic in finished}
-    unmirrored = [(place, records) for place, records in work.source.unmirrored.items() if place.topic in names]
-    done.results += [unmirrored_row(place, records, request.reason) for place, records in unmirrored]
+    unmirrored = [
+        (partition, records) for partition, records in work.source.unmirrored.items() if partition.topic in names
+    ]
+    done.results += [unmirrored_row(partition, records, request.reason) for partition, records in unmirrored]
     done.warnings += incomplete_warnings(work.state, request.mirror, finished, work.facts.reports)
     done.warnings += spread_warnings(finished, work.facts.reports)
     return "stopped"

@@ -113,8 +113,8 @@ class PartitionPairs:
             if len(offsets) == len(answers):
                 bounds[here] = Bounds(*offsets)
             else:
-                place, answer = next(one for one in answers if one[1].offset is None or one[1].error_code)
-                what = f"looking up the offsets of {place}"
+                partition, answer = next(one for one in answers if one[1].offset is None or one[1].error_code)
+                what = f"looking up the offsets of {partition}"
                 unknown[here] = BrokerError(answer.error_code, code_name(answer.error_code), what)
         topics = dict.fromkeys((there.topic, here.topic) for here, there in sources.items())
         indivisible = indivisible_topics(source, destination, topics)

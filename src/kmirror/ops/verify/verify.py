@@ -280,14 +280,14 @@ class _Run:
             pairs = dict.fromkeys((self._sources[one.topic], one.topic) for one in subjects)
             indivisible = indivisible_topics(source, destination.client, pairs)
         for one in subjects:
-            place = TopicPartition(one.topic, one.partition)
-            self._extents[place] = Extent(
+            partition = TopicPartition(one.topic, one.partition)
+            self._extents[partition] = Extent(
                 one.topic,
                 one.partition,
                 self._sources[one.topic],
                 one.start,
                 one.end,
-                sizes.get(place),
+                sizes.get(partition),
                 one.topic not in indivisible,
                 one.destination_start,
             )
