@@ -125,7 +125,8 @@ class Site:
         self.folder = folder
         per_topic = min(PARTITIONS_OF_A_TOPIC, partitions)
         self.topics = [f"drill-{number:04}" for number in range(partitions // per_topic)]
-        self.places = [TopicPartition(topic, p) for topic in self.topics for p in range(per_topic)]
+        # in this order, so that a load on all partitions in turn writes to each topic as often as it can
+        self.places = [TopicPartition(topic, p) for p in range(per_topic) for topic in self.topics]
         step = max(1, -(-len(self.topics) // _WATCHED))
         self.watched = [TopicPartition(topic, 0) for topic in {*self.topics[::step], self.topics[-1]}]
         for cluster in (pair.source, pair.destination):

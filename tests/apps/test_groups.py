@@ -99,71 +99,86 @@ class ShareGroup:
         return [line.removeprefix("given ") for line in self._program.lines if line.startswith("given ")]
 
 
+class Application:
+    """A topic that is written to, and a group of each kind that reads it."""
+
+    def __init__(self, cluster: SandboxCluster, folder: Path) -> None:
+        self.topic = unique_topic("read")
+        self._sent = 0
+        create_topics(cluster, {self.topic: {}}, PARTITIONS)
+        share = unique_topic("share")
+        self.exact = StaticMembers(unique_topic("static"), self.topic), NewGroup(unique_topic("new"), self.topic)
+        self.groups = *self.exact, ShareGroup(share, self.topic, folder)
+        for once in self.exact:
+            commit(cluster, once.group, self.topic, dict.fromkeys(range(PARTITIONS), 0))
+        where = ("--bootstrap-server", cluster.bootstrap_servers, "--entity-type", "groups", "--entity-name", share)
+        kafka_tool("kafka-configs.sh", *where, "--alter", "--add-config", "share.auto.offset.reset=earliest")
+
+    def write(self, cluster: SandboxCluster, records: int = 300) -> None:
+        """Write so many new values to each partition."""
+        for partition in range(PARTITIONS):
+            send(cluster, self.topic, [str(number) for number in range(self._sent, self._sent + records)], partition)
+            self._sent += records
+
+    def consume(self, cluster: SandboxCluster, but: int = 0) -> None:
+        """Have each group read until it has all values ever written but so many."""
+        for group in self.groups:
+            group.consume(cluster, self._sent - but)
+
+    def values(self, cluster: SandboxCluster) -> set[str]:
+        """Return the values that are in the topic."""
+        return set(values(cluster, self.topic, PARTITIONS))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_groups_of_every_kind_move_and_come_back(cluster_pair: ClusterPair, tmp_path: Path) -> None:
-    a, b, topic = cluster_pair.source, cluster_pair.destination, unique_topic("read")
-    create_topics(a, {topic: {}}, PARTITIONS)
-    groups = (
-        StaticMembers(unique_topic("static"), topic),
-        NewGroup(unique_topic("new"), topic),
-        ShareGroup(unique_topic("share"), topic, tmp_path),
-    )
-    for once in groups[:2]:
-        commit(a, once.group, topic, dict.fromkeys(range(PARTITIONS), 0))
-    kafka_tool(
-        "kafka-configs.sh",
-        "--bootstrap-server",
-        a.bootstrap_servers,
-        "--alter",
-        "--entity-type",
-        "groups",
-        "--entity-name",
-        groups[2].group,
-        "--add-config",
-        "share.auto.offset.reset=earliest",
-    )
-    sent = 0
-
-    def write(cluster: SandboxCluster, records: int = 300) -> None:
-        nonlocal sent
-        for partition in range(PARTITIONS):
-            send(cluster, topic, [str(number) for number in range(sent, sent + records)], partition)
-            sent += records
-
-    with Journey(a, b, tmp_path, [topic]) as journey:
+    """A twin stays in place and gets the same values: what its groups have read is the expected result."""
+    a, b = cluster_pair.source, cluster_pair.destination
+    moved, unmoved = Application(a, tmp_path), Application(a, tmp_path)
+    with Journey(a, b, tmp_path, [moved.topic]) as journey:
         for here, there in ((a, b), (b, a)):
-            write(here)
-            for group in groups:
-                group.consume(here, sent - 200)
+            moved.write(here)
+            unmoved.write(a)
+            moved.consume(here, but=200)
+            unmoved.consume(a, but=200)
             journey.promote()
             journey.failback()
-            write(there)
-            for group in groups:
-                group.consume(there, sent)
-                assert group.read.keys() == values(there, topic, PARTITIONS).keys(), group
-        for once in groups[:2]:
-            assert set(once.read.values()) == {1}, once
+            moved.write(there)
+            unmoved.write(a)
+            moved.consume(there)
+            unmoved.consume(a)
+        assert moved.values(a) == unmoved.values(a)
+        for ours, theirs in zip(moved.groups, unmoved.groups, strict=True):
+            assert ours.read.keys() == theirs.read.keys() == unmoved.values(a)
+        for ours, theirs in zip(moved.exact, unmoved.exact, strict=True):
+            assert ours.read == theirs.read
+            assert set(ours.read.values()) == {1}
 
         # unplanned: what they have committed last may not have arrived, and what they have read may be lost
-        write(a)
-        for group in groups:
-            group.consume(a, sent - 400)
+        moved.write(a)
+        unmoved.write(a)
+        moved.consume(a, but=400)
         journey.kill_engine()
-        write(a)
-        for group in groups:
-            group.consume(a, sent - 200)
-        lost = journey.failover()
-        write(b)
-        gone = values_lost(a, topic, lost)
-        for group in groups:
-            group.consume(b, len(values(b, topic, PARTITIONS).keys() | group.read.keys()))
-            assert group.read.keys() | gone.keys() >= values(b, topic, PARTITIONS).keys()
-            assert group.read.keys() >= values(b, topic, PARTITIONS).keys()
+        moved.write(a)
+        unmoved.write(a)
+        moved.consume(a, but=200)
+        gone = values_lost(a, moved.topic, journey.failover()).keys()
+        moved.write(b)
+        unmoved.write(a)
+        unmoved.consume(a)
+        assert moved.values(b) == unmoved.values(a) - gone
+        for ours, theirs in zip(moved.groups, unmoved.groups, strict=True):
+            ours.consume(b, len(moved.values(b) | ours.read.keys()))
+            assert ours.read.keys() | gone == theirs.read.keys()
+            assert ours.read.keys() >= moved.values(b)
 
         journey.failback("--recreate")
         journey.promote()
-        write(a)
-        for group in groups:
-            group.consume(a, len(values(a, topic, PARTITIONS).keys() | group.read.keys()))
-            assert group.read.keys() >= values(a, topic, PARTITIONS).keys()
+        moved.write(a)
+        unmoved.write(a)
+        unmoved.consume(a)
+        assert moved.values(a) == unmoved.values(a) - gone
+        for ours, theirs in zip(moved.groups, unmoved.groups, strict=True):
+            ours.consume(a, len(moved.values(a) | ours.read.keys()))
+            assert ours.read.keys() | gone == theirs.read.keys()

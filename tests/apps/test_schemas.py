@@ -1,4 +1,7 @@
-"""A schema registry over `_schemas` moves with its topic: ids stay, and none is assigned twice."""
+"""A schema registry over `_schemas` moves with its topic: ids stay, and none is assigned twice.
+
+A twin stays in place and registers the same: its ids and records are the expected result.
+"""
 
 from __future__ import annotations
 
@@ -59,40 +62,52 @@ class Application:
         registry = Registry(cluster, self.schemas)
         send(cluster, self.records, [f"{registry.register(schema)} {schema}" for schema in schemas])
 
+    def values(self, cluster: SandboxCluster) -> list[str]:
+        """Return the records, each with the id and the name of its schema."""
+        return [(record.value or b"").decode() for record in shown(cluster, self.records)]
+
     def assert_all_can_be_read(self, cluster: SandboxCluster) -> None:
         """Each record's id is that of its schema."""
         schemas = {number: schema for schema, number in self.ids(cluster).items()}
-        for record in shown(cluster, self.records):
-            number, _, schema = (record.value or b"").decode().partition(" ")
+        for value in self.values(cluster):
+            number, _, schema = value.partition(" ")
             assert schemas[int(number)] == schema
 
 
 def test_schema_ids_stay(cluster_pair: ClusterPair, tmp_path: Path) -> None:
     a, b = cluster_pair.source, cluster_pair.destination
-    application = Application(a)
-    application.write(a, "order", "invoice", "order")
-    with application.journey(a, b, tmp_path) as journey:
+    moved, unmoved = Application(a), Application(a)
+    for application in (moved, unmoved):
+        application.write(a, "order", "invoice", "order")
+    with moved.journey(a, b, tmp_path) as journey:
         journey.promote()
-    application.write(b, "refund", "order")
-    assert application.ids(b) == {"order": 1, "invoice": 2, "refund": 3}
-    application.assert_all_can_be_read(b)
+    moved.write(b, "refund", "order")
+    unmoved.write(a, "refund", "order")
+    assert moved.ids(b) == unmoved.ids(a) == {"order": 1, "invoice": 2, "refund": 3}
+    assert moved.values(b) == unmoved.values(a)
+    moved.assert_all_can_be_read(b)
 
 
 @pytest.mark.long
 def test_an_id_that_was_lost_is_given_out_again(cluster_pair: ClusterPair, tmp_path: Path) -> None:
     a, b = cluster_pair.source, cluster_pair.destination
-    application = Application(a)
-    application.write(a, "order", "invoice")
-    with application.journey(a, b, tmp_path) as journey:
+    moved, unmoved = Application(a), Application(a)
+    for application in (moved, unmoved):
+        application.write(a, "order", "invoice")
+    with moved.journey(a, b, tmp_path) as journey:
         journey.wait()
         journey.kill_engine()
-        application.write(a, "payment")
+        moved.write(a, "payment")
+        unmoved.write(a, "payment")
         lost = journey.failover()
-        assert [json.loads(value)["id"] for value in values_lost(a, application.schemas, lost)] == [3]
-        application.write(b, "shipment")
-        assert application.ids(b) == {"order": 1, "invoice": 2, "shipment": 3}
-        application.assert_all_can_be_read(b)
+        assert [json.loads(value)["id"] for value in values_lost(a, moved.schemas, lost)] == [3]
+        moved.write(b, "shipment")
+        unmoved.write(a, "shipment")
+        assert moved.ids(b) == {"order": 1, "invoice": 2, "shipment": 3}
+        assert unmoved.ids(a) == {"order": 1, "invoice": 2, "payment": 3, "shipment": 4}
+        moved.assert_all_can_be_read(b)
         journey.failback("--recreate")
         journey.wait()
-    assert application.ids(a) == application.ids(b)
-    application.assert_all_can_be_read(a)
+    assert moved.ids(a) == moved.ids(b)
+    moved.assert_all_can_be_read(a)
+    assert moved.values(a) == ["1 order", "2 invoice", "3 shipment"]
