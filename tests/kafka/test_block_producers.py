@@ -6,7 +6,9 @@ import itertools
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -14,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from kmirror.cluster.acls import describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, Permission
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
@@ -28,12 +31,13 @@ from kmirror.ops.stop.promote import PromoteRequest, PromoteView, promote
 from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, denial, give, kmirror_rights, written
-from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import ROOT, command
 from tests.support.json_documents import check as check_document
 from tests.support.killed import Moment, run_killed
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import produce, selector
+from tests.support.shared_clusters import GUARDED_USERS
 from tests.support.visible import shown
 from tests.support.waiting import wait_until
 
@@ -67,12 +71,24 @@ def move(
     destination: Destination,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Move]:
+    with _move(guarded_cluster, cluster_pair, destination, monkeypatch) as found:
+        yield found
+
+
+@contextmanager
+def _move(
+    guarded_cluster: SandboxCluster,
+    cluster_pair: ClusterPair,
+    destination: Destination,
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: int = 1,
+) -> Iterator[Move]:
     properties = guarded_cluster.client_properties("kmirror")
     monkeypatch.setenv("KM_TEST_LOGIN", properties["sasl.jaas.config"])
     with ClusterClient(client_config(guarded_cluster.client_properties())) as admin:
         topics = (unique_topic(), unique_topic())
         for topic in topics:
-            admin.create_topic(topic, 1, 1, {"retention.ms": "-1"})
+            admin.create_topic(topic, partitions, 1, {"retention.ms": "-1"})
             give(admin, acls("topic", topic, "kmirror", "READ", "DESCRIBE_CONFIGS"))
             give(admin, acls("topic", topic, "app", "WRITE", "READ"))
         give(admin, acls("group", "*", "kmirror", "DESCRIBE"), acls("transactional_id", "*", "app", "ALL"))
@@ -82,6 +98,50 @@ def move(
             assert written(guarded_cluster, "app", topic) is None
         assert add(destination, mirror, selector(*topics)).exit_code == 0
         yield Move(guarded_cluster, admin, destination, mirror, topics, cluster_pair.destination)
+
+
+class App:
+    """A producer that writes to a topic's partitions until each of them has refused a write."""
+
+    def __init__(self, move: Move, topic: str, partitions: int = 1) -> None:
+        self.acknowledged: dict[int, list[bytes | None]] = {partition: [] for partition in range(partitions)}
+        self.refused: dict[int, int] = {}
+        self._topic = topic
+        self._end = threading.Event()
+        # its library forgets a whole topic once one partition is refused
+        properties = client_config(move.source.client_properties("app")).librdkafka()
+        self._producers = [Producer({**properties, "linger.ms": 0}) for _ in range(partitions)]
+        self._writer = threading.Thread(target=self._write)
+
+    def __enter__(self) -> Self:
+        self._writer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._writer.join()
+
+    def _write(self) -> None:
+        for number in itertools.count():
+            left = [partition for partition in self.acknowledged if partition not in self.refused]
+            if not left or self._end.wait(0.005):
+                break
+            for partition in left:
+                producer = self._producers[partition]
+                try:
+                    producer.produce(self._topic, b"%d" % number, partition=partition, on_delivery=self._delivered)
+                except KafkaException as error:
+                    self.refused[partition] = error.args[0].code()
+                producer.poll(0)
+        for producer in self._producers:
+            producer.flush(30)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        partition = message.partition() or 0
+        if error is None:
+            self.acknowledged[partition].append(message.value())
+        else:
+            self.refused[partition] = error.code()
 
 
 def may_alter(move: Move) -> None:
@@ -103,37 +163,12 @@ def test_producers_are_blocked_until_the_destination_takes_their_writes(move: Mo
         assert any("would deny WRITE to everyone" in one for one in drill.result.warnings), drill.result.warnings
         assert move.denials == set()
 
-        end, acknowledged, refused = threading.Event(), list[bytes | None](), list[int]()
-        producer = Producer({**client_config(move.source.client_properties("app")).librdkafka(), "linger.ms": 0})
-
-        def delivered(error: KafkaError | None, message: Message) -> None:
-            if error is None:
-                acknowledged.append(message.value())
-            else:
-                refused.append(error.code())
-
-        def write() -> None:
-            for number in itertools.count():
-                if end.wait(0.005) or refused:
-                    break
-                try:
-                    producer.produce(topic, b"%d" % number, partition=0, on_delivery=delivered)
-                except KafkaException as error:  # its library forgets the topic once it is refused
-                    refused.append(error.args[0].code())
-                producer.poll(0)
-            producer.flush(30)
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
+        with App(move, topic) as app:
             done = promote(move.destination, request)
-        finally:
-            end.set()
-            writer.join()
     assert done.result.exit_code == 0, done.result
-    assert refused, "the producer wrote until it was blocked"
-    assert len(acknowledged) > 10
-    assert [record.value for record in shown(move.moved_to, topic)] == [b"v", *acknowledged]
+    assert app.refused, "the producer wrote until it was blocked"
+    assert len(app.acknowledged[0]) > 10
+    assert [record.value for record in shown(move.moved_to, topic)] == [b"v", *app.acknowledged[0]]
     assert move.denials == {denial(topic, "*")}
     assert written(move.source, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
     assert written(move.source, "app", other) is None
@@ -151,6 +186,33 @@ def test_producers_are_blocked_until_the_destination_takes_their_writes(move: Mo
     # to undo the promote: the source is in charge again
     assert add(move.destination, move.mirror, selector(topic), adopt=True).exit_code == 0
     assert (move.denials, move.check_lines()) == (set(), [])
+
+
+@pytest.mark.slow
+def test_each_broker_of_the_source_refuses_writes_before_the_last_records_are_copied(
+    make_cluster: MakeCluster,
+    cluster_pair: ClusterPair,
+    destination: Destination,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide = make_cluster("wide", brokers=2, secured=True, authorizer=True, users=GUARDED_USERS)
+    with _move(wide, cluster_pair, destination, monkeypatch, partitions=2) as move:
+        may_alter(move)
+        topic, _ = move.topics
+        metadata = move.admin.metadata([topic])
+        assert len({metadata.leader_address(TopicPartition(topic, partition)) for partition in range(2)}) == 2
+        request = PromoteRequest(move.mirror, selector(topic), timeout_ms=60_000, block_producers=True)
+        with LocalEngine(move.destination, move.mirror) as engine:
+            engine.catch_up()
+            wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))
+            with App(move, topic, partitions=2) as app:
+                done = promote(move.destination, request)
+        assert done.result.exit_code == 0, done.result
+        assert app.refused == dict.fromkeys(range(2), KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        for partition, acknowledged in app.acknowledged.items():
+            assert len(acknowledged) > 10
+            copied = [record.value for record in shown(move.moved_to, topic, partition)]
+            assert [value for value in copied if value != b"v"] == acknowledged
 
 
 def test_a_promote_that_gives_up_or_is_killed_leaves_no_producer_blocked(move: Move) -> None:
