@@ -107,7 +107,9 @@ class Application:
         self._sent = 0
         create_topics(cluster, {self.topic: {}}, PARTITIONS)
         share = unique_topic("share")
+        self.exact: tuple[StaticMembers | NewGroup, ...]
         self.exact = StaticMembers(unique_topic("static"), self.topic), NewGroup(unique_topic("new"), self.topic)
+        self.groups: tuple[StaticMembers | NewGroup | ShareGroup, ...]
         self.groups = *self.exact, ShareGroup(share, self.topic, folder)
         for once in self.exact:
             commit(cluster, once.group, self.topic, dict.fromkeys(range(PARTITIONS), 0))
