@@ -111,7 +111,11 @@ def kill_stop(scene: Scene, fault: Fault, note: Note) -> None:
 def _settle(scene: Scene, note: Note, words: tuple[str, ...], mirror: str, topic: str) -> None:
     """Type a stop once more. Its reported end is believed, unless the topic is added again."""
     done = scene.until_calm(*words, mirror=mirror, also=_NOT_READY if words[0] == "promote" else frozenset())
-    if done is None or scene.marks.get(topic):
+    if done is None:
+        return
+    if scene.marks.get(topic):
+        if done[0] == 0:
+            scene.ends.setdefault(topic, {})  # stopped: it is not copied further, and its end says nothing
         return
     if words[0] == "remove":
         # refused if a fence has used up an offset

@@ -14,6 +14,7 @@ from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import ExitCode, Reason, UsageError
 from kmirror.ops.add.plan import Action, Facts, Selection, TopicPlan, decide, select
+from kmirror.ops.add.topic_admin import requests_of
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.upstream import Upstream, follow, links_of
@@ -380,3 +381,11 @@ def test_a_name_that_grows_too_long_is_refused() -> None:
     name = "x" * 240
     row = refused(decided(name, settings=parse_settings({"topic.prefix": "a" * 10})))
     assert "too long for a topic name" in (row.message or "")
+
+
+def test_topics_are_created_in_few_requests_that_a_controller_takes() -> None:
+    small = {f"small-{number}": 9 for number in range(1_500)}
+    assert [len(names) for names in requests_of(small)] == [1_000, 500]
+    # a topic is never divided, even if the controller will refuse it
+    assert list(requests_of({"a": 1, "large": 20_000, "b": 1})) == [["a"], ["large"], ["b"]]
+    assert not list(requests_of({}))

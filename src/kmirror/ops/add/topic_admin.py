@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, TypeVar
 
 from kmirror.cluster.acl_commands import grant_line
@@ -18,7 +17,10 @@ from kmirror.errors import KmirrorError
 from kmirror.state.client import Deadline, ask, client
 from kmirror.state.store import StateStore
 
-_TOPICS_AT_ONCE = 200
+#: A controller writes a record for each topic, partition and setting, at most 10,000 per request (KRaft's
+#: MAX_RECORDS_PER_USER_OP). Few large requests: topics of a later one are known only once the brokers have created the
+#: logs of an earlier one.
+_RECORDS_AT_ONCE = 9_000
 _TIMEOUT_S = 30.0
 _STEP_S = 0.1
 
@@ -90,7 +92,9 @@ class TopicAdmin:
             )
             return dict(asked)  # a copy: the client reads its own again
 
-        return self._each({topic.name: topic for topic in topics}, request, "creating topic", "CREATE")
+        items = {topic.name: topic for topic in topics}
+        sizes = {topic.name: 1 + topic.partitions + len(topic.settings) for topic in items.values()}
+        return self._each(items, sizes, request, "creating topic", "CREATE")
 
     def set_settings(self, changes: Mapping[str, Mapping[str, str | None]]) -> dict[str, KmirrorError | None]:
         """Set some settings of topics (IncrementalAlterConfigs); None resets to the brokers' default."""
@@ -113,14 +117,20 @@ class TopicAdmin:
             return {resource.name: future for resource, future in asked.items()}
 
         items = {topic: (topic, settings) for topic, settings in changes.items()}
-        return self._each(items, request, "changing topic", "ALTER_CONFIGS")
+        sizes = {topic: len(settings) for topic, settings in changes.items()}
+        return self._each(items, sizes, request, "changing topic", "ALTER_CONFIGS")
 
     def _each(
-        self, items: Mapping[str, Item], request: Callable[[Sequence[Item]], dict[str, Any]], what: str, operation: str
+        self,
+        items: Mapping[str, Item],
+        sizes: Mapping[str, int],
+        request: Callable[[Sequence[Item]], dict[str, Any]],
+        what: str,
+        operation: str,
     ) -> dict[str, KmirrorError | None]:
         # many topics per request; retries are for one topic each
         outcomes: dict[str, KmirrorError | None] = {}
-        for some in _chunks(items):
+        for some in requests_of(sizes):
             first = request([items[name] for name in some])
             for name in some:
 
@@ -137,7 +147,15 @@ class TopicAdmin:
         return outcomes
 
 
-def _chunks(items: Iterable[Item]) -> Iterable[list[Item]]:
-    rest = iter(items)
-    while some := list(islice(rest, _TOPICS_AT_ONCE)):
+def requests_of(sizes: Mapping[str, int]) -> Iterable[list[str]]:
+    """Yield the topics of each request, given how many records each topic takes."""
+    some: list[str] = []
+    records = 0
+    for topic, size in sizes.items():
+        if some and records + size > _RECORDS_AT_ONCE:
+            yield some
+            some, records = [], 0
+        some.append(topic)
+        records += size
+    if some:
         yield some
