@@ -78,7 +78,7 @@ def main() -> int:
     stored = Results(given.output)
     for result in run_worlds(again(worlds, results) if given.again else worlds, folder, given.faults):
         results.append(result)
-        stored.add_world(result)
+        stored.add_world({**result, "options": {"seconds": given.seconds, "faults": given.faults}})
         acts = ", ".join(str(one["act"]) if was_done(one) else f"({one['act']})" for one in result["faults"])
         bad = [" ".join(str(one[key]) for key in ("what", "error") if key in one) for one in result["violations"]]
         verdict = f"VIOLATION: {'; '.join(bad)}, see {folder}" if bad else "ok"

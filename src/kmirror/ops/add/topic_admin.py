@@ -18,8 +18,7 @@ from kmirror.state.client import Deadline, ask, client
 from kmirror.state.store import StateStore
 
 #: A controller writes a record for each topic, partition and setting, at most 10,000 per request (KRaft's
-#: MAX_RECORDS_PER_USER_OP). Few large requests: topics of a later one are known only once the brokers have created the
-#: logs of an earlier one.
+#: MAX_RECORDS_PER_USER_OP).
 _RECORDS_AT_ONCE = 9_000
 _TIMEOUT_S = 30.0
 _STEP_S = 0.1
@@ -147,15 +146,17 @@ class TopicAdmin:
         return outcomes
 
 
-def requests_of(sizes: Mapping[str, int]) -> Iterable[list[str]]:
-    """Yield the topics of each request, given how many records each topic takes."""
-    some: list[str] = []
+def requests_of(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Return the topics of each request, given how many records each topic takes: few requests, the last ones largest.
+
+    Brokers know the topics of a request only once they have created all logs of the requests before it.
+    """
+    requests: list[list[str]] = []
     records = 0
-    for topic, size in sizes.items():
-        if some and records + size > _RECORDS_AT_ONCE:
-            yield some
-            some, records = [], 0
-        some.append(topic)
+    for topic, size in reversed(list(sizes.items())):
+        if not requests or records + size > _RECORDS_AT_ONCE:
+            requests.append([])
+            records = 0
+        requests[-1].append(topic)
         records += size
-    if some:
-        yield some
+    return [some[::-1] for some in reversed(requests)]
