@@ -1,7 +1,8 @@
-"""Logins by Kerberos to a source: a real KDC, a real broker, and the system's own library."""
+"""Logins by Kerberos: a real KDC, a real broker, and the system's own library."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.security import kerberos
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.kerberos import KerberosLogin
-from kmirror.errors import Reason, UnreachableError
+from kmirror.errors import Reason, UnreachableError, UsageError
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
@@ -55,7 +57,7 @@ class Guarded:
 def guarded(make_module_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     port, plain, controller = free_ports(3)
     service = f"kafka/{LOOPBACK}"
-    with kerberos_realm(tmp_path_factory.mktemp("kdc"), [service, "kmirror"]) as realm:
+    with kerberos_realm(tmp_path_factory.mktemp("kdc"), [service, "kmirror", "state"]) as realm:
         listeners = f"PLAINTEXT://{LOOPBACK}:{plain},KERBEROS://{LOOPBACK}:{port}"
         properties = {
             "listeners": f"{listeners},CONTROLLER://{LOOPBACK}:{controller}",
@@ -106,3 +108,46 @@ def test_who_is_not_known_is_refused(guarded: Guarded, tmp_path: Path, monkeypat
     monkeypatch.setenv("KRB5_CONFIG", str(spare))
     error = guarded.refused(replace(config, kerberos=replace(config.kerberos, keytab=f"/./{guarded.realm.keytab}")))
     assert (error.reason, error.hint) == (None, "check the KDCs of the realm in krb5.conf")
+
+
+@pytest.fixture
+def _own_defaults(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(kerberos, "_DEFAULTS", kerberos._SystemDefaults())
+    yield
+    for name in kerberos._VARIABLES.values():
+        os.unsetenv(name)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_own_defaults")
+def test_librdkafka_finds_the_tickets_of_one_login(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka takes the defaults of the system's library, whose keytab may have the keys of several principals."""
+    login = client_config(guarded.properties("state")).librdkafka()
+    assert {key: value for key, value in login.items() if key.startswith("sasl.")} == {
+        "sasl.mechanism": "GSSAPI",
+        "sasl.kerberos.service.name": "kafka",
+        "sasl.kerberos.principal": f"state@{REALM}",
+        "sasl.kerberos.min.time.before.relogin": 0,
+    }
+    mirrored = client_config(guarded.properties())
+    with pytest.raises(UsageError, match=f"as state@{REALM} in this process, and cannot as kmirror@{REALM}"):
+        mirrored.librdkafka()
+    Connection.open(LOOPBACK, guarded.port, mirrored).close()
+    default = replace(mirrored, kerberos=KerberosLogin("kafka"))
+    error = guarded.refused(default)
+    assert "librdkafka logs in with another one" in error.message
+    assert 'ticketCache="PATH"' in str(error.hint)
+    monkeypatch.setattr(kerberos, "_DEFAULTS", kerberos._SystemDefaults())
+    Connection.open(LOOPBACK, guarded.port, default).close()
+    os.unsetenv("KRB5_CLIENT_KTNAME")
+    in_cache = replace(default, kerberos=KerberosLogin("kafka", f"state@{REALM}"))
+    Connection.open(LOOPBACK, guarded.port, in_cache).close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_own_defaults")
+def test_an_empty_cache_is_not_filled_from_librdkafkas_keytab(guarded: Guarded, tmp_path: Path) -> None:
+    config = client_config(guarded.properties("state"))
+    config.librdkafka()
+    empty = replace(config, kerberos=KerberosLogin("kafka", ticket_cache=str(tmp_path / "none")))
+    assert "no Kerberos login for the owner of the ticket cache" in guarded.refused(empty).message

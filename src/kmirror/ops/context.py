@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
+from kmirror.state.client import require_login
 from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
@@ -54,7 +55,8 @@ class Destination:
             UnreachableError: it does not answer or refuses us (DESTINATION_UNREACHABLE, AUTHENTICATION_FAILED …).
             RefusedError: its id is not `expect_cluster_id`.
         """
-        config = client_config(properties).as_destination()
+        config = client_config(properties)
+        require_login(config)
         client = ClusterClient(config)
         try:
             with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):

@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError, UsageError
 
 Answer = TypeVar("Answer")
@@ -35,11 +36,19 @@ _LOGIN_HINT = "check user name, password and mechanism in the file given as --co
 #: Authorization failed on a topic, on the cluster, on a transactional id.
 _NOT_AUTHORIZED = (29, 31, 53)
 
-#: librdkafka's messages when there is no token (`oauth_cb` raised): no broker has refused anything.
-_NO_TOKEN = ("Failed to acquire SASL OAUTHBEARER token", "there is no token available")
-#: An interrupted login: the broker went away, or accepts no second login within a second (KIP-368). If the login worked
-#: before, the next connection retries it.
-_INTERRUPTED = ("Local: Broker transport failure", "Request not valid in current SASL state")
+#: librdkafka's messages when there is no token (`oauth_cb` raised) or no Kerberos ticket to be had: no broker has
+#: refused anything.
+_NO_TOKEN = ("Failed to acquire SASL OAUTHBEARER token", "there is no token available", "Cannot contact any KDC")
+#: An interrupted login: the broker went away, or accepts no second login within a second (KIP-368), or no KDC renewed
+#: the ticket. If the login worked before, the next connection retries it.
+_INTERRUPTED = ("Local: Broker transport failure", "Request not valid in current SASL state", "Ticket expired")
+
+#: What librdkafka says of a mechanism that it was built without.
+_NO_GSSAPI = "No provider for SASL mechanism GSSAPI"
+_GSSAPI_HINT = (
+    "install a confluent-kafka that is built with GSSAPI (`kmirror help logins` says how), "
+    "or use a listener with another sasl.mechanism"
+)
 
 _logger = logging.getLogger("kmirror.librdkafka")
 _logger.addHandler(logging.NullHandler())
@@ -126,10 +135,28 @@ def client(factory: Callable[..., Any], config: Mapping[str, Any], watch: ErrorW
     try:
         return factory({**config, "error_cb": watch.on_error}, logger=_logger)
     except KafkaException as error:
+        if _NO_GSSAPI in (why := error.args[0].str()):
+            raise UsageError(
+                f"librdkafka, which writes kmirror's state, is built without Kerberos: {why}", _GSSAPI_HINT
+            ) from error
         raise UsageError(
-            f"the settings of the destination connection are refused: {error.args[0].str()}",
+            f"the settings of the destination connection are refused: {why}",
             "fix the file given as --command-config",
         ) from error
+
+
+def require_login(config: ClientConfig) -> None:
+    """Refuse a destination to which librdkafka cannot log in, before anything connects to it.
+
+    Raises:
+        UsageError: it needs Kerberos, and the installed librdkafka is built without GSSAPI.
+    """
+    if config.kerberos is not None:
+        from confluent_kafka.admin import AdminClient
+
+        login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": config.sasl_mechanism}
+        # it has no brokers to connect to, and runs no kinit
+        client(AdminClient, {**login, "sasl.kerberos.min.time.before.relogin": 0, "log_level": 0}, ErrorWatch())
 
 
 def ask(

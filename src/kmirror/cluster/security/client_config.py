@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from kmirror.cluster.security import kerberos
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.login import Login, check_handlers, read_login
 from kmirror.cluster.security.properties import referenced_files
@@ -144,23 +145,14 @@ class ClientConfig:
                     "check that the key belongs to the certificate, and ssl.key.password",
                 ) from None
 
-    def as_destination(self) -> ClientConfig:
-        """Return this configuration, for a cluster that librdkafka connects to as well.
-
-        Raises:
-            UsageError: librdkafka cannot log in this way.
-        """
-        if self.kerberos is None:
-            return self
-        raise UsageError(
-            "Kerberos is not supported for a destination: librdkafka's wheels have no GSSAPI",
-            "use a listener of the destination with another sasl.mechanism; a source may have GSSAPI",
-        )
-
     def librdkafka(self, **extra: object) -> dict[str, object]:
         """Return the configuration for confluent-kafka, `extra` (librdkafka's names, `**{"a.b": 1}`) on top.
 
         Stores are read again. librdkafka escapes SCRAM user names itself, and has limits of its own for numbers.
+
+        Raises:
+            UsageError: librdkafka's clients in this process already use another Kerberos login.
+            UnreachableError: there is no Kerberos ticket.
         """
         tls = self.with_current_stores()
         config: dict[str, object] = {
@@ -187,6 +179,8 @@ class ClientConfig:
                 "ssl.key.password": tls.key_password,
                 "ssl.endpoint.identification.algorithm": "https" if self.verify_hostname else "none",
             }
+        if self.kerberos is not None:
+            optional |= kerberos.for_librdkafka(self.kerberos)
         if self.tokens is not None:
             optional["oauth_cb"] = for_librdkafka(self.tokens, self.connect_timeout_ms / 1000)
         return config | {key: value for key, value in optional.items() if value is not None} | extra

@@ -41,6 +41,7 @@ from kmirror.ops.check.versions import Role, broker_version, too_old
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.settings.table import Settings, parse_settings, stored_settings
+from kmirror.state.client import require_login
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.snapshot import State
@@ -87,7 +88,9 @@ def check(
     if properties is not None:
         given, changed = checked_properties(properties)
         settings = parse_settings(changed)
-    with ClusterClient(client_config(destination_properties).as_destination()) as client:
+    config = client_config(destination_properties)
+    require_login(config)
+    with ClusterClient(config) as client:
         found = _reach(findings, DESTINATION, client)
         if found is not None:
             _check_cluster(findings, DESTINATION, client, found, Role.DESTINATION)
