@@ -21,6 +21,10 @@ _LOAD_S = 90.0
 #: A folder on the Python path that makes a process believe it runs on another host.
 _ELSEWHERE = Path(__file__).parent / "elsewhere"
 _OF_ALL = frozenset({"describe", "list"})
+_VERBS_LOG = "verbs.log"
+#: How a verb's line there ends if it failed unexpectedly.
+_UNEXPECTED = " -> 1"
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,17 @@ class Typed:
         with self.log.open("a", encoding="utf-8") as file:
             file.write(f"{'-'.join(clock)} {self.words} -> {code}\n{output}{errors}\n")
         return code, output
+
+
+def unexpected_failures(folder: Path) -> list[str]:
+    """Return where in the logs of a world a verb ended with 1, or a verb or an engine with a traceback."""
+    return [
+        f"{log.name}:{number}: {line[:200].rstrip()}"
+        for log in sorted({folder / _VERBS_LOG, *folder.glob("engine-*.log")})
+        if log.exists()
+        for number, line in enumerate(log.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if _TRACEBACK in line or (log.name == _VERBS_LOG and line.endswith(_UNEXPECTED))
+    ]
 
 
 class Load:
@@ -111,7 +126,7 @@ class Engine:
             env=_environ(self._world.operator_host),
         )
         words = " ".join((verb, *mirrors, *arguments))
-        return Typed(process, self._folder / "verbs.log", words, time.time())
+        return Typed(process, self._folder / _VERBS_LOG, words, time.time())
 
     def verb(self, verb: str, *arguments: str, mirror: str | None = None, timeout: float = _VERB_S) -> tuple[int, str]:
         """Run a verb; return its exit code, −1 if it had to be killed, and its output."""

@@ -17,7 +17,7 @@ from confluent_kafka.admin import NewTopic
 
 from campaign.acts.scene import Ends, Scene
 from campaign.clusters import Side
-from campaign.engine import Engine, Load, Typed
+from campaign.engine import Engine, Load, Typed, unexpected_failures
 from campaign.finale import Finale
 from campaign.logins import admin
 from campaign.nemesis import Nemesis
@@ -61,6 +61,7 @@ def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int)
             found = run.violations()
     except Exception as error:  # also a broker that does not come back at the end
         found = [*found, {"what": NOT_RUN, "error": repr(error), "notes": getattr(error, "__notes__", [])}]
+    found += [{"what": "an unexpected failure", "error": where} for where in unexpected_failures(folder)]
     result = {
         "seed": world.seed,
         "ending": world.ending,

@@ -17,6 +17,7 @@ from confluent_kafka import TopicPartition
 from campaign.__main__ import again, run_worlds
 from campaign.batches import Made, encode_batch
 from campaign.contents import content_of
+from campaign.engine import unexpected_failures
 from campaign.histories import History, LogKind
 from campaign.load import body
 from campaign.nemesis import ACTS
@@ -314,3 +315,16 @@ def test_an_answer_without_an_offset_is_no_end(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("campaign.reading.AdminClient", Leaderless)
     assert ends("", [("t", 0)]) is None
+
+
+def test_commands_never_end_unexpectedly(tmp_path: Path) -> None:
+    verbs, engine = tmp_path / "verbs.log", tmp_path / "engine-m1.log"
+    verbs.write_text("10:00:00-10:00:01 pause m1 -> 0\nb -> 1 more\n10:00:02-10:00:03 promote m1 --yes -> 10\n")
+    engine.write_text("copying: 1 topic, offset 0 -> 1\n")
+    assert unexpected_failures(tmp_path) == []
+    verbs.write_text("10:00:00-10:00:01 add m1 --topics .* -> 1\n\n")
+    engine.write_text("started\nTraceback (most recent call last):\n")
+    assert unexpected_failures(tmp_path) == [
+        "engine-m1.log:2: Traceback (most recent call last):",
+        "verbs.log:1: 10:00:00-10:00:01 add m1 --topics .* -> 1",
+    ]
