@@ -207,6 +207,29 @@ def test_batches_follow_each_other_until_one_is_not_ready_and_then_continue(
     assert again == {first: "NOOP", second: "NOOP", held: "DONE"}
 
 
+def test_without_an_engine_that_starts_nothing_is_promoted_and_the_reason_is_reported(
+    cluster_pair: ClusterPair,
+    destination: Destination,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, second = sorted([unique_topic(), unique_topic()])
+    mirror = mirrored(cluster_pair, destination, first, second)
+    words = ["promote", "--mirror", mirror, "--batch", "1", "--pause", "100ms", "--idle", "0s", "--json"]
+    words += ["--bootstrap-server", cluster_pair.destination.bootstrap_servers]
+    assert main([*words, "--master", "nowhere"]) == ExitCode.USAGE
+    assert "'nowhere' is not a Spark master" in capsys.readouterr().err
+    monkeypatch.setattr("kmirror.ops.run.own_engine._START", "raise OSError('no space left')")
+    assert main([*words, "--timeout", "7s"]) == ExitCode.TIMED_OUT
+    shown = capsys.readouterr()
+    rows = {row["topic"]: row for row in json.loads(shown.out)["results"]}
+    assert {topic: row["result"] for topic, row in rows.items()} == {first: "TIMED_OUT", second: "TIMED_OUT"}
+    assert "no engine is in charge: one is started again (OSError: no space left)" in shown.err
+    ended = "the one that promote started ended: OSError: no space left"
+    assert f"no engine is in charge of mirror {mirror}; {ended}" in shown.err
+    assert {row.reason for row in describe(destination, mirror)} == {Reason.NO_ENGINE}
+
+
 def test_a_batch_after_which_the_rest_is_not_healthy_is_the_last_one(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:

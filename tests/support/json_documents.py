@@ -39,8 +39,8 @@ _INTRODUCTION = """\
 
 Every command but `demo`, `help`, `completion`, `report` and `top` prints one JSON document with `--json` (short for
 `--output json`) to stdout.
-Warnings, hints and questions go to stderr. For each document there is a JSON Schema (draft 2020-12) in the Python
-package `kmirror`:
+Warnings, hints, questions and progress go to stderr. For each document there is a JSON Schema (draft 2020-12) in the
+Python package `kmirror`:
 
 ```python
 import importlib.resources, json

@@ -201,7 +201,7 @@ class TableOutput:
     def promoting(self) -> AbstractContextManager[Callable[[PromoteView], None]]:
         from kmirror.cli import progress
 
-        return progress.promoting(self.screen)
+        return progress.promoting(self.screen, on_terminal=self.screen.is_terminal)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[OnProgress]:
@@ -286,10 +286,10 @@ class JsonOutput:
 
         return progress.working(self.screen, on_terminal=False)
 
-    @contextmanager
-    def promoting(self) -> Iterator[Callable[[PromoteView], None]]:
-        with self.working() as watch:
-            yield lambda view: watch(view.work) if view.work is not None else None
+    def promoting(self) -> AbstractContextManager[Callable[[PromoteView], None]]:
+        from kmirror.cli import progress
+
+        return progress.promoting(self.screen, on_terminal=False)
 
     def waiting(self, what: str) -> AbstractContextManager[OnProgress]:
         return nullcontext(unwatched)

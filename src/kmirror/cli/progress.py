@@ -174,9 +174,9 @@ def _pace(view: WorkView, speed: Speed, at: float) -> Iterator[str]:
 
 
 @contextmanager
-def promoting(screen: Screen) -> Iterator[Callable[[PromoteView], None]]:
+def promoting(screen: Screen, *, on_terminal: bool) -> Iterator[Callable[[PromoteView], None]]:
     """Show what topics wait for, the smallest lag first: a table on a terminal, else a line when it changes."""
-    if not screen.is_terminal:
+    if not on_terminal:
         last_line, written_at = "", -LINE_SECONDS
         progress = Progress(screen, None, time.monotonic)
 

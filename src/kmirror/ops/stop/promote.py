@@ -11,13 +11,17 @@ promote takes over the topics of one that was killed (`promote_claim`).
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.engine.spark.conf import SparkOptions
+from kmirror.engine.spark.conf import check as check_spark
 from kmirror.errors import KmirrorError, Reason, UnreachableError, UsageError
 from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
 from kmirror.ops.context import Destination, cluster_id_of, now_ms, require_mirror, require_same_cluster, source_client
@@ -112,6 +116,7 @@ def promote(
     If no engine runs, `own` is started, or one that ends with the call.
 
     Raises:
+        UsageError: `request` is contradictory, or its master is none.
         RefusedError: no such mirror or topic, another promote is waiting, another cluster answers as the source, or
             its producers cannot be blocked.
         TimedOutError: it is not known in time whether another promote still waits.
@@ -119,6 +124,8 @@ def promote(
     """
     if request.timeout_ms is not None and request.timeout_ms <= 0:
         raise UsageError("--timeout is not positive", "give a duration such as 30m")
+    # our own engine may need it much later
+    check_spark(SparkOptions(1, Path(os.devnull), "promote", request.master), os.environ)
     if request.block_producers:
         if request.idle_ms is None:
             raise UsageError("--block-producers and --allow-producers exclude each other", "give one of them")
@@ -226,6 +233,15 @@ class _Engine:
             self._started_at = time.monotonic()
             self._own.start()
 
+    def trouble(self, state: State) -> str | None:
+        """Return why nothing copies although our own engine was started; None if an engine is in charge."""
+        if not self._started_at or engine_in_charge(state, self._mirror, now_ms()) is not None:
+            return None
+        ended = (
+            "has not started yet" if self._own.is_running else f"ended: {self._own.error_text() or 'no reason known'}"
+        )
+        return f"no engine is in charge of mirror {self._mirror}; the one that promote started {ended}"
+
 
 @dataclass(slots=True)
 class _Promotion:
@@ -251,7 +267,7 @@ class _Promotion:
 
     def wait(self) -> None:
         """Stop each topic once it is complete, until none is left or the time is up."""
-        request, waiting, readiness = self.request, self.waiting, Readiness()
+        request, waiting, readiness, state = self.request, self.waiting, Readiness(), self.destination.state()
         while waiting and not self.stopping.is_set():
             state = self.destination.state()
             self._drop_stopped_by_others(state)
@@ -280,6 +296,8 @@ class _Promotion:
                 break
             self.claim.renew()
             self.stopping.wait(_STEP_S)
+        if waiting and not self.failed and (trouble := self.engine.trouble(state)):
+            self.done.warnings.append(trouble)
         why = "interrupted" if self.stopping.is_set() else "not ready in time"
         for topic in waiting:
             missing = readiness.missing.get(topic)
