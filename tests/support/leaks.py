@@ -16,9 +16,15 @@ from tests.support.engine import Engine, typed
 
 def process_texts(engine: Engine) -> Iterator[tuple[str, bytes]]:
     """Yield command line and environment of each of an engine's processes, by where they were found."""
-    for process in engine.tree().all:
-        for name in ("cmdline", "environ"):
-            yield f"{name} of {process.command[:80]}", Path(f"/proc/{process.pid}/{name}").read_bytes()
+    yield from texts_of_processes(process.pid for process in engine.tree().all)
+
+
+def texts_of_processes(pids: Iterable[int]) -> Iterator[tuple[str, bytes]]:
+    """Yield command line and environment of processes, by where they were found."""
+    for folder in (Path(f"/proc/{pid}") for pid in pids):
+        command = (folder / "cmdline").read_bytes()
+        yield f"cmdline of {command[:80]!r}", command
+        yield f"environ of {command[:80]!r}", (folder / "environ").read_bytes()
 
 
 def folder_texts(engine: Engine) -> Iterator[tuple[str, bytes]]:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,8 +57,11 @@ class StandaloneSpark:
         pids = [pid for worker in self.workers for pid in _session(worker.pid)]
         return [pid for pid in pids if b"python" in _command_line(pid).split(b"\0")[0]]
 
-    def start_worker(self, programs: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start one more worker, which looks for Python in `programs` first; the master registers it soon."""
+    def start_worker(self, programs: Path | None = None, within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start one more worker; the master registers it soon.
+
+        It looks for Python in `programs` first; `within` is a command that runs its words as another command.
+        """
         number, (web_port,) = len(self.workers) + 1, free_ports(1)
         options = [
             "-h",
@@ -72,7 +75,14 @@ class StandaloneSpark:
         ]
         options += ["--webui-port", str(web_port), self.master_url]
         self.workers.append(
-            _start(self.directory, f"worker-{number}", "org.apache.spark.deploy.worker.Worker", options, programs)
+            _start(
+                self.directory,
+                f"worker-{number}",
+                "org.apache.spark.deploy.worker.Worker",
+                options,
+                programs,
+                within,
+            )
         )
         return self.workers[-1]
 
@@ -129,7 +139,12 @@ def standalone_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand
 
 
 def _start(
-    directory: Path, name: str, main_class: str, options: list[str], programs: Path | None = None
+    directory: Path,
+    name: str,
+    main_class: str,
+    options: list[str],
+    programs: Path | None = None,
+    within: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     package = importlib.util.find_spec("pyspark")
     assert package is not None
@@ -147,7 +162,7 @@ def _start(
         command += archive.use()
     with (directory / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
-            [*command, "-cp", f"{spark_home / 'jars'}/*", main_class, *options],
+            [*within, *command, "-cp", f"{spark_home / 'jars'}/*", main_class, *options],
             env=environ,
             cwd=directory,
             stdin=subprocess.DEVNULL,

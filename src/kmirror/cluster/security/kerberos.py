@@ -270,6 +270,11 @@ class KerberosClient:
         return self._taken(output).decode("utf-8", "replace") if done == 0 else f"error {code}"
 
 
+def require_library() -> None:
+    """Raise UnreachableError, reason AUTHENTICATION_FAILED, if the system's library is not installed."""
+    _library()
+
+
 @cache
 def _library() -> Any:
     """Return the system's library.

@@ -18,7 +18,7 @@ from kmirror.errors import UsageError
 #: Returns a property's value by its key, or None.
 Text = Callable[[str], str | None]
 
-_LOCATIONS = ("ssl.truststore.location", "ssl.keystore.location")
+STORE_LOCATIONS = ("ssl.truststore.location", "ssl.keystore.location")
 _TYPES = ("JKS", "PKCS12", "PEM")
 #: The first bytes of a store, and its type.
 _MAGIC = {jks.MAGIC: "JKS", pkcs12.MAGIC: "PKCS12", bytes.fromhex("cececece"): "JCEKS"}
@@ -38,7 +38,7 @@ class TlsMaterial:
 def file_stamps(properties: Mapping[str, str]) -> tuple[tuple[int, int, int] | None, ...]:
     """Return stamps that change when a file that `ssl.*` properties name is replaced, one with a password included."""
     values = [value for key, value in sorted(properties.items()) if key.startswith("ssl.")]
-    files = [Path(properties[key].strip()) for key in _LOCATIONS if properties.get(key, "").strip()]
+    files = [Path(properties[key].strip()) for key in STORE_LOCATIONS if properties.get(key, "").strip()]
     return tuple(_stamp(file) for file in (*files, *(file for value in values for file in referenced_files(value))))
 
 

@@ -30,6 +30,7 @@ from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import Reports, RowChanges
 from kmirror.engine.lane.states import Status
 from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.state.records import LaneChangeRecord
 
 _TICK = 0.1
@@ -222,4 +223,5 @@ class Lane:
 
 def run_lane(spec: LaneSpec, attempt: int) -> LaneResult:
     """Run one lane in a Spark worker; if the worker is stopped and continued, it ends before it sends a byte."""
+    require_logins(Logins(spec.mirror, spec.source_properties, spec.destination_properties), attempt)
     return Lane(spec, attempt).run(lifeline.die_on_continue)

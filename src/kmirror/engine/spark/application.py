@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -236,6 +236,27 @@ class SparkRuntime:
         finally:
             for left in running.values():
                 self.cancel(left)
+
+    def failures_of_executors(
+        self, name: str, function: Callable[[A, int], object], argument: A, seconds: float
+    ) -> list[Exception]:
+        """Run function(argument, attempt) once for each executor and return what it raised, each error once.
+
+        One that has not run it within `seconds` is left out. A local master's workers are this machine: none are asked.
+        """
+        if self._local:
+            return []
+        alive: Iterable[Executor] = ()
+        with contextlib.suppress(Exception):  # what runs next reports a Spark that does not answer
+            alive = call_with_timeout(partial(executors, self._running()), _CALL_SECONDS)
+        # one that was cancelled may still be running
+        placed = {f"{name} on {executor} #{next(self._numbers)}": executor for executor in alive}
+        futures = {asked: self.submit(asked, function, argument, place) for asked, place in placed.items()}
+        wait(futures.values(), seconds)
+        for asked in [asked for asked, future in futures.items() if not future.done()]:
+            self.cancel(asked)
+        errors = [future.exception() for future in futures.values() if future.done()]
+        return list({str(error): error for error in errors if isinstance(error, Exception)}.values())
 
     def cancel(self, name: str) -> None:
         """Kill the function's worker at once: its `finally` blocks do not run. An unknown name is ignored.

@@ -13,6 +13,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.side_jobs import JobView
 from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.context import Destination, actor, cluster_id_of, require_mirror, source_client
 from kmirror.ops.jobs.discovery import DiscoveryJob
@@ -121,6 +122,16 @@ class EngineStart:
                     yield event.note
                 if self._stop.is_set():
                     return
+
+    def check_workers(self, runtime: SparkRuntime, seconds: float) -> None:
+        """Refuse Spark workers on other machines that lack files or variables that the clusters' properties name.
+
+        Workers that are busy for `seconds`, or join later, are not asked: lanes that start there report the same.
+        """
+        logins = Logins(self.mirror, self._record.source, self._destination.properties)
+        for error in runtime.failures_of_executors(f"logins of {self.mirror}", require_logins, logins, seconds):
+            if isinstance(error, RefusedError):
+                raise error
 
     def engine(self, runtime: SparkRuntime) -> MirrorEngine:
         """Create the engine, which then owns the lease."""

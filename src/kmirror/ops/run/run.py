@@ -39,6 +39,9 @@ from kmirror.ops.stop.stop import require_not_failed_over
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 
+#: How long Spark's workers may take to start Python, and check what they have.
+_WORKERS_S = 30.0
+
 
 def run(open_destination: Callable[[], Destination], request: RunRequest, watcher: Watcher) -> VerbResult:
     """Copy until asked to stop; `watcher` is called about once a second, from this thread.
@@ -185,6 +188,9 @@ class _Run:
                 )
                 self.watcher(_view(request, self.began, "starting", notes))
             runtime = retries.attempt("Spark", spark.ready, phase="starting", at_once=at_once, idle=keep)
+            for start in starts:
+                check = partial(start.check_workers, runtime, _WORKERS_S)
+                retries.attempt("Spark's workers", check, phase="starting", at_once=at_once, idle=keep)
             engines = Engines(
                 [
                     retries.attempt("the destination", partial(start.engine, runtime), phase="starting", idle=keep)

@@ -38,6 +38,8 @@ _READ_S = 1.0
 _STEP_S = 0.1
 #: How many mirrors start at the same time.
 _AT_ONCE = 16
+#: How long Spark's workers may take to check what they have: less than the lease lasts.
+_WORKERS_S = 3.0
 #: After an engine has run this long, its failures are counted from zero.
 _LONG_S = 60.0
 
@@ -297,6 +299,7 @@ class EngineSupervisor:
                     start.close()
                     return None
                 start.keep()
+            start.check_workers(runtime, _WORKERS_S)
             return start.engine(runtime)
         except BaseException:
             start.close()
