@@ -1,4 +1,4 @@
-"""Real engines between clusters with TLS: workers on machines without the files of a login."""
+"""Real engines between clusters with TLS: workers on machines without the files of a login, and files that change."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.spark.shipping import UNPACKED
 from kmirror.errors import ExitCode
+from kmirror.ops.context import Destination
 from kmirror.sandbox.broker_config import properties_text
+from kmirror.sandbox.certificates import make_certificates
 from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror.state.records import EngineRecord
 from tests.support.clusters import made_clusters, unique_topic
 from tests.support.elsewhere import without_folder
 from tests.support.engine import Engine, kmirror, typed
@@ -109,6 +112,11 @@ class Mirrored:
 
     def is_copied(self) -> bool:
         return self.ends("source") == self.ends("destination")
+
+    def lease(self) -> EngineRecord | None:
+        """Return what the engine has stored with its last heartbeat."""
+        with Destination.open(self.clusters.destination.client_properties()) as destination:
+            return destination.state().engine(self.name)
 
     def is_healthy(self) -> bool:
         """Tell whether both clusters answer the engine and nothing has failed."""
@@ -276,3 +284,49 @@ def test_passwords_and_client_secrets_are_read_where_lanes_run(
     machines.replace_worker()
     with running(machines, mirrors, tmp_path, everything=False) as engine:
         copies_without_leaks(engine, machines, mirrors, ["admin-secret"], tmp_path)
+
+
+def certify_again(cluster: SandboxCluster, folder: Path) -> None:
+    """Give a cluster another authority, and broker and clients certificates of it; its broker is restarted."""
+    security, tls = cluster.spec.security, cluster.directory / "tls"
+    assert security is not None
+    make_certificates(folder, security.store_password, security.users)
+    cluster.stop_broker(1)
+    for file in folder.iterdir():
+        file.replace(tls / file.name)
+    cluster.start_broker(1)
+
+
+def test_an_engine_copies_on_when_the_certificates_of_a_cluster_and_its_own_are_replaced(
+    certified: Clusters, tmp_path: Path
+) -> None:
+    """The files keep their names: a PEM trust store and a PKCS #12 key store, as the clusters hand them out."""
+    logins = [cluster.client_properties("kmirror") for cluster in (certified.source, certified.destination)]
+    password = {"ssl.keystore.password": f"${{dir:{tmp_path}:password}}"}
+    (tmp_path / "password").write_text("kmirror-store-secret")
+    mirror = Mirrored.create(certified, tmp_path, {**logins[0], **password}, logins[1])
+    mirror.write()
+    engine = Engine(certified.destination, mirror.name, tmp_path / "run.out", *mirror.options, "-vv")
+    try:
+        wait_until(mirror.is_copied, 120)
+        wait_until(mirror.is_healthy, 60)
+        certify_again(certified.source, tmp_path / "source")
+        mirror.write()
+        wait_until(mirror.is_copied, 120)
+        wait_until(mirror.is_healthy, 60)
+        assert engine.output.count(runs := f"lane 0 of {mirror.name} runs") == 1, "the lane itself connects again"
+        assert "accepts the current login" not in engine.output, "the source never refused the engine"
+        certify_again(certified.destination, tmp_path / "destination")
+        # the lease is renewed by another library than lanes use
+        last_renewed = mirror.lease()
+        wait_until(lambda: mirror.lease() != last_renewed, 120)
+        # a lane that cannot report for ten seconds is replaced, and its successor reads the files anyway
+        assert engine.output.count(runs) == 1 or "is replaced" in engine.output
+        mirror.write()
+        wait_until(mirror.is_copied, 120)
+        wait_until(mirror.is_healthy, 60)
+        assert engine.process.poll() is None, engine.output
+        assert "died" not in engine.output
+        assert engine.stop() == 0, engine.output
+    finally:
+        engine.destroy()
