@@ -1,4 +1,4 @@
-"""Real engines between clusters with TLS: workers on machines without the files of a login, and files that change."""
+"""Real engines between clusters with logins: workers on machines without their files, and files that change."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.certificates import make_certificates
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from kmirror.state.records import EngineRecord
+from tests.kafka import test_kerberos
+from tests.kafka.test_kerberos import Guarded
 from tests.support.clusters import made_clusters, unique_topic
 from tests.support.elsewhere import without_folder
 from tests.support.engine import Engine, kmirror, typed
@@ -56,6 +58,17 @@ def certified(clusters_directory: Path) -> Iterator[Clusters]:
         made = Clusters(*(make(f"certified-{side}", users=users, **settings) for side in ("source", "destination")))
         start_together([made.source, made.destination])
         yield made
+
+
+#: A source that wants tickets, beside a listener without logins.
+guarded = test_kerberos.guarded
+
+
+@pytest.fixture
+def tickets(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> Guarded:
+    """Return that source; what is started from now on knows its realm."""
+    monkeypatch.setenv("KRB5_CONFIG", str(guarded.realm.krb5_conf))
+    return guarded
 
 
 @dataclass(slots=True)
@@ -284,6 +297,24 @@ def test_passwords_and_client_secrets_are_read_where_lanes_run(
     machines.replace_worker()
     with running(machines, mirrors, tmp_path, everything=False) as engine:
         copies_without_leaks(engine, machines, mirrors, ["admin-secret"], tmp_path)
+
+
+@pytest.mark.long
+def test_a_keytab_is_read_where_lanes_run(
+    tickets: Guarded, destination_cluster: SandboxCluster, machines: Machines
+) -> None:
+    clusters, keytab = Clusters(tickets.cluster, destination_cluster), machines.folder / "kmirror.keytab"
+    shutil.copyfile(tickets.realm.keytab, keytab)
+    login = tickets.properties()
+    login["sasl.jaas.config"] = login["sasl.jaas.config"].replace(str(tickets.realm.keytab), str(keytab))
+    mirror = Mirrored.create(clusters, machines.folder, login, destination_cluster.client_properties())
+    mirror.write()
+    assert lacking(mirror, "source", refused_by(machines, mirror)) == {keytab}
+    machines.replace_worker()
+    words = ("--mirror", mirror.name, "--master", machines.spark.master_url, *mirror.options, "--until-caught-up")
+    ran = kmirror(destination_cluster, "run", *words, "--timeout", "2m")
+    assert ran.returncode == 0, ran.stderr
+    assert mirror.is_copied()
 
 
 def certify_again(cluster: SandboxCluster, folder: Path) -> None:
