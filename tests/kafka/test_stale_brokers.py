@@ -17,6 +17,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition, newest
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topic_settings import topic_settings
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.gone import gone_topics
 from kmirror.ops.results import Outcome, TopicResult
@@ -94,6 +95,17 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         topic_id = asked.metadata([topic]).topics[topic].topic_id
         assert asked.topic_errors([topic_id]) == {topic_id: 0}
         assert not gone_topics(asked, [record(topic, topic_id)], asked.metadata([topic]).topics)
+
+
+def test_settings_come_from_a_broker_that_knows_the_topic(three_brokers: SandboxCluster) -> None:
+    topic = unique_topic()
+    with cut_off(three_brokers, topic) as (stale, knowing), client(stale) as asked:
+        assert topic_settings(asked, [topic])[topic] == Code.UNKNOWN_TOPIC_OR_PARTITION
+        (third,) = (one for one in three_brokers.brokers if one.node_id not in {stale.node_id, knowing.node_id})
+        three_brokers.signal(third.node_id, signal.SIGCONT)
+        settings = topic_settings(asked, [topic], ["cleanup.policy"])[topic]
+        assert not isinstance(settings, int)
+        assert settings["cleanup.policy"].value == "delete"
 
 
 def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_brokers: SandboxCluster) -> None:

@@ -178,7 +178,7 @@ class ClusterClient:
         self, found: ClusterMetadata, unknown: list[str], timeout: float | None
     ) -> dict[str, TopicMetadata]:
         """Ask every broker for topics that one does not know; return what is known of them then."""
-        answers = self._ask_each(found.brokers.values(), metadata_codec.exchange(unknown), timeout=timeout)
+        answers = self.ask_each(found.brokers.values(), metadata_codec.exchange(unknown), timeout=timeout)
         topics = metadata_codec.newest([found, *filter(None, answers)]).topics
         code = int(Code.UNKNOWN_TOPIC_OR_PARTITION if all(answers) else Code.BROKER_NOT_AVAILABLE)
         return {n: replace(topics[n], error_code=code) if topics[n].error_code else topics[n] for n in unknown}
@@ -200,18 +200,18 @@ class ClusterClient:
             return found, frozenset()
         nodes = list(found.brokers)
         left = None if timeout is None else max(timeout - (time.monotonic() - began), _RETRY_PAUSE)
-        answers = self._ask_each(found.brokers.values(), metadata_codec.exchange(wanted), timeout=left)
+        answers = self.ask_each(found.brokers.values(), metadata_codec.exchange(wanted), timeout=left)
         self._metadata = metadata_codec.newest([found, *filter(None, answers)])
         return self._metadata, frozenset(node for node, answer in zip(nodes, answers, strict=True) if not answer)
 
-    def _ask_each(
+    def ask_each(
         self,
         brokers: Iterable[Broker],
         message: Any,
         *,
         lowest: int = 0,
         highest: int | None = None,
-        timeout: float | None,
+        timeout: float | None = None,
     ) -> list[Any]:
         """Send a request to each of these brokers at once; return the answers, None where one does not answer."""
         patience = _EACH_SECONDS if timeout is None else min(timeout / 2, _EACH_SECONDS)
@@ -252,7 +252,7 @@ class ClusterClient:
         errors: dict[bytes, int] = {topic.topic_id.bytes: topic.error_code for topic in answer.topics}
         brokers = [Broker(one.node_id, one.host, one.port) for one in answer.brokers]
         if Code.UNKNOWN_TOPIC_ID in errors.values() and len(brokers) > 1:
-            answers = self._ask_each(brokers, request, **versions, timeout=timeout)
+            answers = self.ask_each(brokers, request, **versions, timeout=timeout)
             in_doubt = int(Code.UNKNOWN_TOPIC_ID if all(answers) else Code.BROKER_NOT_AVAILABLE)
             known = {t.topic_id.bytes for one in answers if one for t in one.topics if not t.error_code}
             for topic_id, code in errors.items():

@@ -7,6 +7,7 @@ from itertools import islice
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import topic_configs
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC, TopicSettings
 
 _TOPICS_AT_ONCE = 200
@@ -20,6 +21,8 @@ def topic_settings(
 ) -> dict[str, TopicSettings | int]:
     """Read the settings of topics, all or only `keys`, defaults included; an error code where they are not returned.
 
+    A topic is UNKNOWN_TOPIC_OR_PARTITION only if no broker that answers knows it: one may not have heard of it yet.
+
     Raises:
         UnreachableError: the cluster does not answer.
     """
@@ -28,6 +31,12 @@ def topic_settings(
     while some := list(islice(rest, _TOPICS_AT_ONCE)):
         for topic, code, settings in cluster.ask_any(topic_configs.exchange(some, keys), timeout=timeout):
             found[topic] = code or settings
+    unknown = [topic for topic, one in found.items() if one == Code.UNKNOWN_TOPIC_OR_PARTITION]
+    while some := unknown[:_TOPICS_AT_ONCE]:
+        del unknown[:_TOPICS_AT_ONCE]
+        brokers = cluster.metadata([], timeout=timeout).brokers.values()
+        for answer in cluster.ask_each(brokers, topic_configs.exchange(some, keys), timeout=timeout):
+            found.update({topic: settings for topic, code, settings in answer or () if not code})
     return found
 
 

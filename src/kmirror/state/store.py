@@ -473,7 +473,7 @@ class StateStore:
             lambda seconds: topic_settings(self._client, [topic], ["cleanup.policy"], timeout=seconds), what, deadline
         )[topic]
         if isinstance(settings, int):
-            raise BrokerError(settings, code_name(settings), what)
+            raise refused(settings, code_name(settings), what, None, self.grant(settings))
         found = settings["cleanup.policy"].value
         if found != cleanup_policy:
             raise RefusedError(
