@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import signal
 import sys
@@ -27,6 +28,8 @@ from campaign.contents import content_of
 from campaign.world import Kind, Topic, World, world_of
 
 _STEP_S = 0.05
+#: How long the group may take for its first commit after the load has ended.
+_FIRST_COMMIT_S = 30.0
 
 
 def body(topic: str, number: int, filler: bytes) -> bytes:
@@ -157,14 +160,18 @@ class Reader:
         }
 
     def run(self, stop: threading.Event) -> None:
-        """Read until told to stop."""
+        """Read until told to stop, and until something is committed: else there is no group to judge."""
         consumer = Consumer(self._settings)
         consumer.subscribe(self._topics)
-        while not stop.is_set():
+        has_committed, ends_at = False, math.inf
+        while not stop.is_set() or (not has_committed and time.monotonic() < ends_at):
+            if stop.is_set() and ends_at == math.inf:
+                ends_at = time.monotonic() + _FIRST_COMMIT_S
             consumer.consume(500, 0.2)
-            if self._chance.random() < 0.3:
+            if stop.is_set() or self._chance.random() < 0.3:
                 with contextlib.suppress(KafkaException):  # nothing read yet, or a broker is away
                     consumer.commit(asynchronous=False)
+                    has_committed = True
         consumer.close()
 
 

@@ -183,6 +183,10 @@ class BackgroundQuery:
         except KmirrorError as error:
             self._close_client()
             self._answer = error
+        except RuntimeError:
+            # Python starts no threads for a question once the program ends; nobody waits for this answer
+            if not self._closed:
+                raise
         finally:
             with self._lock:
                 self._running = False

@@ -1,0 +1,35 @@
+"""What a command has asked in the background when it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_LATE = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from kmirror.ops.show.cluster_view import BackgroundQuery
+
+pool = ThreadPoolExecutor(2)
+pool.submit(time.sleep, 1)  # Python ends after this
+
+def ask(client):
+    time.sleep(0.3)
+    pool.submit(print, "asked")
+
+query = BackgroundQuery({"bootstrap.servers": "127.0.0.1:1"})
+query.start(ask)
+CLOSE
+print("shown")
+"""
+
+
+def run(script: str) -> tuple[str, str]:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout, done.stderr
+
+
+def test_a_question_that_outlives_its_command_says_nothing() -> None:
+    assert run(_LATE.replace("CLOSE", "query.close()")) == ("shown\n", "")
+    # while somebody waits for the answer, an error of ours is not hidden
+    assert "RuntimeError" in run(_LATE.replace("CLOSE", ""))[1]
