@@ -79,6 +79,7 @@ __all__ = [
     "three_brokers",
 ]
 
+_IS_FRESH_CLONE = pytest.StashKey[bool]()
 #: Clusters that tests of many files share; starting one takes seconds.
 _SHARED_CLUSTERS = {"busy_cluster", "forgetful", *(name for name in __all__ if name.startswith("started_"))}
 
@@ -107,7 +108,8 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     if worker is None:
         config.pluginmanager.register(RunReport(config), "kmirror-run-report")
-    elif config.args_source is pytest.Config.ArgsSource.TESTPATHS and not COMPILED.exists():
+        config.stash[_IS_FRESH_CLONE] = not COMPILED.exists()
+    elif config.args_source is pytest.Config.ArgsSource.TESTPATHS and worker["is_fresh_clone"]:
         config.args = files_for_worker(worker["workerid"], worker["workercount"])
         config.pluginmanager.register(InOneOrder())
 
@@ -115,6 +117,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config) -> LongestFileFirst:
     return LongestFileFirst(config, len(parse_tx_spec_config(config)), known_durations())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    # processes that looked for themselves would differ: the first to collect compiles
+    node.workerinput["is_fresh_clone"] = node.config.stash[_IS_FRESH_CLONE]
 
 
 @pytest.hookimpl(optionalhook=True)
