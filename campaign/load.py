@@ -30,6 +30,8 @@ from campaign.world import Kind, Topic, World, world_of
 _STEP_S = 0.05
 #: How long the group may take for its first commit after the load has ended.
 _FIRST_COMMIT_S = 30.0
+#: A group without partitions after so long joins again.
+_ASSIGNED_S = 5.0
 
 
 def body(topic: str, number: int, filler: bytes) -> bytes:
@@ -163,8 +165,13 @@ class Reader:
         """Read until told to stop, and until something is committed: else there is no group to judge."""
         consumer = Consumer(self._settings)
         consumer.subscribe(self._topics)
-        has_committed, ends_at = False, math.inf
+        has_committed, ends_at, subscribed_at = False, math.inf, time.monotonic()
         while not stop.is_set() or (not has_committed and time.monotonic() < ends_at):
+            if time.monotonic() - subscribed_at > _ASSIGNED_S and not consumer.assignment():
+                # a broker that had not heard of the topics yet had it join for none, and it stays with that
+                consumer.unsubscribe()
+                consumer.subscribe(self._topics)
+                subscribed_at = time.monotonic()
             if stop.is_set() and ends_at == math.inf:
                 ends_at = time.monotonic() + _FIRST_COMMIT_S
             consumer.consume(500, 0.2)

@@ -122,6 +122,7 @@ def _settle(scene: Scene, note: Note, words: tuple[str, ...], mirror: str, topic
         added = scene.until_calm("add", "--topics", topic, "--adopt", mirror=mirror)
         note["added again"] = added and added[0]
         if added is None or added[0] == 0:
+            scene.ends.pop(topic, None)  # it is copied on, also if another verb had stopped it before
             return
     note["stopped"] = _stopped(done[1])
     if note["stopped"]:
