@@ -4,8 +4,9 @@
 the clusters, the file of what the source acknowledged, and the topics with what is claimed of them: a running copy has
 everything that the source shows, at the same offsets with the same bytes, and ends where it ends; a stopped one ends
 where reported, and has everything that the source has below; a FAILED one has everything up to its end. What the source
-acknowledged is there, and nothing else. Both isolation levels see the same of a copy. Offsets begin where the later of
-both logs begins, and in a compacted log either side may have removed what a later record of its key replaces.
+acknowledged is there, and nothing else. Both isolation levels see the same of a copy, unless applications wrote to that
+log before: then it may hold what their transactions aborted. Offsets begin where the later of both logs begins, and in
+a compacted log either side may have removed what a later record of its key replaces.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ def _judge(
 ) -> list[dict[str, Any]]:
     places, self_checking = sorted(claims), question.get("selfTold", True)
     sources = read(question["source"], places, COMMITTED, self_checking=self_checking)
-    copies = read(question["destination"], places, UNCOMMITTED, self_checking=self_checking)
     committed = read(question["destination"], places, COMMITTED, self_checking=self_checking)
+    copies = committed
+    if not question.get("wasASource", False):
+        copies = read(question["destination"], places, UNCOMMITTED, self_checking=self_checking)
     found = []
     if "seen" in question:
         _write_seen(Path(question["seen"]), sources)

@@ -22,7 +22,7 @@ from campaign.finale import Finale
 from campaign.logins import admin
 from campaign.nemesis import Nemesis
 from campaign.overseer import Overseer
-from campaign.world import DESERVED, Act, Kind, World
+from campaign.world import DESERVED, Act, Ending, Kind, World
 
 #: A finding of the campaign, not of the product; its clusters are not used again.
 NOT_RUN = "the world could not be run"
@@ -282,6 +282,8 @@ class _WorldRun:
             "source": source.direct,
             "destination": destination.direct,
             "acks": str(acks or self._acks),
+            # after a switchover the first source holds the copy, a log that applications wrote
+            "wasASource": destination is self._scene.source and self._world.ending is Ending.SWITCHOVER,
             "topics": [
                 {
                     "topic": name,
