@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,9 @@ STORED = _REPOSITORY / "docs" / "results" / "campaign.json"
 PAGE = _REPOSITORY / "docs" / "campaign.md"
 BEGIN = "<!-- written by: python -m campaign.results -->\n"
 END = "<!-- end -->\n"
+#: How many characters of an error, and how many rows of `describe`, are stored of a violation.
+_MOST_TOLD, _MOST_ROWS = 600, 3
+_ROW = ("topic", "partition", "state", "reason", "errorMessage", "sourceOffset", "destinationOffset", "lag", "asOf")
 
 
 class Results:
@@ -45,10 +49,20 @@ class Results:
         self._add("worlds", {**result, "faults": dict(sorted(acts.items()))})
 
     def _add(self, part: str, result: Mapping[str, Any]) -> None:
-        violations = [{key: one[key] for key in ("what", "count") if key in one} for one in result["violations"]]
+        violations = [_short(one) for one in result["violations"]]
         self._found[part].append({**self._run, **result, "violations": violations})
         if self._file is not None:
             self._file.write_text(as_text(self._found), encoding="utf-8")
+
+
+def _short(violation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may explain a violation that never comes back, without a machine's paths."""
+    short = {key: violation[key] for key in ("what", "count", "offsets", "partitions lacking") if key in violation}
+    if "error" in violation:
+        short["error"] = re.sub(r"/\S+/", "…/", violation["error"])[:_MOST_TOLD]
+    if rows := violation.get("rows"):
+        short["rows"] = [{key: row[key] for key in _ROW if row.get(key) is not None} for row in rows[:_MOST_ROWS]]
+    return short
 
 
 def was_done(fault: Mapping[str, Any]) -> bool:

@@ -267,13 +267,27 @@ def test_a_value_says_what_it_is() -> None:
     assert body("orders", 3, b"x").startswith(b"orders|3|x|")
 
 
+def test_what_may_explain_a_violation_is_stored_without_paths(tmp_path: Path) -> None:
+    row = {"topic": "t", "partition": 0, "state": "FAILED", "lag": None, "engine": "host/1"}
+    stopped = {"what": "not caught up", "rows": [row] * 9, "partitions lacking": ["u"]}
+    failed = {"what": "the world could not be run", "error": "a verb ended with 5: see /tmp/a/b.log", "notes": []}
+    file = tmp_path / "results.json"
+    Results(file).add_world({"seed": 1, "faults": [], "violations": [stopped, failed]})
+    (world,) = json.loads(file.read_text())["worlds"]
+    short = {"topic": "t", "partition": 0, "state": "FAILED"}
+    assert world["violations"] == [
+        {"what": "not caught up", "partitions lacking": ["u"], "rows": [short] * 3},
+        {"what": "the world could not be run", "error": "a verb ended with 5: see …/b.log"},
+    ]
+
+
 def test_results_are_added_up(tmp_path: Path) -> None:
     file = tmp_path / "campaign.json"
     found = {"seed": "7/0", "logs": 3, "violations": [{"what": "lacks", "count": 2, "offsets": [1, 2]}]}
     Results(file).add_logs(found)
     Results(file).add_world({"seed": 1, "faults": [{"act": "pause"}, {"act": "pause"}], "violations": []})
     stored = json.loads(file.read_text())
-    assert stored["logs"][0]["violations"] == [{"what": "lacks", "count": 2}]
+    assert stored["logs"][0]["violations"] == found["violations"]
     assert stored["worlds"][0]["faults"] == {"pause": 2}
     assert Results(file).known_logs == {"7/0"}
 
