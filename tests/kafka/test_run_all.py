@@ -103,6 +103,7 @@ def test_mirrors_come_and_go(
         second.assert_equal()
 
 
+@pytest.mark.slow
 def test_of_several_named_mirrors_one_that_another_engine_had_is_taken_again(
     cluster_pair: ClusterPair, tmp_path: Path
 ) -> None:

@@ -64,7 +64,9 @@ def test_brokers_of_tests_start_from_a_class_archive(source_cluster: SandboxClus
     assert archive in Path(f"/proc/{broker.pid}/maps").read_text()
 
 
-@pytest.mark.parametrize("kafka_version", ["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kafka_version", [pytest.param("4.3.1", marks=pytest.mark.slow), pytest.param("3.9.2", marks=pytest.mark.long)]
+)
 def test_a_cluster_comes_back_as_it_was_after_a_stop_and_after_a_kill(
     make_cluster: MakeCluster, kafka_version: str
 ) -> None:

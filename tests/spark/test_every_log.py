@@ -89,6 +89,7 @@ def check(destination: SandboxCluster, topic: str, log: BuiltLog, *, is_refused:
     assert bounds_of(destination, topic) == Bounds(log.log_start_offset, log.last_stable_offset), f"seed {log.seed}"
 
 
+@pytest.mark.slow
 def test_ten_logs_with_everything_in_them(
     forgetful: ForgetfulCluster,
     installed_logs: Mapping[str, BuiltLog],

@@ -82,6 +82,7 @@ def row_of(outcome: VerifyOutcome, topic: str, partition: int | None = 0) -> Ver
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_spark")
 def test_topics_in_every_condition(mirror: StoredMirror, cluster_pair: ClusterPair, tmp_path: Path) -> None:
     source, destination = mirror.source, mirror.destination

@@ -15,10 +15,15 @@ from tests.support.log_batches import COMMIT, LogBatch, VisibleRecord, control_r
 
 NOW = 1_700_000_000_000
 
-_QUICK, _LONG = 120, 5_000
+_QUICK, _SLOW, _LONG = 50, 200, 5_000
 #: Parametrize a test with this: the same few examples every day, and many others in `make test-long`.
 AMOUNTS = pytest.mark.parametrize(
-    "amount", [pytest.param(_QUICK, id="quick"), pytest.param(_LONG, id="long", marks=pytest.mark.long)]
+    "amount",
+    [
+        pytest.param(_QUICK, id="quick"),
+        pytest.param(_SLOW, id="slow", marks=pytest.mark.slow),
+        pytest.param(_LONG, id="long", marks=pytest.mark.long),
+    ],
 )
 _CRC_AT, _CHECKED_FROM = 17, 21
 _HEADER_BYTES = 61
@@ -31,7 +36,7 @@ def explore(amount: int, what: st.SearchStrategy[Any], check: Callable[[Any], No
     """Check this many examples; a failing one is shrunk as far as possible."""
     profile = settings(
         max_examples=amount,
-        derandomize=amount == _QUICK,
+        derandomize=amount < _LONG,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

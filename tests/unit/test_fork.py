@@ -105,8 +105,8 @@ def test_markers_stand_for_whatever_shows_nothing() -> None:
 @pytest.mark.parametrize(
     "seeds",
     [
-        range(100),
-        pytest.param(range(100, 300), marks=pytest.mark.slow),
+        range(60),
+        pytest.param(range(60, 300), marks=pytest.mark.slow),
         pytest.param(range(300, 1000), marks=pytest.mark.long),
     ],
     ids=str,
@@ -132,7 +132,7 @@ def test_logs_of_all_kinds(seeds: range) -> None:
     assert inexact < 0.1 * len(seeds)
 
 
-@pytest.mark.parametrize("seeds", [range(200), pytest.param(range(200, 600), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(80), pytest.param(range(80, 600), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("section_bytes", [1, 300])
 def test_histories_of_mirrors(section_bytes: int, seeds: range) -> None:
     for seed in seeds:
