@@ -117,7 +117,8 @@ class Application:
         )
 
     def _delivered(self, content: int, error: KafkaError | None, message: Message) -> None:
-        if error is None:
+        # a broker that had the record already when it was sent again does not say where
+        if error is None and message.offset() is not None:
             self._pending.append(f"{message.topic()} {message.partition()} {message.offset()} {content:08x}\n")
 
     def _transaction(self, producer: Producer) -> None:
