@@ -42,7 +42,13 @@ def test_status_of_nothing(run: Run, tmp_path: Path) -> None:
     assert shown.out == ""
     assert shown.err == f"no sandbox in {tmp_path}/none; `kmirror sandbox up` creates one\n"
     document = json.loads(run("sandbox", "status", "--dir", "none", "--json").out)
-    assert document == {"directory": f"{tmp_path}/none", "clientFiles": [], "brokers": []}
+    assert document == {"directory": f"{tmp_path}/none", "clientFiles": [], "controlFiles": [], "brokers": []}
+
+
+def test_tiered_storage_needs_a_version_that_has_it(run: Run) -> None:
+    shown = run("sandbox", "up", "--dir", "s", "--tiered", "--kafka-version", "3.5.2", "--dry-run")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err == "kmirror: Kafka 3.5.2 has no tiered storage\n  use Kafka 3.6 or later, or omit --tiered\n"
 
 
 def test_a_dry_run_makes_nothing(run: Run, tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(
         up(directory, SandboxOptions(base_port=base + 1))
     with pytest.raises(RefusedError, match="cluster a already exists and is not secured"):
         up(directory, SandboxOptions(secured="scram"))
+    with pytest.raises(RefusedError, match="cluster a already exists, without tiered storage"):
+        up(directory, SandboxOptions(tiered=True))
     assert status(directory) == repaired.status
 
     (directory / "notes.txt").write_text("mine")

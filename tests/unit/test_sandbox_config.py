@@ -32,7 +32,7 @@ def spec_of(brokers: int, secured: bool = False, properties: Mapping[str, str] |
 
 
 def settings_of(spec: ClusterSpec, index: int = 0) -> dict[str, str]:
-    text = server_properties(spec, spec.nodes[index], Path("/d/data"), Path("/d/tls"))
+    text = server_properties(spec, spec.nodes[index], Path("/d/data"), Path("/d/tls"), Path("/d/store"))
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
@@ -97,6 +97,21 @@ def test_a_secured_cluster_asks_clients_for_a_login_and_brokers_for_a_certificat
     assert login.endswith(r'PlainLoginModule required user_admin="p\\"\\\\w";')
 
 
+def test_a_cluster_with_tiered_storage_keeps_segments_in_its_own_store() -> None:
+    plain = settings_of(spec_of(3))
+    assert not any(key.startswith(("remote.", "rsm.", "rlmm.")) for key in plain)
+    settings = settings_of(replace(spec_of(3), tiered=True))
+    assert settings["remote.log.storage.system.enable"] == "true"
+    assert settings["remote.log.storage.manager.class.path"] == "/d/store/classes"
+    assert settings["rsm.config.folder"] == "/d/store"
+    assert settings["remote.log.metadata.manager.listener.name"] == "PLAINTEXT"
+    assert settings["rlmm.config.remote.log.metadata.topic.replication.factor"] == "3"
+    secured = settings_of(replace(spec_of(1, secured=True), tiered=True))
+    assert secured["remote.log.metadata.manager.listener.name"] == "INTERNAL"
+    assert secured["rlmm.config.remote.log.metadata.common.client.ssl.keystore.location"] == "/d/tls/node.p12"
+    assert secured["rlmm.config.remote.log.metadata.topic.replication.factor"] == "1"
+
+
 def test_values_are_quoted_for_java() -> None:
     assert jaas_quoted('a"b\\c') == r'"a\"b\\c"'
     assert properties_text({"k": "a\\b"}) == "k=a\\\\b\n"
@@ -116,6 +131,14 @@ def test_a_cluster_is_remembered_and_its_passwords_are_for_its_owner_only(tmp_pa
         assert load_spec(tmp_path) == spec
         assert (tmp_path / "cluster.json").stat().st_mode & 0o777 == 0o600
     assert "p" + '"' not in repr(spec_of(1, secured=True))
+
+
+def test_a_cluster_that_was_stored_without_later_keys_is_remembered(tmp_path: Path) -> None:
+    save_spec(spec_of(1), tmp_path)
+    stored = json.loads((tmp_path / "cluster.json").read_text())
+    del stored["tiered"], stored["node_properties"]
+    (tmp_path / "cluster.json").write_text(json.dumps(stored))
+    assert load_spec(tmp_path) == spec_of(1)
 
 
 def test_an_unreadable_description_is_refused(tmp_path: Path) -> None:

@@ -33,12 +33,18 @@ _DIRECTORY = folder_option("--dir", "directory", text="Sandbox directory. Defaul
         type=click.Choice(("scram", "plain", "mtls", "oauth")),
         help="Use TLS, logins (default: scram) and ACLs. Writes client properties for the users admin and kmirror.",
     ),
+    click.Option(
+        ["--tiered"],
+        is_flag=True,
+        help="Enable tiered storage, in a folder that can be slow, fail or be away. Needs a JDK.",
+    ),
     _DIRECTORY,
     examples=(
         "kmirror sandbox up",
         "kmirror sandbox up --brokers 3 --kafka-version 3.9.2",
         "kmirror sandbox up --secured --dir /tmp/sandbox",
         "kmirror sandbox up --secured=mtls",
+        "kmirror sandbox up --tiered",
     ),
     changes=True,
     dry_run=True,
@@ -50,17 +56,20 @@ def up_verb(
     kafka_version: str | None,
     base_port: int | None,
     secured: str | None,
+    tiered: bool,
     directory: str | None,
 ) -> int:
     from kmirror.sandbox.registry import MIRROR_FILE, SandboxOptions, plan_up, status, up
 
-    folder, options = _folder(directory), SandboxOptions(brokers, kafka_version, base_port, secured)
+    folder, options = _folder(directory), SandboxOptions(brokers, kafka_version, base_port, secured, tiered)
     if call.dry_run:
         return _show(call, "sandbox up", plan_up(folder, options), status(folder))
     note = call.output.screen.note
     with call.output.working() as watch:
         done = up(folder, options, note, watch)
     _show(call, "sandbox up", done.steps, done.status)
+    for file in done.status.control_files:
+        note(f"how the store of its tiered topics behaves: {file}")
     source, destination = done.status.bootstrap_servers("a"), done.status.bootstrap_servers("b")
     if done.status.client_files:
         for file in done.status.client_files:

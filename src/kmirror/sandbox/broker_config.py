@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kmirror.sandbox.ports import LOOPBACK
 from kmirror.sandbox.spec import ADMIN_USER, BROKER_PRINCIPAL, ClusterSpec, NodeSpec, SecuritySpec, TokenSpec
+from kmirror.sandbox.store import STORE_CLASS
 
 #: The listener for clients is named after its protocol.
 PLAIN_LISTENER = "PLAINTEXT"
@@ -59,10 +60,11 @@ def logging_option(kafka_major: int, configuration: Path) -> str:
     return f"-D{key}={configuration.as_uri()}"
 
 
-def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path) -> str:
+def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path, store: Path) -> str:
     """Return a node's server.properties; the spec's `properties` override the rest, its `node_properties` those.
 
-    `data` is the node's log directory, `tls` the directory with the certificates of a secured cluster.
+    `data` is the node's log directory, `tls` the directory with the certificates of a secured cluster, `store` that of
+    a cluster with tiered storage.
     """
     settings = {
         **(_with_zookeeper(spec, node) if spec.needs_zookeeper else _with_kraft(spec, node)),
@@ -73,6 +75,7 @@ def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path) 
         **_internal_topics(len(spec.nodes)),
         **(_secured(spec.security, node, tls) if spec.security else _plain(spec, node)),
         **(_with_tokens(spec, spec.security.tokens) if spec.security and spec.security.tokens else {}),
+        **(_tiered(spec, tls, store) if spec.tiered else {}),
         **spec.properties,
         **spec.node_properties.get(str(node.node_id), {}),
     }
@@ -188,6 +191,36 @@ def _secured(security: SecuritySpec, node: NodeSpec, tls: Path) -> dict[str, str
     if security.authorizer:
         settings["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
     return settings
+
+
+def _tiered(spec: ClusterSpec, tls: Path, store: Path) -> dict[str, str]:
+    """Return the settings of tiered storage (KIP-405), with checks often enough to see segments move."""
+    metadata = "rlmm.config.remote.log.metadata"
+    return {
+        "remote.log.storage.system.enable": "true",
+        "remote.log.storage.manager.class.name": STORE_CLASS,
+        "remote.log.storage.manager.class.path": str(store / "classes"),
+        "rsm.config.folder": str(store),
+        "remote.log.metadata.manager.listener.name": "INTERNAL" if spec.security else PLAIN_LISTENER,
+        f"{metadata}.topic.replication.factor": str(min(3, len(spec.nodes))),
+        f"{metadata}.topic.num.partitions": "4",
+        **(_as_broker(spec.security, tls, f"{metadata}.common.client.") if spec.security else {}),
+        "remote.log.manager.task.interval.ms": "500",
+        "log.retention.check.interval.ms": "1000",
+        "log.initial.task.delay.ms": "1000",
+    }
+
+
+def _as_broker(security: SecuritySpec, tls: Path, prefix: str) -> dict[str, str]:
+    """Return the settings with which a client of the internal listener connects as a broker."""
+    return {
+        f"{prefix}security.protocol": "SSL",
+        f"{prefix}ssl.keystore.type": "PKCS12",
+        f"{prefix}ssl.keystore.location": str(tls / "node.p12"),
+        f"{prefix}ssl.keystore.password": security.store_password,
+        f"{prefix}ssl.truststore.type": "PEM",
+        f"{prefix}ssl.truststore.location": str(tls / "ca.pem"),
+    }
 
 
 def _passwords(security: SecuritySpec) -> dict[str, str]:

@@ -39,6 +39,7 @@ from kmirror.sandbox.spec import (
     ports_needed,
     save_spec,
 )
+from kmirror.sandbox.store import Store, check_tiered, compiled_store, install_store
 from kmirror.sandbox.token_server import TokenServer
 from kmirror.sandbox.zookeeper import ZooKeeper
 from kmirror.words import counted
@@ -87,6 +88,7 @@ class SandboxCluster:
         users: Mapping[str, str] | None = None,
         token_seconds: int | None = None,
         mechanism: str = "SCRAM-SHA-512",
+        tiered: bool = False,
         heap: str = DEFAULT_HEAP,
         java_options: Sequence[str] = DEFAULT_JAVA_OPTIONS,
         environ: Mapping[str, str] | None = None,
@@ -98,8 +100,8 @@ class SandboxCluster:
         Without `ports`, free ones are chosen; `ports_needed` says how many it takes. `secured` enables TLS and logins
         of `users` (name to password; `admin` always exists) on the clients' listener, `authorizer` adds ACLs, with
         `admin` as super user. With `token_seconds` users of a secured cluster can also log in with tokens of that
-        lifetime; `mechanism` is their default. `report` gets a line when something slow begins, `watch` the progress
-        of downloads.
+        lifetime; `mechanism` is their default. With `tiered` topics can have tiered storage, in `store`. `report` gets
+        a line when something slow begins, `watch` the progress of downloads.
         """
         if not 1 <= brokers <= MAX_BROKERS:
             raise UsageError(f"invalid number of brokers: {brokers}", f"a sandbox cluster has 1 to {MAX_BROKERS}")
@@ -124,6 +126,7 @@ class SandboxCluster:
             java_options=tuple(java_options),
             security=security if secured else None,
             node_properties={str(node): dict(own) for node, own in (node_properties or {}).items()},
+            tiered=tiered,
         )
         stored = load_spec(self.directory) if has_spec(self.directory) else None
         self._spec = stored if stored and stored.complete else None
@@ -170,6 +173,11 @@ class SandboxCluster:
     def kafka_version(self) -> str:
         """Return the version its brokers run."""
         return self.spec.kafka_version
+
+    @property
+    def store(self) -> Store:
+        """Return the store of its tiered topics."""
+        return Store(self.directory / "store")
 
     @property
     def bootstrap_servers(self) -> str:
@@ -279,7 +287,11 @@ class SandboxCluster:
             raise UsageError(f"the sandbox cannot secure a cluster of Kafka {jars.version}", "use Kafka 3.3 or later")
         if self._wanted.security is not None and self._wanted.security.tokens is not None:
             token_server_jars(self._environ, self._report, self._watch)
-        return find_java(self._environ), jars
+        java = find_java(self._environ)
+        if self._spec is None and self._wanted.tiered:
+            check_tiered(jars.version)
+            compiled_store(java, jars, self._environ, self._report)
+        return java, jars
 
     def _create(self, java: Path, jars: KafkaJars, deadline: float, progress: Add) -> None:
         """Create and start; if ports are chosen here and one was taken meanwhile, choose again."""
@@ -331,6 +343,8 @@ class SandboxCluster:
         if spec.security:
             own_stores = spec.security.users if spec.security.wants_certificates else {}
             make_certificates(self.directory / "tls", spec.security.store_password, own_stores)
+        if spec.tiered:
+            install_store(self.directory / "store", compiled_store(java, jars, self._environ))
         for node in nodes:
             node.write_configuration()
         for node in nodes if not spec.needs_zookeeper else ():

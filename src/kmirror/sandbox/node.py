@@ -31,6 +31,7 @@ class Node(JavaServer):
         super().__init__(cluster, directory, f"broker {spec.node_id} of cluster {cluster.name}")
         self.spec = spec
         self.tls = cluster_directory / "tls"
+        self._store = cluster_directory / "store"
         self._properties = self.directory / "server.properties"
 
     def __repr__(self) -> str:
@@ -40,7 +41,7 @@ class Node(JavaServer):
         """Write server.properties."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._properties.touch(mode=0o600)
-        text = server_properties(self.cluster, self.spec, self.data, self.tls)
+        text = server_properties(self.cluster, self.spec, self.data, self.tls, self._store)
         self._properties.write_text(text, encoding="utf-8")
 
     def stored_cluster_id(self) -> str | None:

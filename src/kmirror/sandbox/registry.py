@@ -25,6 +25,7 @@ from kmirror.sandbox.jars import check_kafka_version
 from kmirror.sandbox.ports import is_free
 from kmirror.sandbox.readiness import listens
 from kmirror.sandbox.spec import ADMIN_USER, CERTIFICATE, controller_count, has_spec
+from kmirror.sandbox.store import check_tiered
 from kmirror.words import counted
 from kmirror.work import Watch, unwatched
 
@@ -103,6 +104,8 @@ class SandboxStatus:
     brokers: tuple[BrokerStatus, ...]
     #: The files with client properties of a secured sandbox, readable by their owner only.
     client_files: tuple[Path, ...] = ()
+    #: The files that say how the stores of a tiered sandbox behave.
+    control_files: tuple[Path, ...] = ()
 
     def bootstrap_servers(self, cluster: str) -> str:
         """Return a cluster's addresses, comma-separated; empty if it does not exist."""
@@ -122,6 +125,12 @@ STATUS: tuple[Column[SandboxStatus], ...] = (
         lambda status: [str(file) for file in status.client_files],
     ),
     Column(
+        "controlFiles",
+        list_of(TEXT),
+        "files that say how the stores of tiered topics behave; none unless it has tiered storage",
+        lambda status: [str(file) for file in status.control_files],
+    ),
+    Column(
         "brokers",
         BROKERS.type,
         "its brokers; none if there is no sandbox",
@@ -134,13 +143,15 @@ STATUS: tuple[Column[SandboxStatus], ...] = (
 class SandboxOptions:
     """What `up` is asked for; None means the default, or the value of an existing sandbox.
 
-    `secured`, a key of `LOGINS`, is for TLS, logins and ACLs, with secrets that are only in `client_files`.
+    `secured`, a key of `LOGINS`, is for TLS, logins and ACLs, with secrets that are only in `client_files`; `tiered` is
+    for tiered storage.
     """
 
     brokers: int | None = None
     kafka_version: str | None = None
     base_port: int | None = None
     secured: str | None = None
+    tiered: bool = False
 
     def ports(self, name: str) -> list[int]:
         """Return the ports of a cluster. Raises UsageError."""
@@ -188,9 +199,12 @@ def status(directory: Path) -> SandboxStatus:
     """Return the status of the sandbox in this directory."""
     brokers = []
     files: list[Path] = []
+    controls: list[Path] = []
     for cluster in _existing(directory):
         if cluster.spec.security is not None:
             files += [file for file in _client_files(cluster) if file.is_file()]
+        if cluster.spec.tiered:
+            controls.append(cluster.store.control_file)
         for broker in cluster.brokers:
             address = f"{broker.host}:{broker.port}"
             state = BrokerState.DOWN
@@ -208,7 +222,7 @@ def status(directory: Path) -> SandboxStatus:
                     log_file=broker.log_file,
                 )
             )
-    return SandboxStatus(directory, tuple(brokers), tuple(files))
+    return SandboxStatus(directory, tuple(brokers), tuple(files), tuple(controls))
 
 
 def plan_up(directory: Path, options: SandboxOptions = AS_IT_IS) -> tuple[Step, ...]:
@@ -220,6 +234,8 @@ def plan_up(directory: Path, options: SandboxOptions = AS_IT_IS) -> tuple[Step, 
     """
     if options.kafka_version is not None:
         check_kafka_version(options.kafka_version)
+        if options.tiered:
+            check_tiered(options.kafka_version)
     steps = []
     for name in CLUSTERS:
         cluster = _cluster(directory, name, options)
@@ -307,6 +323,7 @@ def _cluster(
         authorizer=secured,
         token_seconds=_TOKEN_SECONDS if options.secured == "oauth" else None,
         mechanism=LOGINS[options.secured or "scram"],
+        tiered=options.tiered,
         users={user: secrets.token_urlsafe(16) for user in USERS},
         report=report,
         watch=watch,
@@ -352,6 +369,8 @@ def _refuse_another(cluster: SandboxCluster, options: SandboxOptions) -> None:
         raise RefusedError(
             f"cluster {cluster.name} already exists and is {f'secured with {kind}' if kind else 'not secured'}", hint
         )
+    if options.tiered and not cluster.spec.tiered:
+        raise RefusedError(f"cluster {cluster.name} already exists, without tiered storage", hint)
     present = cluster.brokers
     for name, wanted, has in (
         ("--brokers", options.brokers, len(present)),

@@ -95,6 +95,8 @@ class ClusterSpec:
     complete: bool = False
     #: Settings of single nodes, by node id (a string, like all JSON keys).
     node_properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    #: Whether topics can be tiered, into the cluster's own store.
+    tiered: bool = False
 
     @property
     def kafka_major(self) -> int:
