@@ -11,10 +11,9 @@ from contextlib import closing
 
 import pytest
 
-from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
-from kmirror.cluster.reader import read_batches
+from kmirror.cluster.reader import PartitionReader
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.holes import assert_alike, write_holes
 from tests.support.lane import Mirror
@@ -47,8 +46,8 @@ def test_holes_are_filled(mirror: Mirror, wire: LateWire) -> None:
 def marker_times(mirror: Mirror, topic: str, partition: int) -> list[int]:
     """Return when the destination's broker wrote each of the partition's markers, in milliseconds."""
     topic_partition = TopicPartition(mirror.mirror_of(topic), partition)
-    sections = read_batches(mirror.at_destination, topic_partition, 0, mirror.destination_ends()[str(topic_partition)])
-    headers = (header for section, _ in sections for header in batch_headers(section))
+    reader = PartitionReader(mirror.at_destination, topic_partition)
+    headers = (h for found in reader.batches(0, mirror.destination_ends()[str(topic_partition)]) for h in found.headers)
     return [header.max_timestamp for header in headers if header.is_control]
 
 

@@ -26,7 +26,7 @@ def soon_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def quiet(lane: Lane, topic: str) -> set[int]:
     """Return the partitions that are fetched over the connection for quiet ones."""
-    return {index for index in range(PARTITIONS) if copy_of(lane, topic, index).source.is_quiet}
+    return {index for index in range(PARTITIONS) if copy_of(lane, topic, index).source.role == "quiet"}
 
 
 def test_the_first_record_brings_a_quiet_partition_back(mirror: Mirror) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Hole, Run, pieces
+from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.trim import delete_records
 from kmirror.engine.clock import now_ms
@@ -57,11 +57,13 @@ def copied(cluster: SandboxCluster, client: ClusterClient, topic: str) -> tuple[
     position = start
     with OffsetAppender(client, destination, producer_id=OWN_ID) as out:
         while position < end:
-            answer = reader.fetch(position, max_bytes=100_000)
-            isolation = Isolation(answer.aborted_transactions)
-            before = position
-            for header in batch_headers(answer.records):
-                stored = answer.records[header.position : header.position + header.size_in_bytes]
+            read = reader.read_known(position, max_bytes=100_000)
+            if not isinstance(read, Batches):
+                position = read.until  # offsets at the end that compaction has left nothing of
+                continue
+            isolation = Isolation(read.aborted_transactions)
+            for header in read.headers:
+                stored = read.data[header.position : header.position + header.size_in_bytes]
                 kind = isolation.kind(stored)
                 for piece in pieces(stored, start=position, visible=kind is BatchKind.DATA, max_bytes=1_000_000):
                     assert piece.base_offset == position
@@ -69,8 +71,6 @@ def copied(cluster: SandboxCluster, client: ClusterClient, topic: str) -> tuple[
                     found[type(piece).__name__] += 1
                     if isinstance(piece, Run):
                         assert out.append(piece.data) == position
-            if position == before:
-                position = end  # offsets at the end that compaction has left nothing of
         if out.log_end_offset < end:
             out.fill(end)
     if start:

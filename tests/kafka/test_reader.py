@@ -15,8 +15,9 @@ from kmirror.cluster.protocol.batch import batch_headers, crc_of
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchKey, FetchPosition, FetchSession, decode_answer
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.read_up_to import AtEnd, Batches
 from kmirror.cluster.protocol.records import Record, read_records
-from kmirror.cluster.reader import PartitionReader, read_batch_at, read_batches
+from kmirror.cluster.reader import PartitionReader, read_batch_at
 from kmirror.errors import BrokerError
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
@@ -75,8 +76,9 @@ def read_all(client: ClusterClient, topic: str, end: int) -> tuple[list[Record],
     records: list[Record] = []
     codecs: list[str] = []
     expected = 0
-    for data, after in read_batches(client, TopicPartition(topic, 0), 0, end):
-        for header in batch_headers(data):
+    for found in PartitionReader(client, TopicPartition(topic, 0)).batches(0, end):
+        data = found.data
+        for header in found.headers:
             assert header.base_offset == expected
             assert not header.has_holes
             batch = data[header.position : header.position + header.size_in_bytes]
@@ -84,7 +86,7 @@ def read_all(client: ClusterClient, topic: str, end: int) -> tuple[list[Record],
             codecs.append(header.compression_type)
             records += read_records(data, header)
             expected = header.next_offset
-        assert after == expected
+        assert found.next_offset == expected
     return records, codecs
 
 
@@ -179,8 +181,8 @@ def test_a_range_is_read_to_its_end(three_batches: Leader) -> None:
     def read(start: int, end: int) -> list[int]:
         return [
             header.base_offset
-            for data, _ in read_batches(three_batches.client, three_batches.partition, start, end)
-            for header in batch_headers(data)
+            for found in PartitionReader(three_batches.client, three_batches.partition).batches(start, end)
+            for header in found.headers
         ]
 
     assert read(0, 7) == [0, 4, 6]
@@ -192,7 +194,7 @@ def test_offsets_out_of_range_are_reported(three_batches: Leader) -> None:
     part = three_batches.fetch(8)
     assert (part.error_code, part.high_watermark, part.log_start_offset) == (Code.OFFSET_OUT_OF_RANGE, None, None)
     with pytest.raises(BrokerError, match="OFFSET_OUT_OF_RANGE") as caught:
-        PartitionReader(three_batches.client, three_batches.partition).fetch(8)
+        PartitionReader(three_batches.client, three_batches.partition).read(8)
     assert caught.value.code == Code.OFFSET_OUT_OF_RANGE
 
 
@@ -202,11 +204,11 @@ def test_offsets_out_of_range_are_reported(three_batches: Leader) -> None:
 def test_a_topic_created_again_is_not_read_by_its_old_id(client: ClusterClient, cluster: SandboxCluster) -> None:
     topic = create_topic(cluster)
     reader = PartitionReader(client, TopicPartition(topic, 0))
-    assert len(reader.fetch(0).records) == 0
+    assert reader.read(0) == AtEnd(0, 0)
     delete_topic(cluster, topic)
     create_topic(cluster, name=topic)
     with pytest.raises(BrokerError, match="UNKNOWN_TOPIC_ID") as caught:
-        reader.fetch(0)
+        reader.read(0)
     assert caught.value.code == Code.UNKNOWN_TOPIC_ID
 
 
@@ -218,10 +220,12 @@ def test_a_connection_lost_in_the_middle_is_made_good(client: ClusterClient, clu
     wire = Wire(broker.host, broker.port)
     try:
         reader = PartitionReader(client, TopicPartition(topic, 0))
-        reader.fetch(0)
+        reader.read(0)
         reader._leader = reader._find_leader()._replace(host=wire.host, port=wire.port)
         wire.spoil(lambda handshake: handshake, hang_up)
-        assert [h.next_offset for h in batch_headers(reader.fetch(0).records)] == [3]
+        found = reader.read(0)
+        assert isinstance(found, Batches)
+        assert [header.next_offset for header in found.headers] == [3]
         assert wire.all_fired
     finally:
         wire.close()
@@ -278,4 +282,4 @@ def test_an_incremental_session_returns_only_news(cluster: SandboxCluster) -> No
 
 def test_an_unknown_topic_is_reported(client: ClusterClient) -> None:
     with pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
-        PartitionReader(client, TopicPartition(unique_topic("missing"), 0)).fetch(0)
+        PartitionReader(client, TopicPartition(unique_topic("missing"), 0)).read(0)

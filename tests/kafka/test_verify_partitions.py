@@ -14,11 +14,11 @@ from confluent_kafka.admin import NewTopic
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.log_dirs import partition_sizes
-from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, CorruptBatchError, batch_headers
+from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, CorruptBatchError
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record
-from kmirror.cluster.reader import read_batches
+from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now_ms
 from kmirror.engine.compare.difference import DifferenceKind
@@ -302,8 +302,8 @@ def test_log_append_time_at_the_source(twins: Twins) -> None:
     source, destination = twins.source, twins.destination
     source.set("message.timestamp.type", "LogAppendTime")
     source.append(RECORDS[:50], size=50)
-    ((data, _),) = read_batches(source.client, source.partition, 0, 50)
-    (header,) = batch_headers(data)
+    (read,) = PartitionReader(source.client, source.partition).batches(0, 50)
+    (header,) = read.headers
     assert header.is_log_append_time
     seen = [replace(one, timestamp=header.max_timestamp) for one in RECORDS[:50]]
     destination.append(seen, size=20)

@@ -81,7 +81,7 @@ class PackedLog:
                 break
             data += self._bytes[index]
         aborted = [AbortedTransaction(_ABORTED_PRODUCER, first) for first, last in self._aborted if last >= offset]
-        return Section(offset, memoryview(data), aborted[::-1])
+        return Section(offset, memoryview(data), aborted[::-1], None if data else end)
 
 
 def _packed(says: dict[int, str], rng: random.Random, longest: int, aborted: list[tuple[int, int]]) -> list[LogBatch]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from kmirror.cluster.protocol.batch import HEADER, set_producer
+from kmirror.cluster.protocol.batch import HEADER, batch_headers, set_producer
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.engine.clock import now_ms
@@ -93,7 +93,11 @@ class Log:
                     break
                 data += _encoded(stored, self.epoch_of(stored.base_offset))
         overlapping = [AbortedTransaction(p, low) for p, low, high in self.aborted if high >= offset and low < end]
-        return Section(offset, memoryview(data)[: max(max_bytes, _first_size(data))], overlapping[::-1])
+        # messages of an old format are batches of their own
+        begins = next((h.position for h in batch_headers(memoryview(data)) if h.next_offset > offset), 0)
+        read = memoryview(data)[begins:]
+        read = read[: max(max_bytes, _first_size(bytes(read[:12])))]
+        return Section(offset, read, overlapping[::-1], None if data else max(end, offset + 1))
 
     def shown(self) -> dict[int, VisibleRecord]:
         """Return what a read_committed consumer is shown, by offset."""

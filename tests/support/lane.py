@@ -14,10 +14,9 @@ from confluent_kafka.admin import AdminClient
 from crc32c import crc32c
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
-from kmirror.cluster.reader import read_batches
+from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import STATE_PARTITION, append_to
 from kmirror.engine.lane.lane import Lane
@@ -161,9 +160,9 @@ class Mirror:
         start = self.at_destination.list_offsets(where)[STATE_PARTITION].offset or 0
         end = self.at_destination.list_offsets(dict.fromkeys(where, LATEST))[STATE_PARTITION].offset or 0
         found = []
-        for data, _ in read_batches(self.at_destination, STATE_PARTITION, start, end):
-            for header in batch_headers(data):
-                for record in () if header.is_control else read_records(data, header):
+        for read in PartitionReader(self.at_destination, STATE_PARTITION).batches(start, end):
+            for header in read.headers:
+                for record in () if header.is_control else read_records(read.data, header):
                     met = decode(record.key or b"", record.value)
                     if isinstance(met, ProgressRecord) and met.mirror == self.name:
                         found.append(met)

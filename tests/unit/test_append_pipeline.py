@@ -52,7 +52,7 @@ def small(offset: int, *, age_ms: int = 0) -> Appending:
 def found() -> PartitionQueue:
     """Return a partition whose leader remembers us, and whose memory lasts two hours."""
     made = PartitionQueue(PLACE, Seeing())
-    made.leader, made.expiration_ms = LeaderAddress(1, "localhost", 9092, bytes(16)), 2 * HOUR_MS
+    made.leader, made.expiration_ms = LeaderAddress(1, "localhost", 9092, bytes(16), 0), 2 * HOUR_MS
     made.appender.last_timestamp = now_ms()
     return made
 

@@ -11,6 +11,7 @@ from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.filler import FILLER_RECORDS
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
+from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, Silence
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
 from kmirror.engine.lane.intake import Gap, GuardedBatch
 from kmirror.engine.lane.report import row_of
@@ -334,7 +335,7 @@ def test_a_source_that_returns_nothing_below_its_end_is_probed(copying: Shell) -
     assert not copying.copy.seems_to_end(copying.now)
     assert not copying.copy.seems_to_end(copying.now + 2)
     assert copying.copy.seems_to_end(copying.now + 4)
-    copying.copy.log_end_probed(10, 15, None, copying.now)
+    copying.copy.log_end_probed(10, NoBatches(10, 15), copying.now, copying.wall)
     assert queued(copying) == [("g", 10, 15)]
 
 
@@ -343,7 +344,7 @@ def test_a_source_that_gives_something_after_all_is_believed(copying: Shell) -> 
     copying.copy.seems_to_end(copying.now)
     copying.fetch(stored(12), last_stable_offset=15)
     assert not copying.copy.seems_to_end(copying.now + 4)
-    copying.copy.log_end_probed(10, 15, None, copying.now)
+    copying.copy.log_end_probed(10, NoBatches(10, 15), copying.now, copying.wall)
     assert queued(copying) == [("g", 10, 12), ("b", 12, 13)]
 
 
@@ -355,7 +356,8 @@ def test_a_source_that_only_sends_the_start_of_a_batch_fails_once_probed(
         is_due = copying.copy.seems_to_end(copying.now)
         copying.now += 1
     assert is_due
-    copying.copy.log_end_probed(10, None, "never the rest", copying.now)
+    cut_off = Silence(10, 15, "never the rest", "never the rest")
+    copying.copy.log_end_probed(10, cut_off, copying.now, copying.wall)
     assert copying.status == "failed"
     assert row_of(copying.copy).reason == "CORRUPT_BATCH"
     assert "cannot be mirrored past offset 10: never the rest" in (row_of(copying.copy).message or "")
@@ -365,8 +367,46 @@ def test_a_source_that_has_gone_on_meanwhile_does_not_fail(copying: Shell) -> No
     copying.fetch(stored(10, 3)[:-1], last_stable_offset=15)
     copying.copy.seems_to_end(copying.now)
     copying.fetch(stored(10, 3), last_stable_offset=15)
-    copying.copy.log_end_probed(10, None, "never the rest", copying.now)
+    cut_off = Silence(10, 15, "never the rest", "never the rest")
+    copying.copy.log_end_probed(10, cut_off, copying.now, copying.wall)
     assert copying.status == "copying"
+
+
+def test_a_silent_source_is_neither_filled_nor_failed(copying: Shell) -> None:
+    copying.copy.source.last_stable_offset = 15
+    copying.copy.seems_to_end(copying.now)
+    for _ in range(100):
+        copying.now += 10
+        assert copying.copy.seems_to_end(copying.now)
+        silence = Silence(10, 15, "offsets below 14 are in remote storage")
+        copying.copy.log_end_probed(10, silence, copying.now, copying.wall)
+        assert not copying.copy.seems_to_end(copying.now + 1), "it is asked again at once"
+    row = row_of(copying.copy)
+    assert (copying.status, queued(copying), row.state, row.reason) == ("copying", [], "MIRRORING", "SOURCE_SILENT")
+    assert row.source_offset == 15
+    assert row.destination_offset == 10
+    assert row.message is not None
+    assert "orders-3 returns no records from offset 10 on since 2023-11-14T" in row.message
+    assert "although its log ends at 15: offsets below 14 are in remote storage" in row.message
+
+
+@pytest.mark.parametrize("found", [None, "batches"])
+def test_a_probe_that_proves_nothing_fills_nothing(copying: Shell, found: str | None) -> None:
+    copying.copy.source.last_stable_offset = 15
+    copying.copy.seems_to_end(copying.now)
+    read = Batches(10, 12, memoryview(b""), (), (), 15, 15) if found else None
+    copying.copy.log_end_probed(10, read, copying.now + 4, copying.wall)
+    assert (queued(copying), row_of(copying.copy).reason) == ([], None)
+
+
+def test_a_silent_source_that_returns_records_again_is_copied(copying: Shell) -> None:
+    copying.copy.source.last_stable_offset = 15
+    copying.copy.seems_to_end(copying.now)
+    silence = Silence(10, 15, "the broker throttles this client")
+    copying.copy.log_end_probed(10, silence, copying.now + 4, copying.wall)
+    assert row_of(copying.copy).reason == "SOURCE_SILENT"
+    copying.fetch(stored(10, 2), last_stable_offset=15)
+    assert (queued(copying), row_of(copying.copy).reason) == ([("b", 10, 12)], None)
 
 
 @pytest.mark.parametrize("high_watermark", [None, 9, 19])

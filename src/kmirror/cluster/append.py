@@ -406,11 +406,11 @@ class OffsetAppender:
             UnreachableError: nothing was sent.
             OutcomeUnknown: it was sent, and not answered.
         """
-        self._leader = node_id, host, port, topic_id = self._leader or self.leader()
-        connection = self._client.connect(node_id, host, port)
+        self._leader = leader = self._leader or self.leader()
+        connection = self._client.connect(leader.node_id, leader.host, leader.port)
         connection.wait_for_throttle()
         correlation_id = connection.next_correlation_id()
-        version, request = encode(connection, correlation_id, topic_id)
+        version, request = encode(connection, correlation_id, leader.topic_id)
         timeout = self._client.config.request_timeout_ms / 1000
         return version, connection.exchange_frame(request, correlation_id, timeout)
 

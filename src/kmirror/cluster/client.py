@@ -72,6 +72,8 @@ class ClusterClient:
         self._bootstrap: Connection | None = None
         self._metadata: ClusterMetadata | None = None
         self._topics = metadata_codec.TopicsCache()
+        #: True once a log of the cluster has stayed silent (`reader`).
+        self.has_silent_logs = False
 
     def __enter__(self) -> ClusterClient:
         return self

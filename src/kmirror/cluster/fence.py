@@ -19,7 +19,7 @@ from typing import Any
 from uuid import UUID
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.protocol.batch import BatchHeader, batch_headers, set_producer
+from kmirror.cluster.protocol.batch import BatchHeader, set_producer
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fill_plan import MAX_COORDINATOR_EPOCH, MAX_PRODUCER_EPOCH
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
@@ -131,18 +131,12 @@ def _fence_once(
 
 def _fence_there(client: ClusterClient, partition: TopicPartition, writer: Writer, start: int) -> FenceResult:
     """Find the fence in the log, at or after `start`."""
-    reader = PartitionReader(client, partition)
-    offset = first = max(start, client.list_offsets({partition: EARLIEST})[partition].offset or 0)
+    first = max(start, client.list_offsets({partition: EARLIEST})[partition].offset or 0)
     end = log_ends(client, [partition])[partition].end_offset or 0
-    while offset < end:
-        records = reader.fetch(offset).records
-        headers = list(batch_headers(records))
-        if not headers:
-            break
-        for header in headers:
-            if header.producer_id == writer.producer_id and _is_fence(records, header):
+    for found in PartitionReader(client, partition).batches(first, end):
+        for header in found.headers:
+            if header.producer_id == writer.producer_id and _is_fence(found.data, header):
                 return FenceResult(0, header.base_offset, is_fenced=True)
-        offset = headers[-1].next_offset
     # it has been deleted by now: everything left came after it
     return FenceResult(0, first, is_fenced=True)
 

@@ -324,7 +324,7 @@ class AppendPipeline:
                 self._stop(found, error)
 
     def _connect(self, leader: LeaderAddress) -> None:
-        node_id, host, port, _ = leader
+        node_id, host, port, *_ = leader
         known = self._brokers.get(node_id)
         if known is not None:
             if not known.connection.must_be_replaced or known.requests:

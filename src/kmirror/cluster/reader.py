@@ -1,11 +1,18 @@
-"""Read stored batches from one partition's leader, one blocking Fetch at a time."""
+"""Read stored batches from one partition's leader, one blocking Fetch at a time.
+
+Every read says what it proves (`read_up_to`). Whoever needs all of a range uses `read_on` or `batches`: where a log is
+silent they ask again with growing pauses, and raise if it stays silent. Nothing here returns less than was asked for.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.connection import Connection, UnsupportedVersionError
+from kmirror.cluster.protocol import list_offsets
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.fetch import (
     API_KEY,
@@ -17,21 +24,150 @@ from kmirror.cluster.protocol.fetch import (
     FetchSession,
 )
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
-from kmirror.errors import BrokerError, OutcomeUnknown, UnreachableError
+from kmirror.cluster.protocol.read_up_to import (
+    AtEnd,
+    Batches,
+    EmptyAnswer,
+    LocalStart,
+    NoBatches,
+    ReadUpTo,
+    Silence,
+    batches_of,
+    is_kept_elsewhere,
+    local_start_by_settings,
+    silent_text,
+    useless_part,
+    why_unproven,
+)
+from kmirror.cluster.topic_settings import topic_settings
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 
 _ANSWER_BYTES = 1 << 20
+_WAIT_MS = 500
 _TRIES = 20
 _MISSING = Code.UNKNOWN_TOPIC_OR_PARTITION
+#: The first pause before a silent log is asked again, and the longest one, in seconds; they double.
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 4.0
+#: How long other logs are asked again once one has stayed silent.
+_SHORT_PATIENCE_S = 1.0
+#: How long a broker may wait for its remote storage, where it lets the client decide (Kafka 3.6).
+_REMOTE_WAIT_MS = 10_000
+SILENT_HINT = (
+    "look at the broker's remote storage, its quota for remote reads "
+    "(remote.log.manager.fetch.max.bytes.per.second) and remote.fetch.max.wait.ms, then try again"
+)
+
+
+class SilentLogError(TimedOutError):
+    """A log goes on, but its broker returns no records from an offset on: what is there is unknown."""
+
+    def __init__(self, partition: TopicPartition, offset: int, until: int, why: str) -> None:
+        super().__init__(silent_text(partition, offset, until, why), SILENT_HINT)
+        self.args = (partition, offset, until, why)
+        self.partition = partition
+        self.offset = offset
 
 
 class PartitionReader:
-    """Fetch from one partition; follows its leader, repeats a fetch that got no answer."""
+    """Read from one partition; follows its leader, repeats a fetch that got no answer, unless `leader` is given.
 
-    def __init__(self, client: ClusterClient, partition: TopicPartition, *, read_committed: bool = False) -> None:
+    A log that is silent for `patience_s` seconds (request.timeout.ms by default) is given up. A client that has waited
+    so long for one log waits only a moment for others.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        partition: TopicPartition,
+        *,
+        read_committed: bool = False,
+        patience_s: float | None = None,
+        leader: LeaderAddress | None = None,
+    ) -> None:
         self._client = client
         self._partition = partition
         self._read_committed = read_committed
-        self._leader: LeaderAddress | None = None
+        self._wanted_patience_s = patience_s
+        self._leader = leader
+        self._tries = _TRIES if leader is None else 1
+
+    @property
+    def _patience_s(self) -> float:
+        if self._wanted_patience_s is not None:
+            return self._wanted_patience_s
+        return _SHORT_PATIENCE_S if self._client.has_silent_logs else self._client.config.request_timeout_ms / 1000
+
+    def read(self, offset: int, *, max_bytes: int = _ANSWER_BYTES, max_wait_ms: int = 0) -> ReadUpTo:
+        """Read once from `offset`, and find out what an answer without a batch proves.
+
+        Raises:
+            BrokerError: the broker refuses (OFFSET_OUT_OF_RANGE among others).
+            UnreachableError: no leader answers.
+            CorruptBatchError: the first batch has an impossible length.
+        """
+        connection, leader, part, is_throttled = self._fetch(offset, max_bytes, max_wait_ms)
+        found = batches_of(part, offset)
+        if found is not None:
+            return found
+        end = part.last_stable_offset if self._read_committed else part.high_watermark
+        if problem := useless_part(part, offset):
+            return Silence(offset, offset if end is None else end, problem, problem)
+        if end is None or end <= offset:
+            return AtEnd(offset, offset if end is None else end)
+        answer = EmptyAnswer(part, is_alone=True, is_throttled=is_throttled, leader_epoch=_epoch(leader))
+        why = why_unproven(offset, answer, self._local_start(connection, leader))
+        return NoBatches(offset, end) if why is None else Silence(offset, end, why)
+
+    def read_on(
+        self, offset: int, *, max_bytes: int = _ANSWER_BYTES, max_wait_ms: int = 0
+    ) -> Batches | NoBatches | AtEnd:
+        """Read from `offset`; where the log is silent, ask again with growing pauses.
+
+        Raises:
+            SilentLogError: it stayed silent for the whole patience.
+            BrokerError, UnreachableError, CorruptBatchError: as `read`.
+        """
+        deadline, pause = time.monotonic() + self._patience_s, _FIRST_PAUSE
+        while isinstance(found := self.read(offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms), Silence):
+            if time.monotonic() + pause > deadline:
+                self._client.has_silent_logs = True
+                raise SilentLogError(self._partition, offset, found.until, found.why)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            max_wait_ms = _REMOTE_WAIT_MS
+        return found
+
+    def read_known(self, offset: int, *, max_bytes: int = _ANSWER_BYTES, max_wait_ms: int = 0) -> Batches | NoBatches:
+        """Read from an offset below the log end, and wait until readers are shown what is there.
+
+        Raises:
+            SilentLogError: they are not shown it within the patience.
+            BrokerError, UnreachableError, CorruptBatchError: as `read`.
+        """
+        deadline = time.monotonic() + self._patience_s
+        while isinstance(found := self.read_on(offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms), AtEnd):
+            if time.monotonic() + _FIRST_PAUSE > deadline:
+                why = f"readers see it only up to {found.end} yet; are all its replicas in sync?"
+                raise SilentLogError(self._partition, offset, offset + 1, why)
+            time.sleep(_FIRST_PAUSE)
+        return found
+
+    def batches(self, start: int, end: int) -> Iterator[Batches]:
+        """Yield the batches from offset `start` to `end` as they are read; the last ones may be after `end`.
+
+        Raises:
+            SilentLogError: what the log has below `end` is not shown.
+            BrokerError, UnreachableError, CorruptBatchError: as `read`.
+        """
+        offset = start
+        while offset < end:
+            found = self.read_known(offset, max_wait_ms=_WAIT_MS)
+            if isinstance(found, Batches):
+                offset = found.next_offset
+                yield found
+            else:
+                offset = found.until
 
     def _find_leader(self) -> LeaderAddress:
         metadata = self._client.metadata([self._partition.topic])
@@ -43,30 +179,27 @@ class PartitionReader:
             raise OutcomeUnknown(f"{self._partition} has no leader")
         return leader
 
-    def fetch(self, offset: int, *, max_bytes: int = _ANSWER_BYTES, max_wait_ms: int = 0) -> FetchedPartition:
-        """Fetch from `offset`; the answer begins with the batch that contains it, or with the next one.
-
-        Raises:
-            BrokerError: the broker refuses (OFFSET_OUT_OF_RANGE among others).
-            UnreachableError: no leader answers.
-        """
+    def _fetch(
+        self, offset: int, max_bytes: int, max_wait_ms: int
+    ) -> tuple[Connection, LeaderAddress, FetchedPartition, bool]:
+        """Fetch this partition alone; return its answer, from where it came, and whether it was throttled."""
         error: OutcomeUnknown | UnreachableError | None = None
         attempt = 0
-        while attempt < _TRIES:
+        while attempt < self._tries:
             attempt += 1
             try:
-                self._leader = node_id, host, port, topic_id = self._leader or self._find_leader()
-                connection = self._client.connect(node_id, host, port)
+                self._leader = leader = self._leader or self._find_leader()
+                connection = self._client.connect(leader.node_id, leader.host, leader.port)
                 version = connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
                 session = FetchSession(self._client.config.client_id, version, incremental=False)
-                key = FetchKey(topic_id, self._partition.partition, self._partition.topic)
-                session.want(key, FetchPosition(offset, None, None, max_bytes))
+                key = FetchKey(leader.topic_id, self._partition.partition, self._partition.topic)
+                session.want(key, FetchPosition(offset, None, _epoch(leader), max_bytes))
                 connection.wait_for_throttle()
                 correlation_id = connection.next_correlation_id()
                 request = session.request(
                     correlation_id, max_wait_ms=max_wait_ms, max_bytes=max_bytes, read_committed=self._read_committed
                 )
-                timeout = self._client.config.request_timeout_ms / 1000
+                timeout = self._client.config.request_timeout_ms / 1000 + max_wait_ms / 1000
                 frame = connection.exchange_frame([request], correlation_id, timeout)
                 answer = session.answer(frame)
                 connection.note_throttle(answer.throttle_time_ms)
@@ -80,12 +213,40 @@ class PartitionReader:
             part = next((part for part in answer.partitions if part.key == key), None)
             code = answer.error_code or (part.error_code if part else Code.UNKNOWN_SERVER_ERROR)
             if part and not code:
-                return part
+                return connection, leader, part, answer.throttle_time_ms > 0
             if code not in LEADER_MOVED or code == _MISSING:
                 raise BrokerError(code, code_name(code), f"reading {self._partition} at offset {offset}")
             error, self._leader = OutcomeUnknown(f"{self._partition} moved"), None
             self._client.pause(attempt)
         raise UnreachableError(str(error), "check that the partition's leader is up")
+
+    def _local_start(self, connection: Connection, leader: LeaderAddress) -> LocalStart:
+        """Find out from which offset on the leader reads the partition from its own disk."""
+        epoch = _epoch(leader)
+        wanted = {self._partition: (epoch, list_offsets.EARLIEST_LOCAL)}
+        timeout_ms = self._client.config.request_timeout_ms
+        code, start = int(Code.NONE), None
+        try:
+            settings = topic_settings(self._client, [self._partition.topic]).get(self._partition.topic, _MISSING)
+            with suppress(UnsupportedVersionError):
+                answer = connection.request(list_offsets.exchange(wanted, list_offsets.CONSUMER, 0, timeout_ms))
+                found = answer.get(self._partition)
+                code, start = (found.error_code, found.offset) if found else (Code.UNKNOWN_SERVER_ERROR, None)
+        except (KmirrorError, OutcomeUnknown) as error:
+            return LocalStart(None, None, f"where its local log starts is unknown: {error}")
+        if not code and isinstance(settings, int):
+            code = settings if start is None else code
+        elif not code and not isinstance(settings, int):
+            # a broker before KIP-405 does not tell where a local log starts
+            start = local_start_by_settings(settings) if start is None else start
+            start = None if is_kept_elsewhere(settings) else start
+        if code:
+            return LocalStart(None, None, f"where its local log starts is unknown: {code_name(code)} ({code})")
+        return LocalStart(start, epoch, "its records may be in remote storage", connection.is_throttled)
+
+
+def _epoch(leader: LeaderAddress) -> int | None:
+    return leader.leader_epoch if leader.leader_epoch >= 0 else None
 
 
 def read_batch_at(client: ClusterClient, partition: TopicPartition, offset: int) -> memoryview | None:
@@ -94,32 +255,17 @@ def read_batch_at(client: ClusterClient, partition: TopicPartition, offset: int)
     Raises:
         BrokerError: the broker refuses for another reason than the offset.
         UnreachableError: no leader answers.
+        SilentLogError: what is at that offset is unknown.
     """
     try:
-        records = PartitionReader(client, partition).fetch(offset).records
+        found = PartitionReader(client, partition).read_on(offset)
     except BrokerError as error:
         if error.code == Code.OFFSET_OUT_OF_RANGE:
             return None
         raise
-    for header in batch_headers(records):
-        if header.base_offset <= offset < header.next_offset:
-            return records[header.position : header.position + header.size_in_bytes]
-    return None
-
-
-def read_batches(
-    client: ClusterClient, partition: TopicPartition, start: int, end: int
-) -> Iterator[tuple[memoryview, int]]:
-    """Yield whole batches from offset `start` to `end` as they are fetched, each piece with the offset after it.
-
-    The last piece may contain batches after `end`.
-    """
-    reader = PartitionReader(client, partition)
-    offset = start
-    while offset < end:
-        records = reader.fetch(offset, max_wait_ms=500).records
-        headers = list(batch_headers(records))
-        if not headers or headers[-1].next_offset <= offset:
-            return
-        offset = headers[-1].next_offset
-        yield records[: headers[-1].position + headers[-1].size_in_bytes], offset
+    if not isinstance(found, Batches):
+        return None
+    header = found.headers[0]
+    if header.base_offset > offset:
+        return None
+    return found.data[header.position : header.position + header.size_in_bytes]

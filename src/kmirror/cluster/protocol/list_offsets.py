@@ -34,12 +34,18 @@ LOWEST_VERSION = 6
 HIGHEST_VERSION = 10
 #: The first version with MAX_TIMESTAMP; earlier ones return a wrong offset.
 MAX_TIMESTAMP_VERSION = 7
+#: The first version with EARLIEST_LOCAL (KIP-405).
+EARLIEST_LOCAL_VERSION = 8
 _TIMEOUT_VERSION = 10
 
 EARLIEST = -2
 LATEST = -1
 #: The record with the largest timestamp (KIP-734).
 MAX_TIMESTAMP = -3
+#: The local log start: where the leader's own disk starts; records before it are in remote storage (KIP-405).
+EARLIEST_LOCAL = -4
+
+_FIRST_VERSIONS = {MAX_TIMESTAMP: MAX_TIMESTAMP_VERSION, EARLIEST_LOCAL: EARLIEST_LOCAL_VERSION}
 
 CONSUMER = -1
 #: For tools: a leader answers with the log end instead of the high watermark.
@@ -76,7 +82,7 @@ def request(
 ) -> bytes:
     """Encode one framed request for partitions led by one broker, each with its current leader epoch and a timestamp.
 
-    An epoch of None is any. A timestamp is EARLIEST, LATEST, MAX_TIMESTAMP, or epoch milliseconds.
+    An epoch of None is any. A timestamp is EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, or epoch milliseconds.
     """
     by_topic: dict[str, bytearray] = {}
     for (topic, partition), (known, timestamp) in wanted.items():
@@ -95,8 +101,7 @@ def exchange(
     wanted: Mapping[TopicPartition, tuple[int | None, int]], replica_id: int, isolation_level: int, timeout_ms: int
 ) -> Exchange:
     """Return the request for partitions led by one broker, in a version that has what is wanted."""
-    by_time = any(timestamp == MAX_TIMESTAMP for _, timestamp in wanted.values())
-    lowest = MAX_TIMESTAMP_VERSION if by_time else LOWEST_VERSION
+    lowest = max(_FIRST_VERSIONS.get(timestamp, LOWEST_VERSION) for _, timestamp in wanted.values())
     encode = partial(
         request, wanted=wanted, replica_id=replica_id, isolation_level=isolation_level, timeout_ms=timeout_ms
     )

@@ -66,12 +66,13 @@ class Broker:
 
 
 class LeaderAddress(NamedTuple):
-    """Where a partition's leader listens, and the id of its topic."""
+    """Where a partition's leader listens, its leader epoch, and the id of its topic."""
 
     node_id: int
     host: str
     port: int
     topic_id: bytes
+    leader_epoch: int
 
 
 class PartitionMetadata(NamedTuple):
@@ -122,7 +123,8 @@ class ClusterMetadata:
         if leader is None or leader.leader_id is None:
             return None
         broker = self.brokers[leader.leader_id]
-        return LeaderAddress(broker.node_id, broker.host, broker.port, self.topics[partition.topic].topic_id)
+        topic_id = self.topics[partition.topic].topic_id
+        return LeaderAddress(broker.node_id, broker.host, broker.port, topic_id, leader.leader_epoch)
 
     def has_replica_on(self, partition: TopicPartition, brokers: Set[int]) -> bool:
         """Return whether a replica of a partition is on one of these brokers."""

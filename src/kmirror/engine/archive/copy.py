@@ -30,12 +30,11 @@ from kmirror.cluster.protocol.batch import (
     COMPRESSION_TYPES,
     BatchHeader,
     CorruptBatchError,
-    batch_headers,
     crc_of,
 )
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
-from kmirror.cluster.reader import read_batches
+from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.archive.archive_topic import (
     Origin,
     Range,
@@ -47,7 +46,7 @@ from kmirror.engine.archive.archive_topic import (
 from kmirror.engine.archive.not_archived import is_left_over_filler, is_only_filler
 from kmirror.engine.compare.logs import offset_of
 from kmirror.engine.compare.visible_log import VisibleBatch, VisibleLog
-from kmirror.errors import HistoriesDifferError, Reason, RefusedError, UnreachableError
+from kmirror.errors import HistoriesDifferError, Reason, RefusedError
 from kmirror.work import Add, unwatched
 
 #: The size of a batch of the archive, unless a single record is larger.
@@ -196,16 +195,12 @@ def _end_of(client: ClusterClient, archive: TopicPartition) -> _End:
     while True:
         first = max(start, end - distance)
         newest: tuple[memoryview, BatchHeader] | None = None
-        reached = first
-        for section, section_end in read_batches(client, archive, first, end):
-            reached = section_end
-            for header in batch_headers(section):
+        for section in PartitionReader(client, archive).batches(first, end):
+            for header in section.headers:
                 if header.producer_id == producer_id:
                     epoch = max(epoch, header.producer_epoch)
                 if not header.is_control:
-                    newest = section, header
-        if reached < end:
-            raise UnreachableError(f"{archive} cannot be read up to its end {end}", "are all its replicas in sync?")
+                    newest = section.data, header
         if newest is not None:
             return _End(_last_original_offset(archive, *newest), epoch, end)
         if first == start:
@@ -222,11 +217,11 @@ def next_original_offset(client: ClusterClient, archive: TopicPartition, start: 
         UnreachableError, BrokerError: the archive cannot be read.
     """
     try:
-        for section, _ in read_batches(client, archive, start, end):
-            for header in batch_headers(section):
+        for section in PartitionReader(client, archive).batches(start, end):
+            for header in section.headers:
                 if header.is_control:
                     continue
-                record = next((one for one in read_records(section, header) if one.offset >= start), None)
+                record = next((one for one in read_records(section.data, header) if one.offset >= start), None)
                 if record is not None:
                     found = origin_of(record)
                     return None if found is None else found[0].offset

@@ -8,6 +8,8 @@ A log may have less than requested, and each case is reported:
 * it starts later (retention, DeleteRecords), perhaps only since reading began: `floor`;
 * it ends earlier: `ended_at` is where consumers stop reading; `log_end_offset` is higher while a transaction is open or
   a follower lags.
+
+A log that returns nothing although it goes on is neither: reading it raises SilentLogError.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from kmirror.cluster.protocol.batch import (
     CorruptBatchError,
     OversizedBatchError,
     UnsupportedFormatError,
-    batch_headers,
     crc_of,
 )
 from kmirror.cluster.protocol.codes import Code, code_name
@@ -34,6 +35,7 @@ from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.old_format import read_messages
+from kmirror.cluster.protocol.read_up_to import Batches, NoBatches
 from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.topic_settings import topic_settings
@@ -173,28 +175,20 @@ def compacted_topics(client: ClusterClient, topics: Iterable[str]) -> frozenset[
     return frozenset(compacted)
 
 
-def _whole_batches(data: memoryview, offset: int, end: int) -> list[BatchHeader]:
-    """Return the headers of a response from the batch with `offset` to the one that reaches `end`.
-
-    A corrupt batch ends the list, or raises CorruptBatchError if it is the first.
-    """
-    headers: list[BatchHeader] = []
-    try:
-        for header in batch_headers(data):
-            if header.next_offset > offset:
-                headers.append(header)
-                if header.next_offset >= end:
-                    break
-    except CorruptBatchError:
-        if not headers:
-            raise
-    return headers
+def _up_to(headers: Iterable[BatchHeader], end: int) -> list[BatchHeader]:
+    """Return the batches up to the one that reaches `end`."""
+    found = []
+    for header in headers:
+        found.append(header)
+        if header.next_offset >= end:
+            break
+    return found
 
 
 class VisibleLog:
     """Read one partition from `start` to `end`; one fetch runs ahead on `executor`.
 
-    The client must have no other user meanwhile. Raises UnreachableError, BrokerError.
+    The client must have no other user meanwhile. Raises UnreachableError, BrokerError, SilentLogError.
     """
 
     def __init__(
@@ -256,12 +250,14 @@ class VisibleLog:
         floor = self.floor
         deadline = time.monotonic() + _PATIENCE_S
         while True:
+            refused: BrokerError | None = None
             try:
-                answer = self._reader.fetch(offset, max_bytes=_FETCH_BYTES, max_wait_ms=_WAIT_MS)
+                found = self._reader.read_on(offset, max_bytes=_FETCH_BYTES, max_wait_ms=_WAIT_MS)
             except BrokerError as error:
                 if error.code != Code.OFFSET_OUT_OF_RANGE:
                     raise
-                start, readable_end, _ = self._bounds()
+                refused = error
+                start, _, _ = self._bounds()
                 if offset < start:
                     offset = floor = start
                     if start >= self._end:
@@ -269,17 +265,19 @@ class VisibleLog:
                     continue
                 time.sleep(_WAIT_MS / 1000)
             else:
-                headers = _whole_batches(answer.records, offset, self._end)
-                if headers:
-                    next_offset = headers[-1].next_offset
-                    return _Section(answer.records, headers, answer.aborted_transactions, next_offset, floor)
-                readable_end = offset if answer.last_stable_offset is None else answer.last_stable_offset
-                if readable_end >= self._end:
-                    return _Section(nothing, (), (), self._end, floor)
+                if isinstance(found, Batches):
+                    headers = _up_to(found.headers, self._end)
+                    return _Section(found.data, headers, found.aborted_transactions, headers[-1].next_offset, floor)
+                if isinstance(found, NoBatches):
+                    offset = found.until
+                    if offset >= self._end:
+                        return _Section(nothing, (), (), self._end, floor)
             if time.monotonic() > deadline:
                 _, readable_end, log_end_offset = self._bounds()
-                if readable_end < self._end:
+                if readable_end <= offset:
                     return _Section(nothing, (), (), offset, floor, readable_end, log_end_offset)
+                if refused is not None:
+                    raise refused
 
     def _bounds(self) -> tuple[int, int, int]:
         """Return log start, last stable offset and log end."""

@@ -6,9 +6,9 @@ Brokers checkpoint log starts once a minute: after a kill before that, trimmed f
 from __future__ import annotations
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.filler import is_filler
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 
 
@@ -37,9 +37,9 @@ def filler_end(client: ClusterClient, partition: TopicPartition, start: int, end
 
 def _filler_at(reader: PartitionReader, offset: int, own: int) -> int | None:
     """Return the offset after the batch with `offset`; None if that is no filler."""
-    records = reader.fetch(offset).records
-    for header in batch_headers(records):
-        if header.next_offset > offset:
-            data = records[header.position : header.position + header.size_in_bytes]
-            return header.next_offset if header.producer_id == own and is_filler(data) else None
-    return None
+    found = reader.read_known(offset)
+    if not isinstance(found, Batches):
+        return None
+    header = found.headers[0]
+    data = found.data[header.position : header.position + header.size_in_bytes]
+    return header.next_offset if header.producer_id == own and is_filler(data) else None

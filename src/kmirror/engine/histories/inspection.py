@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer
-from kmirror.cluster.protocol.batch import OversizedBatchError, UnsupportedFormatError, batch_headers
+from kmirror.cluster.protocol.batch import OversizedBatchError, UnsupportedFormatError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.reader import read_batches
+from kmirror.cluster.reader import PartitionReader, SilentLogError
 from kmirror.engine.clock import now_ms
 from kmirror.engine.histories import identity_check
 from kmirror.engine.histories.filler_end import filler_end
@@ -24,6 +24,8 @@ from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 
 _LOOKUP_TIMEOUT = 10.0
+#: How long a silent log holds up the other partitions of an inspection.
+_PATIENCE_S = 1.0
 #: The most bytes read to count foreign records; the count is a lower bound if there are more.
 _MOST_COUNTED_BYTES = 64 << 20
 #: First the destination's last batch, after which nothing comes; then stretches further back. Usually one request per
@@ -297,8 +299,8 @@ def _foreign_writers(client: ClusterClient, partition: TopicPartition, low: int,
     """
     first = producer = None
     records = size_in_bytes = 0
-    for section, _ in read_batches(client, partition, low, high):
-        for header in batch_headers(section):
+    for section in PartitionReader(client, partition, patience_s=_PATIENCE_S).batches(low, high):
+        for header in section.headers:
             if header.is_control or header.next_offset <= low or header.base_offset >= high:
                 continue
             first = header.producer_id if first is None else first
@@ -306,7 +308,7 @@ def _foreign_writers(client: ClusterClient, partition: TopicPartition, low: int,
                 inside = min(header.next_offset, high) - max(header.base_offset, low)
                 records += min(header.record_count, inside)
                 producer = header.producer_id if producer is None else producer
-        size_in_bytes += len(section)
+        size_in_bytes += len(section.data)
         if size_in_bytes > _MOST_COUNTED_BYTES:
             return ForeignWriters(first, records, producer, is_complete=False)
     return ForeignWriters(first, records, producer)
@@ -367,6 +369,8 @@ def _tail_trouble(assignment: Assignment, obstacle: Obstacle) -> Trouble:
         return _partition_trouble(partition, error.code, reason, "READ")
     if isinstance(error, DamagedLogError | OversizedBatchError | UnsupportedFormatError) and error.reason:
         return Trouble(error.reason, f"comparing {assignment.destination} with {assignment.source}: {error}", True)
+    if side == "source" and isinstance(error, SilentLogError):
+        reason = Reason.SOURCE_SILENT
     return _link_trouble(error, reason)
 
 

@@ -1,7 +1,8 @@
 """Read what searches ask for (`stretches`), for many pairs of logs at once. Blocking; decides nothing.
 
-All partitions with one leader share a request. A broker returns a batch larger than the partition's fetch limit only as
-the first of a response, and otherwise nothing; so an empty answer counts only if the partition was fetched alone.
+All partitions with one leader share a request. A partition of which it returned no whole batch is read again by itself:
+only then a broker returns a batch larger than the fetch limit, and only then an empty answer can prove something
+(`cluster/protocol/read_up_to.py`). A log that stays silent is an obstacle.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from kmirror.cluster.protocol.fetch import (
     FetchSession,
 )
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, batches_of
+from kmirror.cluster.reader import PartitionReader, SilentLogError
 from kmirror.engine.histories.stretches import Ends, Read, Section, Sections, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
 from kmirror.work import Add, unwatched
@@ -38,6 +41,8 @@ _LARGEST_LIMIT = 1 << 20
 _ROOM_BYTES = 4 << 10
 #: How many times a quota may delay a request.
 _TRIES = 20
+#: How long a silent log is asked again; after the first one of a step, others are not.
+_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,13 @@ class _Wanted(NamedTuple):
     shown_end: int
 
 
+class _Answer(NamedTuple):
+    """What a log answered: a section, None at the end of what it shows; and that end."""
+
+    section: Section | None
+    shown_end: int | None
+
+
 class Reading(Generic[T]):
     """One search in two logs, its next read, and its result."""
 
@@ -97,7 +109,7 @@ class Reading(Generic[T]):
         self._search = search
         self._advance(None)
 
-    def take(self, destination: FetchedPartition | Obstacle | None, source: FetchedPartition | Obstacle | None) -> None:
+    def take(self, destination: Section | Obstacle | None, source: Section | Obstacle | None) -> None:
         """Pass what was read, or an obstacle, to the search."""
         self.reads += 1
         for answer in (destination, source):
@@ -106,10 +118,10 @@ class Reading(Generic[T]):
                 self._search.close()
                 return
             if answer is not None:
-                self.largest_batch = max(self.largest_batch, _first_size(answer.records))
+                self.largest_batch = max(self.largest_batch, _first_size(answer.data))
         assert not isinstance(destination, Obstacle)
         assert not isinstance(source, Obstacle)
-        self._advance(Sections(_section(self.read.destination, destination), _section(self.read.source, source)))
+        self._advance(Sections(destination, source))
 
     def _advance(self, sections: Sections | None) -> None:
         try:
@@ -118,12 +130,6 @@ class Reading(Generic[T]):
             self.result = done.value
         except KmirrorError as error:
             self.result = Obstacle(getattr(error, "side", "source"), error)
-
-
-def _section(offset: int | None, part: FetchedPartition | None) -> Section | None:
-    if offset is None or part is None:
-        return None
-    return Section(offset, part.records, part.aborted_transactions)
 
 
 class SectionReader:
@@ -170,8 +176,8 @@ class SectionReader:
             if reading.read.source is not None:
                 answer = ours.get(reading.destination)
                 size = self._stretch_bytes(reading)
-                if read_limits.is_source_alike and not reading.reads and isinstance(answer, FetchedPartition):
-                    size = _first_size(answer.records) + _ROOM_BYTES
+                if read_limits.is_source_alike and not reading.reads and isinstance(answer, Section):
+                    size = _first_size(answer.data) + _ROOM_BYTES
                 there[reading.source] = _Wanted(reading.read.source, size, reading.ends.shared_end)
         theirs = self._fetch("source", self._source, source, there)
         for reading in readings:
@@ -185,59 +191,93 @@ class SectionReader:
 
     def _fetch(
         self, side: Side, client: ClusterClient, metadata: ClusterMetadata, wanted: Mapping[TopicPartition, _Wanted]
-    ) -> dict[TopicPartition, FetchedPartition | Obstacle]:
+    ) -> dict[TopicPartition, Section | Obstacle]:
         """Read each partition from its leader."""
-        found: dict[TopicPartition, FetchedPartition | Obstacle] = {}
-        led: dict[int, dict[FetchKey, TopicPartition]] = defaultdict(dict)
-        positions: dict[FetchKey, FetchPosition] = {}
-        for partition, (offset, max_bytes, _) in wanted.items():
+        found: dict[TopicPartition, Section | Obstacle] = {}
+        led: dict[int, dict[TopicPartition, _Wanted]] = defaultdict(dict)
+        for partition, one in wanted.items():
             leader = metadata.leader(partition)
             if leader is None or leader.leader_id is None:
                 found[partition] = Obstacle(side, UnreachableError(f"{partition} has no leader"))
-                continue
-            key = FetchKey(metadata.topics[partition.topic].topic_id, partition.partition, partition.topic)
-            led[leader.leader_id][key] = partition
-            positions[key] = FetchPosition(offset, None, leader.leader_epoch, max_bytes)
-        is_committed = side == "source" or self._read_limits.is_destination_committed
-        for node_id, partitions in led.items():
-            broker = metadata.brokers[node_id]
-            try:
-                # an adopted former source still has aborted transactions, which only read_committed reports
-                answers = self._ask(client, broker, {key: positions[key] for key in partitions}, True)
-                if not is_committed and (hidden := _hidden(answers, partitions, wanted)):
-                    answers |= self._ask(client, broker, {key: positions[key] for key in hidden}, False)
-            except (KmirrorError, OutcomeUnknown) as error:
-                found |= dict.fromkeys(partitions.values(), Obstacle(side, error))
             else:
-                found |= {
-                    p: _checked(side, p, wanted[p], answers.get(key), is_committed) for key, p in partitions.items()
-                }
+                led[leader.leader_id][partition] = one
+        for partitions in led.values():
+            # an adopted former source still has aborted transactions, which only read_committed reports
+            answers = self._read(side, client, metadata, partitions, True)
+            if side == "destination" and not self._read_limits.is_destination_committed:
+                hidden = {p: one for p, one in partitions.items() if _is_hidden(answers[p], one)}
+                answers |= self._read(side, client, metadata, hidden, False)
+            found |= {p: _checked(side, p, one, answers[p]) for p, one in partitions.items()}
         return found
 
-    def _ask(
-        self, client: ClusterClient, broker: Broker, positions: Mapping[FetchKey, FetchPosition], is_committed: bool
-    ) -> dict[FetchKey, FetchedPartition]:
-        """Fetch from one broker until each partition has returned a batch, an error, or nothing when fetched alone."""
-        answers: dict[FetchKey, FetchedPartition] = {}
-        pending = dict(positions)
+    def _read(
+        self,
+        side: Side,
+        client: ClusterClient,
+        metadata: ClusterMetadata,
+        wanted: Mapping[TopicPartition, _Wanted],
+        read_committed: bool,
+    ) -> dict[TopicPartition, _Answer | Obstacle]:
+        """Read partitions with one leader: together, and by themselves those of which that brought no batch."""
+        found: dict[TopicPartition, _Answer | Obstacle] = {}
+        try:
+            together = self._ask_together(client, metadata, wanted, read_committed)
+        except (KmirrorError, OutcomeUnknown) as error:
+            return dict.fromkeys(wanted, Obstacle(side, error))
+        patience_s = _PATIENCE_S
+        for partition, one in wanted.items():
+            part = together.get(partition)
+            try:
+                if part is None:
+                    self.requests += 1
+                    found[partition] = _read_alone(client, metadata, partition, one, read_committed, patience_s)
+                elif part.error_code:
+                    what = f"reading {partition} at offset {one.offset}"
+                    raise BrokerError(part.error_code, code_name(part.error_code), what)
+                else:
+                    shown_end = part.last_stable_offset if read_committed else part.high_watermark
+                    section = Section(one.offset, part.records, part.aborted_transactions)
+                    found[partition] = _Answer(section, shown_end)
+            except (KmirrorError, OutcomeUnknown) as error:
+                found[partition] = Obstacle(side, error)
+                patience_s = 0.0 if isinstance(error, SilentLogError) else patience_s
+        return found
+
+    def _ask_together(
+        self,
+        client: ClusterClient,
+        metadata: ClusterMetadata,
+        wanted: Mapping[TopicPartition, _Wanted],
+        read_committed: bool,
+    ) -> dict[TopicPartition, FetchedPartition]:
+        """Fetch partitions with one leader; return those answered with an error or with a batch past their offsets."""
+        answers: dict[TopicPartition, FetchedPartition] = {}
+        pending: dict[FetchKey, FetchPosition] = {}
+        names: dict[FetchKey, TopicPartition] = {}
+        for partition, one in wanted.items():
+            key = FetchKey(metadata.topics[partition.topic].topic_id, partition.partition, partition.topic)
+            epoch = metadata.topics[partition.topic].partitions[partition.partition].leader_epoch
+            names[key], pending[key] = partition, FetchPosition(one.offset, None, epoch, one.max_bytes)
         limit = 0
         while len(pending) > 1:
+            leader = metadata.leader(names[next(iter(pending))])
+            assert leader is not None
             answered = {
                 key: part
-                for key, part in self._exchange(client, broker, pending, is_committed).items()
-                if part.error_code or 0 < _first_size(part.records) <= len(part.records)
+                for key, part in self._exchange(
+                    client, metadata.brokers[leader.leader_id or 0], pending, read_committed
+                ).items()
+                if part.error_code or batches_of(part, pending[key].fetch_offset) is not None
             }
+            answers |= {names[key]: part for key, part in answered.items()}
             if not answered and limit == _LARGEST_LIMIT:
                 break
-            answers |= answered
             limit = min(max(4 * limit, _SMALLEST_LIMIT), _LARGEST_LIMIT)
             pending = {
                 key: position._replace(partition_max_bytes=max(position.partition_max_bytes, limit))
                 for key, position in pending.items()
                 if key not in answered
             }
-        for key, position in pending.items():
-            answers |= self._exchange(client, broker, {key: position}, is_committed)
         return answers
 
     def _exchange(
@@ -277,28 +317,34 @@ def _first_size(records: memoryview) -> int:
     return LOG_OVERHEAD + int(PREFIX.unpack_from(records)[1]) if len(records) >= LOG_OVERHEAD else 0
 
 
-def _hidden(
-    answers: Mapping[FetchKey, FetchedPartition],
-    partitions: Mapping[FetchKey, TopicPartition],
-    wanted: Mapping[TopicPartition, _Wanted],
-) -> list[FetchKey]:
-    """Return the partitions in which an open transaction hides wanted batches."""
-    return [
-        key
-        for key, part in answers.items()
-        if not part.error_code and (part.last_stable_offset or 0) < wanted[partitions[key]].shown_end
-    ]
+def _read_alone(
+    client: ClusterClient,
+    metadata: ClusterMetadata,
+    partition: TopicPartition,
+    wanted: _Wanted,
+    read_committed: bool,
+    patience_s: float,
+) -> _Answer:
+    leader = metadata.leader_address(partition)
+    reader = PartitionReader(client, partition, read_committed=read_committed, patience_s=patience_s, leader=leader)
+    match reader.read_on(wanted.offset, max_bytes=wanted.max_bytes):
+        case Batches() as found:
+            shown_end = found.last_stable_offset if read_committed else found.high_watermark
+            return _Answer(Section(wanted.offset, found.data, found.aborted_transactions), shown_end)
+        case NoBatches() as nothing:
+            return _Answer(Section(wanted.offset, memoryview(b""), (), nothing.until), nothing.until)
+        case at_end:
+            return _Answer(None, at_end.end)
 
 
-def _checked(
-    side: Side, partition: TopicPartition, wanted: _Wanted, part: FetchedPartition | None, is_committed: bool
-) -> FetchedPartition | Obstacle:
-    if part is None:
-        return Obstacle(side, UnreachableError(f"{partition} is missing from a response"))
-    if part.error_code:
-        what = f"reading {partition} at offset {wanted.offset}"
-        return Obstacle(side, BrokerError(part.error_code, code_name(part.error_code), what))
-    shown_end = part.last_stable_offset if is_committed else part.high_watermark
-    if shown_end is None or shown_end < wanted.shown_end:
+def _is_hidden(answer: _Answer | Obstacle, wanted: _Wanted) -> bool:
+    """Return True if an open transaction hides wanted batches."""
+    return isinstance(answer, _Answer) and (answer.shown_end or 0) < wanted.shown_end
+
+
+def _checked(side: Side, partition: TopicPartition, wanted: _Wanted, answer: _Answer | Obstacle) -> Section | Obstacle:
+    if isinstance(answer, Obstacle):
+        return answer
+    if answer.section is None or answer.shown_end is None or answer.shown_end < wanted.shown_end:
         return Obstacle(side, UnreachableError(f"{partition} does not show its records below {wanted.shown_end} yet"))
-    return part
+    return answer.section

@@ -40,14 +40,15 @@ class Read(NamedTuple):
 
 
 class Section(NamedTuple):
-    """The result of one read: at least one whole batch, the first of which ends after `offset`.
+    """The result of one read: at least one whole batch that ends after `offset`.
 
-    No batch means that the log shows none from there on. `data` may end in the middle of a batch.
+    Or none, and then it is proven that the log has none up to `nothing_until`. `data` may end in the middle of a batch.
     """
 
     offset: int
     data: memoryview
     aborted_transactions: Sequence[AbortedTransaction] = ()
+    nothing_until: int | None = None
 
 
 class Sections(NamedTuple):
@@ -78,6 +79,15 @@ class DamagedLogError(KmirrorError):
     def __init__(self, side: Side, offset: int, detail: str) -> None:
         super().__init__(f"the {side}'s batch at offset {offset} is corrupt: {detail}", None, Reason.CORRUPT_BATCH)
         self.args = (side, offset, detail)
+        self.side: Side = side
+
+
+class UnprovenError(KmirrorError):
+    """A read proved nothing about one of the logs from an offset on."""
+
+    def __init__(self, side: Side, offset: int) -> None:
+        super().__init__(f"the {side} returned nothing that leads past offset {offset}", "try again")
+        self.args = (side, offset)
         self.side: Side = side
 
 
@@ -157,10 +167,15 @@ class Stretch(NamedTuple):
 
 
 def stretch_of(side: Side, section: Section, end: int) -> Stretch:
-    """Split one section into batches, up to offset `end`."""
+    """Split one section into batches, up to offset `end`.
+
+    Raises:
+        DamagedLogError: a batch cannot be read.
+        UnprovenError: the section says nothing about its offset.
+    """
     isolation = Isolation(section.aborted_transactions)
     batches: list[StoredBatch] = []
-    high = end
+    high = None if section.nothing_until is None else min(section.nothing_until, end)
     try:
         for header in batch_headers(section.data):
             if header.magic == 2 and header.base_offset >= end:
@@ -176,5 +191,7 @@ def stretch_of(side: Side, section: Section, end: int) -> Stretch:
                 high = header.next_offset
     except CorruptBatchError as error:
         raise DamagedLogError(side, error.offset, error.detail) from None
+    if high is None or high <= section.offset:
+        raise UnprovenError(side, section.offset)
     low = min(section.offset, batches[0].base_offset) if batches else section.offset
     return Stretch(low, high, batches)

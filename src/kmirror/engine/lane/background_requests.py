@@ -16,10 +16,10 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import Connection, Stream
 from kmirror.cluster.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol import fetch, list_offsets, markers, produce
-from kmirror.cluster.protocol.batch import CorruptBatchError, batch_headers
+from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, ReadUpTo, Silence
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.trim import trim_compacted
@@ -207,31 +207,28 @@ class BackgroundRequests:
 
         self._writes.put(background_request)
 
-    def probe_log_end(
-        self, source: TopicPartition, offset: int, done: Callable[[int | None, str | None], None]
-    ) -> None:
-        """Find out up to where the source has nothing from `offset` on; None if it has something.
+    def probe_log_end(self, source: TopicPartition, offset: int, done: Callable[[ReadUpTo | None], None]) -> None:
+        """Find out what the source has from `offset` on by reading this partition alone; None if that fails.
 
-        A fetch of this partition alone returns a batch if there is one; it is sent twice, with a pause. If the response
-        has no batch with that offset or a later one, `done` also takes the reason.
+        That it has nothing more must be proved twice, with a pause.
         """
 
         def background_request() -> None:
-            until: int | None = None
-            problem: str | None = None
+            found: ReadUpTo | None
             try:
                 reader = PartitionReader(self._source, source, read_committed=True)
-                for attempt in range(2):
-                    found = reader.fetch(offset)
-                    stable = found.last_stable_offset
-                    if len(found.records) or stable is None or stable <= offset or (attempt and stable != until):
-                        until, problem = None, _problem_of(found, offset) if len(found.records) else None
-                        break
-                    until = stable
+                found = reader.read(offset)
+                if isinstance(found, NoBatches):
                     self._stopping.wait(_PROBE_PAUSE)
+                    again = reader.read(offset)
+                    found = None if isinstance(again, NoBatches) and again != found else again
+                if isinstance(found, Batches) and found.headers[0].next_offset > max(offset, found.high_watermark or 0):
+                    found = _above_high_watermark(found)
+            except CorruptBatchError as error:
+                found = Silence(offset, offset, str(error), str(error))
             except (KmirrorError, OutcomeUnknown):
-                until = None
-            done(until, problem)
+                found = None
+            done(found)
 
         self._writes.put(background_request)
 
@@ -315,22 +312,12 @@ def _fill_trouble(error: KmirrorError | OutcomeUnknown, transactional_id: str) -
     return _trouble(error, "filling by transactions")
 
 
-def _problem_of(found: FetchedPartition, offset: int) -> str | None:
-    """Return why a fetch response does not lead past `offset`; None if it does."""
-    reached: int | None = None
-    try:
-        for header in batch_headers(found.records):
-            reached = header.next_offset
-            if reached > max(offset, found.high_watermark or 0):
-                what = f"the broker sends a batch with offsets {header.base_offset} to {reached - 1}"
-                return f"{what}, above its own high watermark {found.high_watermark}"
-            if reached > offset:
-                return None
-    except CorruptBatchError as error:
-        return str(error)
-    if reached is None:
-        return f"the broker sends the first {len(found.records)} bytes of a batch, and never the rest"
-    return f"the broker sends batches up to offset {reached}, and none after it"
+def _above_high_watermark(found: Batches) -> Silence:
+    """Return what is wrong with batches that the broker returns although they are not replicated by its own account."""
+    first = found.headers[0]
+    what = f"the broker sends a batch with offsets {first.base_offset} to {first.next_offset - 1}"
+    problem = f"{what}, above its own high watermark {found.high_watermark}"
+    return Silence(found.offset, found.high_watermark or 0, problem, problem)
 
 
 def _trouble(error: KmirrorError | OutcomeUnknown, what: str) -> Trouble:

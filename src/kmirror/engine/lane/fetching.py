@@ -3,6 +3,10 @@
 For every request a broker goes through all partitions of its session. So if there are many, those without records for a
 while are fetched over a second connection, with longer waits; the first record moves its partition back.
 
+A broker may return nothing of a partition although it has more: its remote storage is slow, or a quota is used up. Such
+a partition would hold up the others of its session. It is fetched over a connection of its own kind, by itself, with
+growing waits and pauses, until the broker returns its records as promptly as usual.
+
 With `client.rack` a leader may name a nearer replica (KIP-392). Records are then fetched from that follower for a
 while; after trouble with a follower, from the leaders.
 """
@@ -10,6 +14,7 @@ while; after trouble with a follower, from the leaders.
 from __future__ import annotations
 
 import selectors
+from collections import defaultdict
 from math import inf
 
 from kmirror.cluster.connection import Stream
@@ -22,7 +27,7 @@ from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import SourceLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.states import SourceRole, Status
 from kmirror.engine.lane.throttle import Throttle
 from kmirror.errors import OutcomeUnknown, Reason
 
@@ -34,6 +39,9 @@ FETCH_WAIT_MS = 200
 #: Partitions on a connection from which on the quiet ones are moved to another, after this time without records.
 MANY_PARTITIONS = 50
 QUIET_SECONDS = 10.0
+#: A partition that has more but brought nothing for this long is fetched by itself, until it is this prompt again.
+SILENT_SECONDS = 1.0
+PROMPT_SECONDS = 0.1
 #: How long a fetch of quiet partitions may wait: well below the time after which a report is no longer fresh.
 FETCH_WAIT_QUIET_MS = 500
 #: After this long on a follower the leader is asked again: a follower that lags is not preferred.
@@ -71,8 +79,8 @@ class Fetching:
         self._throttle = Throttle(now())
         #: The topics that are fetched before all others; empty: no priority.
         self._first_topics: tuple[str, ...] = ()
-        #: When to look for quiet partitions next.
-        self._sort_at = 0.0
+        #: When to look for quiet partitions next, and for silent ones.
+        self._sort_at = self._look_at = 0.0
         #: Until then no rack is sent to leaders, because a follower has failed.
         self._leaders_only_until = 0.0
 
@@ -120,15 +128,15 @@ class Fetching:
         """Return when the source was last fetched for a partition with a response, None if never."""
         source, key = partition.source, self._keys.get(partition)
         seen = source.seen_at
-        link = self._lane.sources.get((source.node_id or 0, source.is_quiet)) if key is not None else None
-        if link is None or seen is None or key not in link.partitions:
+        link = self._lane.sources.get((source.node_id or 0, source.role)) if key is not None else None
+        if link is None or seen is None or key not in link.partitions or link.role == "silent":
             return seen
         is_asked_for = key not in link.paused and not source.is_deferred
         return max(seen, link.seen_at) if is_asked_for else seen
 
     def answered_at(self) -> float:
         """Return the earliest `seen_at` of the source brokers; minus infinity if one is not connected, or none is."""
-        links = [link for link in self._lane.sources.values() if not link or link.partitions]
+        links = [x for (_, role), x in self._lane.sources.items() if role != "silent" and (not x or x.partitions)]
         return min((link.seen_at if link else -inf for link in links), default=-inf)
 
     def usage(self) -> tuple[int, float]:
@@ -147,8 +155,11 @@ class Fetching:
         if at >= self._sort_at:
             self._sort_at = at + QUIET_SECONDS / 2
             for link in list(self._lane.sources.values()):
-                if link and not link.is_quiet and len(link.partitions) > MANY_PARTITIONS:
+                if link and link.role == "main" and len(link.partitions) > MANY_PARTITIONS:
                     self._set_aside_quiet(link, at)
+        if at >= self._look_at:
+            self._look_at = at + SILENT_SECONDS / 4
+            self._sort_silent(at)
         for partition in self._lane.partitions if self._lane.source_config.rack else ():
             until, facts = partition.source.follower_until, partition.facts
             if facts is not None and until is not None and at >= until and partition.wants_records:
@@ -165,12 +176,33 @@ class Fetching:
             and partition.source.follower_until is None
             and at - partition.source.records_at > QUIET_SECONDS
         ]
-        other = link.node_id, True
-        if quiet and other not in self._lane.sources:
+        self._move_all(quiet, link.node_id, "quiet")
+
+    def _sort_silent(self, at: float) -> None:
+        """Fetch partitions by themselves whose broker does not return what it has, as long as that lasts."""
+        silent: dict[int, list[PartitionCopy]] = defaultdict(list)
+        for partition in self._lane.active:
+            source, key = partition.source, self._keys.get(partition)
+            if key is None or source.node_id is None:
+                continue
+            if source.role == "silent":
+                if partition.caught_up:
+                    self._move_fetch(partition, source.node_id, source.follower_until)
+            elif source.nothing_since is not None and at - source.nothing_since > SILENT_SECONDS:
+                seen_at = self.seen_at(partition)
+                if seen_at is not None and seen_at >= source.nothing_since:
+                    silent[source.node_id].append(partition)
+        for node_id, partitions in silent.items():
+            self._move_all(partitions, node_id, "silent")
+
+    def _move_all(self, partitions: list[PartitionCopy], node_id: int, role: SourceRole) -> None:
+        """Fetch partitions over another connection, once it is open."""
+        other = node_id, role
+        if partitions and other not in self._lane.sources:
             self._lane.sources[other] = None
-            self._connect(*other)
+            self._connect(node_id, role)
         elif joined := self._lane.sources.get(other):
-            for partition in quiet:
+            for partition in partitions:
                 self._move(partition, joined)
 
     def _move(self, partition: PartitionCopy, link: SourceLink) -> None:
@@ -189,39 +221,37 @@ class Fetching:
     def _must_defer(self, partition: PartitionCopy) -> bool:
         return bool(self._first_topics) and partition.assignment.topic not in self._first_topics
 
-    def _connect(self, node_id: int, is_quiet: bool = False) -> None:
+    def _connect(self, node_id: int, role: SourceRole = "main") -> None:
         post = self._loop.post
         self._lane.background_requests.connect(
             "source",
             node_id,
-            lambda stream, versions: post(lambda _: self._connected(node_id, is_quiet, stream, versions[0])),
-            lambda message, reason: post(lambda at: self._not_connected(node_id, is_quiet, message, reason, at)),
+            lambda stream, versions: post(lambda _: self._connected(node_id, role, stream, versions[0])),
+            lambda message, reason: post(lambda at: self._not_connected(node_id, role, message, reason, at)),
         )
 
-    def _connected(self, node_id: int, is_quiet: bool, stream: Stream, version: int) -> None:
+    def _connected(self, node_id: int, role: SourceRole, stream: Stream, version: int) -> None:
         client_id = self._lane.source_config.client_id
-        link = self._lane.sources[node_id, is_quiet] = SourceLink(
-            node_id, stream, client_id, version, is_quiet=is_quiet
-        )
-        for partition in () if is_quiet else self._lane.partitions:
+        link = self._lane.sources[node_id, role] = SourceLink(node_id, stream, client_id, version, role)
+        for partition in self._lane.partitions if role == "main" else ():
             source = partition.source
-            if partition in self._keys and source.node_id == node_id and not source.is_quiet:
+            if partition in self._keys and source.node_id == node_id and source.role == "main":
                 self._join(link, partition)
         self._loop.add(link)
 
-    def _not_connected(self, node_id: int, is_quiet: bool, message: str, reason: Reason | None, at: float) -> None:
-        self._lane.sources.pop((node_id, is_quiet), None)
-        for partition in () if is_quiet else self._lane.all:
-            if partition.source.node_id == node_id and not partition.source.is_quiet:
+    def _not_connected(self, node_id: int, role: SourceRole, message: str, reason: Reason | None, at: float) -> None:
+        self._lane.sources.pop((node_id, role), None)
+        for partition in self._lane.all if role == "main" else ():
+            if partition.source.node_id == node_id and partition.source.role == "main":
                 self._avoid_followers(partition, at)
                 partition.interrupted(Trouble(reason or Reason.SOURCE_UNREACHABLE, message), at)
 
     def _fetch_from(self, partition: PartitionCopy, node_id: int) -> None:
-        partition.source.node_id, partition.source.is_quiet = node_id, False
-        busy = node_id, False
-        link = self._lane.sources.get(busy)
-        if busy not in self._lane.sources:
-            self._lane.sources[busy] = None
+        partition.source.node_id, partition.source.role = node_id, "main"
+        main: tuple[int, SourceRole] = node_id, "main"
+        link = self._lane.sources.get(main)
+        if main not in self._lane.sources:
+            self._lane.sources[main] = None
             self._connect(node_id)
         elif link:
             self._join(link, partition)
@@ -238,13 +268,15 @@ class Fetching:
         key = self._keys[partition]
         link.partitions[key] = partition
         link.paused.discard(key)
-        partition.source.is_quiet = link.is_quiet
+        partition.source.role = link.role
         partition.source.valid_from_serial = link.serial + 1
         self._want(link, key, partition)
 
     def _want(self, link: SourceLink, key: FetchKey, partition: PartitionCopy) -> None:
         """Include a partition in the next request, unless other topics come first."""
         partition.defer(is_deferred=self._must_defer(partition))
+        if link.role == "silent":
+            return
         if partition.source.is_deferred:
             link.session.forget(key)
             return
@@ -264,7 +296,7 @@ class Fetching:
             if partition.wants_records:
                 link.paused.discard(key)
                 self._want(link, key, partition)
-        if link.asked_at is not None or self._held_bytes > LANE_BYTES or not len(link.session):
+        if link.asked_at is not None or self._held_bytes > LANE_BYTES:
             return
         connection = link.stream.connection
         if connection.is_throttled:
@@ -273,13 +305,19 @@ class Fetching:
             self._lose(link, link.stream.connection.message("the session has expired"))
             return
         at = now()
+        alone = link.next_silent(at) if link.role == "silent" else None
+        if alone is None and not len(link.session):
+            return
         self._throttle.set_limit(self._lane.control.bytes_per_second, at)
         allowed = self._throttle.allowance(at)
         if allowed == 0:
             return
-        wait = FETCH_WAIT_QUIET_MS if link.is_quiet else FETCH_WAIT_MS
+        wait = FETCH_WAIT_QUIET_MS if link.role == "quiet" else FETCH_WAIT_MS
         wait = FETCH_WAIT_PAUSED_MS if link.paused else wait
         max_bytes = self._answer_bytes(link, allowed)
+        if alone is not None:
+            wait = min(alone.source.fetch_wait_ms, int(self._timeout * 500))
+            link.session.want(self._keys[alone], alone.fetch_position(max_bytes))
         link.correlation_id = connection.next_correlation_id()
         link.serial += 1
         link.asked_at = at
@@ -336,6 +374,10 @@ class Fetching:
                 self._avoid_followers(partition, at)
             partition.fetched(part, frame, at)
             partition.source.seen_at = link.seen_at
+            if link.role == "silent":
+                link.session.forget(part.key)
+                if not len(part.records):
+                    partition.source.brought_nothing(at)
             if partition.status is not Status.COPYING:
                 self.detach(partition)
             elif partition.blocked_by:
@@ -343,8 +385,11 @@ class Fetching:
                 partition.advance(at)
             elif len(part.records):
                 partition.source.records_at = at
-                if link.is_quiet:
-                    self._move_fetch(partition, link.node_id, None)
+                is_prompt = asked_at is not None and at - asked_at < PROMPT_SECONDS
+                if link.role == "quiet" or (link.role == "silent" and is_prompt):
+                    self._move_fetch(partition, link.node_id, partition.source.follower_until)
+                elif link.role == "silent":
+                    pass
                 elif partition.wants_records:
                     self._want(link, part.key, partition)
                 else:

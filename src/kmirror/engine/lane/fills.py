@@ -15,6 +15,7 @@ from kmirror.cluster.connection import Stream
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.markers import MAX_MARKERS
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.read_up_to import ReadUpTo
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.histories.judge import Trouble
@@ -251,15 +252,13 @@ class Fills:
         offset = partition.intake.next_offset
         self._probing.add(partition)
 
-        def seen(until: int | None, problem: str | None, at: float) -> None:
+        def seen(found: ReadUpTo | None, at: float) -> None:
             self._probing.discard(partition)
-            partition.log_end_probed(offset, until, problem, at)
+            partition.log_end_probed(offset, found, at, now_ms())
             self._fetching.continue_fetching(partition)
 
         self._background_requests.probe_log_end(
-            partition.assignment.source,
-            offset,
-            lambda until, problem: self._post(lambda at: seen(until, problem, at)),
+            partition.assignment.source, offset, lambda found: self._post(lambda at: seen(found, at))
         )
 
     def trim(self, partition: PartitionCopy) -> None:

@@ -11,6 +11,7 @@ from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.links import DestinationLink, FillLink, SourceLink
 from kmirror.engine.lane.loop import Loop
 from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.states import SourceRole
 from kmirror.engine.spec import LaneSpec
 from kmirror.state.assignment import Assignment
 
@@ -35,9 +36,8 @@ class LaneState:
         self.control = control
         self.background_requests = requests
         self.loop = loop
-        #: Connections by broker, those to sources also by whether they are for quiet partitions; None while one is
-        #: being opened.
-        self.sources: dict[tuple[int, bool], SourceLink | None] = {}
+        #: Connections by broker, those to sources also by role; None while one is being opened.
+        self.sources: dict[tuple[int, SourceRole], SourceLink | None] = {}
         self.destinations: dict[int, DestinationLink | None] = {}
         self.fills: dict[int, FillLink | None] = {}
         #: Frames whose last batch is answered.

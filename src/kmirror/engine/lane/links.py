@@ -1,6 +1,7 @@
 """A lane's connections, each with its requests in flight.
 
-To a source broker: one with a fetch session, and another for quiet partitions if there are many. To a destination
+To a source broker: one with a fetch session, another for quiet partitions if there are many, and one for partitions of
+which the broker does not return what it has, fetched one by one without a session. To a destination
 broker: one for batches, several requests deep; and if offsets have to be filled, another one for markers and log end
 offsets. Brokers handle the requests of a connection in order and delay all of them when one is throttled, which must
 not happen to markers.
@@ -21,6 +22,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.engine.lane.intake import GuardedBatch
 from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.states import SourceRole
 from kmirror.engine.lane.topic_proof import TopicProof
 from kmirror.engine.lane.window import Window
 
@@ -28,13 +30,13 @@ LinkKind = Literal["source", "destination", "fill"]
 
 
 class SourceLink:
-    """One of at most two connections to a source broker, with its fetch session; see `fetching`."""
+    """One of at most three connections to a source broker, with its fetch session; see `fetching`."""
 
-    def __init__(self, node_id: int, stream: Stream, client_id: str, version: int, *, is_quiet: bool) -> None:
+    def __init__(self, node_id: int, stream: Stream, client_id: str, version: int, role: SourceRole) -> None:
         self.node_id = node_id
-        self.is_quiet = is_quiet
+        self.role = role
         self.stream = stream
-        self.session = FetchSession(client_id, version)
+        self.session = FetchSession(client_id, version, incremental=role != "silent")
         self.proof = TopicProof(client_id, stream.connection.next_correlation_id) if self.session.by_name else None
         self.partitions: dict[FetchKey, PartitionCopy] = {}
         self.paused: set[FetchKey] = set()
@@ -47,9 +49,19 @@ class SourceLink:
         self.batch_bytes: int | None = None
 
     @property
-    def key(self) -> tuple[int, bool]:
+    def key(self) -> tuple[int, SourceRole]:
         """What the lane calls this connection."""
-        return self.node_id, self.is_quiet
+        return self.node_id, self.role
+
+    def next_silent(self, at: float) -> PartitionCopy | None:
+        """Return the partition whose turn it is to be fetched by itself, if any is due."""
+        for key, partition in self.partitions.items():
+            source = partition.source
+            if partition.wants_records and not source.is_deferred and at >= source.fetch_again_at:
+                del self.partitions[key]
+                self.partitions[key] = partition
+                return partition
+        return None
 
     def answered(self, view: memoryview) -> tuple[FetchAnswer, memoryview] | None:
         """Decode a response; return the fetch response and its frame once its topics are proven.

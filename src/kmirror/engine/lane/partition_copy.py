@@ -21,6 +21,7 @@ from kmirror.cluster.protocol.fetch import FetchedPartition, FetchPosition
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.filler import begins_with_filler
 from kmirror.cluster.protocol.produce import Append
+from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, ReadUpTo, Silence, silent_text
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, TailMatch, Trouble, Verdict, Wait
 from kmirror.engine.lane.broker_memory import BrokerMemory
@@ -41,8 +42,10 @@ MAX_IN_FLIGHT = 5
 #: A partition whose unsent batches exceed this is not fetched until they are sent.
 QUEUE_BYTES = 1 << 20
 _HISTORY_LENGTH = 50
-#: After fetches below the last stable offset have returned nothing for this long, the end of the log is probed.
+#: After fetches below the last stable offset have returned nothing for this long, the end of the log is probed, and
+#: again after such pauses.
 _NOTHING_SECONDS = 3.0
+_PROBE_PAUSE = 5.0
 
 
 class PartitionCopy:
@@ -124,6 +127,7 @@ class PartitionCopy:
         self.destination_node = facts.destination_leader[0] if not facts.trouble else None
         self.source.node_id = facts.source_leader[0] if not facts.trouble else None
         self.source.follower_until = None
+        self.source.brought_something()
         self._memory.expiration_ms = facts.producer_id_expiration_ms
         self._log(f"inspected: {verdict}")
         if isinstance(verdict, Wait):
@@ -264,7 +268,7 @@ class PartitionCopy:
             if self.blocked_by:
                 self._log(f"cannot continue: {self.blocked_by.message}")
             if self.blocked_by or self.intake.next_offset > begun_at:
-                self.source.nothing_since = None
+                self.source.brought_something()
         elif self.caught_up:
             self._made_progress()
 
@@ -280,32 +284,41 @@ class PartitionCopy:
         self.source.ends_seen(answer)
 
     def seems_to_end(self, now: float) -> bool:
-        """Return True if the source has returned nothing for a while, although its last stable offset is higher.
+        """Return True when the source must be probed: it returns nothing although its last stable offset is higher.
 
-        After a crash a log may end with an empty segment: offsets that hold nothing. Call this periodically: an
-        incremental fetch session does not mention a partition without new data.
+        After a crash a log may end with an empty segment, offsets that hold nothing; or the broker does not return what
+        it has. Call this periodically: an incremental fetch session does not mention a partition without new data.
         """
         is_copying = self.status is Status.COPYING and not self.is_to_be_trimmed
         is_waiting = is_copying and not self.queue and not self.in_flight
-        if not is_waiting or self.blocked_by or self.caught_up or self.source.is_deferred:
-            self.source.nothing_since = None
+        source = self.source
+        if not is_waiting or self.blocked_by or self.caught_up or source.is_deferred:
+            source.brought_something()
             return False
-        self.source.nothing_since = now if self.source.nothing_since is None else self.source.nothing_since
-        return now - self.source.nothing_since > _NOTHING_SECONDS
+        if source.nothing_since is None:
+            source.nothing_since, source.probe_at = now, now + _NOTHING_SECONDS
+        return now > source.probe_at
 
-    def log_end_probed(self, offset: int, until: int | None, problem: str | None, now: float) -> None:
-        """Take the result of probing the log end: nothing is between `offset` and `until`; None: something is.
-
-        `problem` says why it cannot be copied.
-        """
-        is_unchanged = self.source.nothing_since is not None and offset == self.intake.next_offset
-        if is_unchanged and problem is not None and self.status is Status.COPYING:
-            message = f"{self.assignment.source} cannot be mirrored past offset {offset}: {problem}"
+    def log_end_probed(self, offset: int, found: ReadUpTo | None, now: float, now_ms: int) -> None:
+        """Take what a read from `offset` on by itself has proved; None if it failed."""
+        source = self.source
+        if source.nothing_since is None or offset != self.intake.next_offset or self.status is not Status.COPYING:
+            return
+        source.probe_at = now + _PROBE_PAUSE
+        if isinstance(found, Silence) and found.problem is not None:
+            message = f"{self.assignment.source} cannot be mirrored past offset {offset}: {found.problem}"
             self._fail(Fail(Reason.CORRUPT_BATCH, message, offset), now)
-        elif is_unchanged and until is not None:
-            self._log(f"the source's log has nothing more below {until}")
-            self.intake.take_in_end_gap(until)
-        self.source.nothing_since = None
+        elif isinstance(found, Silence):
+            self._log(f"the source is silent below {found.until}: {found.why}")
+            since_ms = now_ms - int(1000 * (now - source.nothing_since))
+            message = silent_text(self.assignment.source, offset, found.until, found.why, since_ms)
+            source.silence = Trouble(Reason.SOURCE_SILENT, message)
+        elif isinstance(found, NoBatches):
+            self._log(f"the source's log has nothing more below {found.until}")
+            self.intake.take_in_end_gap(found.until)
+            source.brought_something()
+        elif isinstance(found, Batches) and source.silence is None:
+            source.brought_something()
 
     # -- destination ----------------------------------------------------------------------------------------------
 

@@ -182,6 +182,7 @@ def _fingerprint_of(partition: PartitionCopy) -> _Fingerprint:
         source.high_watermark,
         source.log_start,
         source.is_deferred,
+        source.silence,
         retry.trouble,
         retry.failure,
         partition.log_start.target,
@@ -222,7 +223,7 @@ def row_of(copy: PartitionCopy) -> ProgressRow:
     """Return the row of a partition without `source_seen_ms` and rates."""
     assignment, progress, source = copy.assignment, copy.progress, copy.source
     failed = copy.retry.failure
-    why = failed or copy.retry.trouble
+    why = failed or copy.retry.trouble or source.silence
     state = PartitionState.LOG_ALIGNMENT
     if failed:
         state = PartitionState.FAILED

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from kmirror.cluster.protocol.batch import LOG_OVERHEAD, PREFIX
 from kmirror.cluster.protocol.fetch import FetchedPartition
-from kmirror.engine.histories.judge import Facts
+from kmirror.engine.histories.judge import Facts, Trouble
+from kmirror.engine.lane.states import SourceRole
 
 #: A batch larger than this is returned alone, whatever the fetch size.
 _LARGE = 2 << 20
+#: The first and the longest pause between fetches of a silent partition, in seconds; the same for their waits.
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 4.0
 
 
 class SourceView:
@@ -17,8 +21,8 @@ class SourceView:
         #: The broker to fetch from: the leader, or a follower that the leader named, and until when to use it.
         self.node_id: int | None = None
         self.follower_until: float | None = None
-        #: True while it is fetched over the connection for quiet partitions; and when it last brought records.
-        self.is_quiet = False
+        #: Over which connection to that broker it is fetched; and when it last brought records.
+        self.role: SourceRole = "main"
         self.records_at = 0.0
         #: Responses to fetches with a lower serial number belong to an earlier position.
         self.valid_from_serial = 0
@@ -31,8 +35,13 @@ class SourceView:
         self.batch_bytes: int | None = None
         #: When the request was sent that returned these values; None before the first.
         self.seen_at: float | None = None
-        #: Since when fetches return nothing although the source has more.
+        #: Since when fetches return nothing although the source has more; and how many by itself have since.
         self.nothing_since: float | None = None
+        self.empty_fetches = 0
+        #: When it may be fetched by itself again, and the end of its log probed again.
+        self.fetch_again_at = self.probe_at = 0.0
+        #: Why it is known that the source does not return what it has; None while it is not.
+        self.silence: Trouble | None = None
 
     def inspected(self, facts: Facts, now: float) -> None:
         """Take the facts of an inspection."""
@@ -40,6 +49,25 @@ class SourceView:
         self.high_watermark = facts.high_watermark
         self.log_start = facts.source_log_start
         self.seen_at = now
+
+    def brought_something(self) -> None:
+        """Note that fetches return what the source has, or that nothing is left to fetch."""
+        self.nothing_since = self.silence = None
+        self.empty_fetches = 0
+
+    def brought_nothing(self, at: float) -> None:
+        """Note that a fetch by itself returned nothing; the pause before the next one doubles."""
+        self.fetch_again_at = at + self._pause
+        self.empty_fetches += 1
+
+    @property
+    def fetch_wait_ms(self) -> int:
+        """How long a fetch by itself may wait at the broker: the longer, the more have returned nothing."""
+        return int(1000 * self._pause)
+
+    @property
+    def _pause(self) -> float:
+        return min(_FIRST_PAUSE * float(1 << min(self.empty_fetches, 10)), _LONGEST_PAUSE)
 
     def batches_seen(self, records: memoryview) -> None:
         """Take the batches of a response, the last of which may be cut off."""

@@ -1,8 +1,13 @@
-"""The status of a partition, and how its next batch may be sent."""
+"""The status of a partition, how it is fetched, and how its next batch may be sent."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
+
+#: Over which connection to a source broker a partition is fetched: with most others, with those that bring nothing for
+#: long, or one by one with those of which the broker does not return what it has.
+SourceRole = Literal["main", "quiet", "silent"]
 
 
 class Status(Enum):

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.topic_settings import topic_settings
@@ -288,9 +288,10 @@ def _cut_offset(destination: Destination, divergence: Divergence) -> int:
     Raises RefusedError: the new primary no longer has that batch.
     """
     wanted, partition = divergence.shared_end, divergence.topic_partition
-    fetched = PartitionReader(destination.client, partition).fetch(wanted)
-    begins = next((h.base_offset for h in batch_headers(fetched.records) if h.next_offset > wanted), wanted)
-    found = min(wanted, begins)
+    found = wanted
+    if wanted < divergence.logs.there_end:
+        read = PartitionReader(destination.client, partition).read_known(wanted)
+        found = min(wanted, read.headers[0].base_offset) if isinstance(read, Batches) else wanted
     if found < wanted and found < divergence.logs.there_start:
         raise RefusedError(
             f"{partition} can be truncated only at offset {found}, where a batch starts, but the new primary's log "

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.groups import ClusterGroups
-from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.results import Outcome, TopicResult
@@ -110,10 +110,10 @@ def read_ends(client: ClusterClient, topics: Iterable[TopicRecord], offsets: Gro
 def _holds_markers_only(client: ClusterClient, partition: TopicPartition, offset: int, end: int) -> bool:
     """Return whether there are only markers from an offset up to the log's end; False if unknown."""
     try:
-        found = list(batch_headers(PartitionReader(client, partition).fetch(offset, max_bytes=_MARKER_BYTES).records))
+        found = PartitionReader(client, partition, patience_s=0).read_on(offset, max_bytes=_MARKER_BYTES)
     except (KmirrorError, OutcomeUnknown):
         return False
-    rest = [header for header in found if offset < header.next_offset and header.base_offset < end]
+    rest = [header for header in found.headers if header.base_offset < end] if isinstance(found, Batches) else []
     return bool(rest) and rest[-1].next_offset >= end and all(header.is_control for header in rest)
 
 

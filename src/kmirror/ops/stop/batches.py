@@ -213,7 +213,7 @@ def _unreadable(destination: Destination, mirror: str, topics: Collection[str]) 
             why = "it has no leader"
         elif start < end:
             try:
-                PartitionReader(client, partition).fetch(end - 1, max_bytes=1)
+                PartitionReader(client, partition).read_known(end - 1, max_bytes=1)
             except (KmirrorError, OutcomeUnknown) as error:
                 why = f"it cannot be read: {error}"
         if why is not None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
+from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.topic_settings import topic_defaults, topic_settings
 from kmirror.cluster.trim import restore_settings, trim_compacted
@@ -77,8 +77,8 @@ def trim_fillers(work: StopWork) -> str:
 
 def _writer_at(client: ClusterClient, partition: TopicPartition, start: int) -> int | None:
     """Return the producer id of the first batch of a log; None if there is no batch."""
-    headers = batch_headers(PartitionReader(client, partition).fetch(start).records)
-    return next((header.producer_id for header in headers if header.next_offset > start), None)
+    found = PartitionReader(client, partition).read_known(start)
+    return found.headers[0].producer_id if isinstance(found, Batches) else None
 
 
 def clamp_group_offsets(work: StopWork) -> str:

@@ -16,15 +16,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kmirror.cluster.client import EARLIEST, ClusterClient
-from kmirror.cluster.protocol.batch import SEQUENCE_MASK, BatchHeader, batch_headers
+from kmirror.cluster.protocol.batch import SEQUENCE_MASK, BatchHeader
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.reader import PartitionReader, read_batches
+from kmirror.cluster.protocol.read_up_to import Batches
+from kmirror.cluster.reader import PartitionReader
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.words import counted
 
 #: Limits on reading, so that a stop does not wait long: time for all partitions, bytes of each partition.
 _READING_S = 4.0
+_PATIENCE_S = 1.0
 _MOST_BYTES = 64 << 20
 #: Factor by which the distance from the end grows while searching for a batch of ours.
 _FARTHER = 4
@@ -105,26 +107,27 @@ def _read_end(client: ClusterClient, partition: TopicPartition, evidence: Eviden
     """Find the end by reading what no lane has confirmed."""
     end = evidence.log_end
     low = evidence.confirmed
+    reader = PartitionReader(client, partition, patience_s=_PATIENCE_S)
     if low is None and evidence.is_adopted and evidence.failed_offset is None:
         # what other clients wrote before it was adopted is the source's: only a last batch of ours is proof
-        low = _last_fitting(client, partition, end, max(start, end - 1))
+        low = _last_fitting(reader, end, max(start, end - 1))
         if low is None:
             return _unread(evidence, "no engine has checked them since the topic was adopted")
     elif low is None:
-        low = _last_fitting(client, partition, end, start) or start
+        low = _last_fitting(reader, end, start) or start
     if evidence.failed_offset is not None:
         low = min(low, evidence.failed_offset)
     first: int | None = None
     records, seen = 0, 0
     producer: int | None = None
-    for section, _ in read_batches(client, partition, max(low, start), end):
-        for header in batch_headers(section):
+    for section in reader.batches(max(low, start), end):
+        for header in section.headers:
             if not _is_foreign(header) or header.next_offset <= low or header.base_offset >= end:
                 continue
             if first is None:
                 first, producer = max(header.base_offset, low), header.producer_id
             records += min(header.record_count, min(header.next_offset, end) - max(header.base_offset, low))
-        seen += len(section)
+        seen += len(section.data)
         if seen > _MOST_BYTES:
             if first is None:
                 return _unread(evidence, f"{counted(end - low, 'offset')} would have to be read")
@@ -134,16 +137,16 @@ def _read_end(client: ClusterClient, partition: TopicPartition, evidence: Eviden
     return MirroredEnd(first, records, producer)
 
 
-def _last_fitting(client: ClusterClient, partition: TopicPartition, end: int, start: int) -> int | None:
+def _last_fitting(reader: PartitionReader, end: int, start: int) -> int | None:
     """Return the end of the last batch of a mirror whose sequence number matches its offset; None if there is none.
 
     Records of other clients shift what follows them, and so do our markers: those are then read one by one.
     """
     distance = 1
-    reader = PartitionReader(client, partition)
     while start < end:
         offset = max(start, end - distance)
-        headers = [h for h in batch_headers(reader.fetch(offset).records) if h.base_offset < end]
+        found = reader.read_known(offset)
+        headers = [h for h in found.headers if h.base_offset < end] if isinstance(found, Batches) else []
         ours = [h for h in headers if not h.is_control and not _is_foreign(h)]
         fitting = [h.next_offset for h in ours if (h.base_offset - h.base_sequence) & SEQUENCE_MASK == 0]
         if fitting:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.transactions import transactions_of
 from kmirror.errors import NOT_COPYING, KmirrorError, OutcomeUnknown, Reason
@@ -114,11 +114,12 @@ def abort_command(source: Mapping[str, str], partition: TopicPartition, start_of
 
 def _time_of(client: ClusterClient, partition: TopicPartition, offset: int) -> int | None:
     """Return the timestamp of the batch at an offset, None if there is none."""
-    for header in batch_headers(PartitionReader(client, partition).fetch(offset, max_bytes=_ONE_BATCH).records):
-        if header.base_offset <= offset < header.next_offset:
-            begun_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp
-            return begun_ms if begun_ms >= 0 else None
-    return None
+    found = PartitionReader(client, partition, patience_s=0).read_on(offset, max_bytes=_ONE_BATCH)
+    if not isinstance(found, Batches) or found.headers[0].base_offset > offset:
+        return None
+    header = found.headers[0]
+    begun_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp
+    return begun_ms if begun_ms >= 0 else None
 
 
 def with_transaction(

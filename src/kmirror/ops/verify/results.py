@@ -29,7 +29,7 @@ from kmirror.columns import (
 from kmirror.engine.bulk.runner import Where
 from kmirror.engine.compare.difference import Difference, DifferenceKind, RecordSummary
 from kmirror.engine.compare.verification import PartitionVerdict
-from kmirror.errors import ExitCode, KmirrorError, Reason
+from kmirror.errors import ExitCode, KmirrorError, Reason, TimedOutError
 from kmirror.ops.results import ERROR_OR_NULL, EXIT_CODE, OUTCOME, REASON, ErrorInfo, Outcome
 from kmirror.words import counted, one_line
 
@@ -348,8 +348,9 @@ def row_of(subject: Subject, verdict: PartitionVerdict) -> VerifyRow:
         if subject.recreated:
             reason, message = Reason.SOURCE_TOPIC_RECREATED, f"{message}; {subject.recreated}"
     elif trouble is not None:
-        result, message = Outcome.FAILED, f"could not be compared: {trouble}"
-        reason, hint = trouble.reason, trouble.hint
+        is_passing = isinstance(trouble, TimedOutError)
+        result = Outcome.TIMED_OUT if is_passing else Outcome.FAILED
+        message, reason, hint = f"could not be compared: {trouble}", trouble.reason, trouble.hint
     elif verdict.obstacle is not None:
         result, message = Outcome.FAILED, f"could not be compared: {verdict.obstacle}"
     else:
@@ -397,7 +398,9 @@ def _sentence(subject: Subject, verdict: PartitionVerdict) -> str:
 
 
 def exit_code_of(rows: Iterable[VerifyRow]) -> ExitCode:
-    """Return 7 for any difference; else 4 for anything not compared, or 6 if the clusters allowed no comparison."""
+    """Return 7 for any difference; else 4 for anything not compared, 6 if the clusters allowed no comparison, or 5 if
+    trying again later may help.
+    """
     all_rows = tuple(rows)
     failed = [row for row in all_rows if row.result is not Outcome.DONE]
     if any(row.different for row in failed):
@@ -406,6 +409,8 @@ def exit_code_of(rows: Iterable[VerifyRow]) -> ExitCode:
         return ExitCode.OK
     if len(failed) == len(all_rows) and all(row.reason in _CLUSTER_REASONS for row in failed):
         return ExitCode.UNREACHABLE
+    if all(row.result is Outcome.TIMED_OUT for row in failed):
+        return ExitCode.TIMED_OUT
     return ExitCode.PARTLY_DONE
 
 
