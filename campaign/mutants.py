@@ -20,11 +20,14 @@ _REPORT = "ops/stop/report.py"
 _ENDS = "ops/stop/mirrored_end.py"
 _READY = "ops/stop/promote_readiness.py"
 _FORK = "ops/failback/fork.py"
+_READ = "cluster/protocol/read_up_to.py"
+_STRETCHES = "engine/histories/stretches.py"
 
 _JUDGING = ("tests/unit/test_judge.py", "tests/unit/test_judge_histories.py")
 _COPYING = ("tests/unit/test_lane_partition.py", "tests/unit/test_lane_partition_histories.py")
 _ANSWERS = ("tests/unit/test_lane_answers.py", "tests/unit/test_lane_partition.py")
 _GAPS = ("tests/unit/test_lane_gaps.py", "tests/unit/test_lane_partition_histories.py")
+_READS = ("tests/unit/test_read_up_to.py",)
 _STOP_REPORT = ("tests/unit/test_stop_report.py",)
 _STOP = "tests/kafka/test_stop.py"
 _LOSS = "tests/kafka/test_stop_loss.py"
@@ -43,6 +46,103 @@ class Mutant:
 
 
 MUTANTS = (
+    # -- what a read proves --------------------------------------------------------------------------------------------
+    Mutant(
+        "believe an empty answer about one of many partitions",
+        _READ,
+        "if not answer.is_alone:",
+        "if False:",
+        "a partition whose part did not fit into an answer would seem to have nothing",
+        _READS,
+    ),
+    Mutant(
+        "believe an empty answer that names another replica",
+        _READ,
+        "if answer.part.preferred_read_replica is not None or answer.part.diverging_epoch is not None:",
+        "if answer.part.diverging_epoch is not None:",
+        "a leader that sends us to a nearer replica would seem to have nothing",
+        _READS,
+    ),
+    Mutant(
+        "believe an empty answer that names a diverging epoch",
+        _READ,
+        "if answer.part.preferred_read_replica is not None or answer.part.diverging_epoch is not None:",
+        "if answer.part.preferred_read_replica is not None:",
+        "a rewritten history would seem to have nothing",
+        _READS,
+    ),
+    Mutant(
+        "believe an empty answer of a throttled client",
+        _READ,
+        "if answer.is_throttled or local.is_throttled:",
+        "if local.is_throttled:",
+        "a quota would make a log seem to end",
+        _READS,
+    ),
+    Mutant(
+        "believe a local log start looked up by a throttled client",
+        _READ,
+        "if answer.is_throttled or local.is_throttled:",
+        "if answer.is_throttled:",
+        "a quota would make a log seem to end",
+        _READS,
+    ),
+    Mutant(
+        "believe an empty answer whatever the leader epoch",
+        _READ,
+        "if answer.leader_epoch is None or answer.leader_epoch != local.leader_epoch:",
+        "if answer.leader_epoch is None:",
+        "another leader's local log start would count",
+        _READS,
+    ),
+    Mutant(
+        "believe an empty answer of an unknown leader epoch",
+        _READ,
+        "if answer.leader_epoch is None or answer.leader_epoch != local.leader_epoch:",
+        "if answer.leader_epoch != local.leader_epoch:",
+        "a leader that was replaced in between would not be noticed",
+        _READS,
+    ),
+    Mutant(
+        "take an unknown local log start for a local log",
+        _READ,
+        "    if local.offset is None:\n        return local.why\n    if offset < local.offset:",
+        "    if local.offset is not None and offset < local.offset:",
+        "a topic that may be in remote storage would be filled",
+        _READS,
+    ),
+    Mutant(
+        "believe an empty answer about remote storage",
+        _READ,
+        "if offset < local.offset:",
+        "if False:",
+        "a slow store would lose every record that only it has",
+        _READS,
+    ),
+    Mutant(
+        "take settings without any entry for those of a local topic",
+        _READ,
+        "is_known = _ALWAYS_SET in settings and not _is_on(settings, REMOTE_STORAGE)",
+        "is_known = not _is_on(settings, REMOTE_STORAGE)",
+        "a broker that returns no settings would seem to have no remote storage",
+        _READS,
+    ),
+    Mutant(
+        "fill a log whose source is silent",
+        _COPY,
+        "source.silence = Trouble(Reason.SOURCE_SILENT, message)",
+        "self.intake.take_in_end_gap(found.until)",
+        "all records that the source does not return would be replaced by markers",
+        ("tests/unit/test_lane_gaps.py",),
+    ),
+    Mutant(
+        "take a read that proves nothing for a log without batches",
+        _STRETCHES,
+        "high = None if section.nothing_until is None else min(section.nothing_until, end)",
+        "high = end",
+        "tails of which nothing was read would have nothing to compare",
+        ("tests/unit/test_tails.py",),
+    ),
     # -- whether a copy may continue -----------------------------------------------------------------------------------
     Mutant(
         "ignore a recreated source topic",

@@ -11,7 +11,7 @@ import pytest
 
 from kmirror.cluster.protocol.filler import FILLER_KEY
 from kmirror.engine.histories.judge import TailMatch
-from kmirror.engine.histories.stretches import DamagedLogError, Ends, Section, Sections
+from kmirror.engine.histories.stretches import DamagedLogError, Ends, Section, Sections, UnprovenError
 from kmirror.engine.histories.tails import TailFinding, compare_tails
 from kmirror.errors import Reason
 from tests.support.histories import (
@@ -304,6 +304,19 @@ def test_a_damaged_batch_is_named(side: str) -> None:
     with pytest.raises(DamagedLogError, match=f"the {side}'s batch at offset 0 is corrupt: its checksum") as caught:
         comparing.send(Sections(Section(4, here), Section(4, there)))
     assert caught.value.reason is Reason.CORRUPT_BATCH
+    assert (caught.value.side, str(pickle.loads(pickle.dumps(caught.value)))) == (side, str(caught.value))
+
+
+@pytest.mark.parametrize("side", ["source", "destination"])
+@pytest.mark.parametrize("brought", ["nothing", "what was not asked for"])
+def test_a_read_that_proves_nothing_is_no_finding(side: str, brought: str) -> None:
+    good, silent = (memoryview(encode(ours(0, 5))) for _ in range(2))
+    silent = silent[:0] if brought == "nothing" else memoryview(encode(ours(0, 3)))
+    comparing = compare_tails(Ends(0, 5, 0, 5), OWN_ID)
+    next(comparing)
+    here, there = (good, silent) if side == "source" else (silent, good)
+    with pytest.raises(UnprovenError, match=f"the {side} returned nothing that leads past offset 4") as caught:
+        comparing.send(Sections(Section(4, here), Section(4, there)))
     assert (caught.value.side, str(pickle.loads(pickle.dumps(caught.value)))) == (side, str(caught.value))
 
 
