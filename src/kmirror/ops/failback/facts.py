@@ -20,7 +20,7 @@ from kmirror.engine.compare.counting import RangeToCount, RecordCount, count_rec
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import SEARCH_BYTES, ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import Ends
-from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.plan import owner_of
 from kmirror.ops.bulk import Bulk
 from kmirror.ops.context import Destination, naming_cluster, now_ms
@@ -347,7 +347,8 @@ def _forks(
             if answer.fork is None:
                 side = "here" if answer.troubled_side == "destination" else "at the new primary"
                 trouble = answer.trouble or KmirrorError("the search has failed")
-                kind = UnreachableError if isinstance(trouble, UnreachableError) else RefusedError
+                kinds = UnreachableError, TimedOutError
+                kind = next((one for one in kinds if isinstance(trouble, one)), RefusedError)
                 message = f"cannot find the fork of {partition}, {side}: {trouble.message}"
                 raise kind(message, trouble.hint, trouble.reason)
             found[partition] = answer.fork

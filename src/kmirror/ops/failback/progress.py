@@ -59,6 +59,11 @@ class TopicWork:
         """The highest offset that groups may have, by partition."""
         return {TopicPartition(self.topic, p): limit for p, limit in self.limits.items()}
 
+    @property
+    def offsets_after_forks(self) -> int:
+        """How many offsets its logs had after the forks."""
+        return sum(max(0, end - self.limits.get(p, end)) for p, end in self.ends.items())
+
     def facts(self) -> dict[str, Any]:
         """Return the facts of its stored record."""
         return {
@@ -148,7 +153,20 @@ class Progress:
                 raise RefusedError(
                     f"another failback of {work.topic} {how}", "check with `kmirror events`", Reason.FENCED
                 )
-            details = {"topic": work.topic, "archive": work.archive, "records": work.records}
+            details = {
+                "topic": work.topic,
+                "archive": work.archive,
+                "records": work.records,
+                "offsets": work.offsets_after_forks,
+                "partitions": {
+                    str(p): {
+                        "fork": work.limits.get(p),
+                        "logEnd": end,
+                        "archived": list(work.ranges[p]) if p in work.ranges else None,
+                    }
+                    for p, end in work.ends.items()
+                },
+            }
             event = Event(now, self._mirror, FAILBACK, actor(), work.step, details)
             return Changes((record,), (), (event,) if with_event else ())
 

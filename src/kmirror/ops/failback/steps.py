@@ -257,9 +257,13 @@ def _restore_groups(topic: Topic) -> str:
     name, mirror = work.topic, run.mirror.name
     run.groups += restore_offsets(run.destination, mirror, run.settings, name, work.groups, work.group_limits)
     run.progress.delete([name])
-    kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork"
-    done = f"{name} was recreated and is copied in full; {kept if work.archive else 'nothing was archived'}"
-    run.rows.append(TopicResult(name, None, Outcome.DONE, done))
+    if work.archive:
+        kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork"
+    elif run.plan.request.discard:
+        kept = "nothing was archived, as requested"
+    else:
+        kept = f"nothing was archived: {counted(work.offsets_after_forks, 'offset')} after the forks held no records"
+    run.rows.append(TopicResult(name, None, Outcome.DONE, f"{name} was recreated and is copied in full; {kept}"))
     return "groups put back"
 
 
