@@ -11,6 +11,8 @@ import pytest
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.read_up_to import NoBatches
+from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.sandbox.cluster import SandboxCluster
@@ -23,8 +25,11 @@ from tests.support.oracle import dump_logs
 from tests.support.shared_clusters import forgetful_cluster, installed_in
 from tests.support.visible import COMMITTED, Bounds, bounds_of, difference, shown, shown_by_console
 
+#: Brokers before 3.4 do not tell where a local log starts.
+OLDER = ("3.9.2", "3.3.2")
 
-@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
+
+@pytest.fixture(scope="module", params=["4.3.1", *(pytest.param(version, marks=pytest.mark.long) for version in OLDER)])
 def holder(request: pytest.FixtureRequest) -> SandboxCluster:
     return forgetful_cluster(request, request.param)
 
@@ -70,6 +75,18 @@ def test_verify_reads_what_consumers_see(holder: SandboxCluster, logs: dict[str,
     for topic, log in logs.items():
         seen = read_by_verify(holder, topic, log)
         assert difference(log.expected, seen, f"seed {log.seed}") is None, difference(log.expected, seen)
+
+
+def test_a_hole_at_the_end_is_proved(holder: SandboxCluster, logs: dict[str, BuiltLog]) -> None:
+    """An empty answer is proof there: the leader has these offsets on its own disk, and no batch."""
+    ends = {topic: log for topic, log in logs.items() if "hole at the end" in log.features}
+    assert ends
+    with ClusterClient(client_config(holder.client_properties())) as client:
+        for topic, log in ends.items():
+            reader, end = PartitionReader(client, TopicPartition(topic, 0), read_committed=True), log.last_stable_offset
+            reached = max([read.next_offset for read in reader.batches(log.log_start_offset, end)], default=0)
+            assert reached < end
+            assert reader.read(reached) == NoBatches(reached, end)
 
 
 @pytest.mark.long

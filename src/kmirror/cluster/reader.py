@@ -122,21 +122,33 @@ class PartitionReader:
     def read_on(
         self, offset: int, *, max_bytes: int = _ANSWER_BYTES, max_wait_ms: int = 0
     ) -> Batches | NoBatches | AtEnd:
-        """Read from `offset`; where the log is silent, ask again with growing pauses.
+        """Read from `offset`; where the log is silent or its store fails, ask again with growing pauses.
 
         Raises:
             SilentLogError: it stayed silent for the whole patience.
+            TimedOutError: its store failed for the whole patience.
             BrokerError, UnreachableError, CorruptBatchError: as `read`.
         """
         deadline, pause = time.monotonic() + self._patience_s, _FIRST_PAUSE
-        while isinstance(found := self.read(offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms), Silence):
+        failure: TimedOutError
+        while True:
+            try:
+                found = self.read(offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
+            except BrokerError as error:
+                if error.code != Code.UNKNOWN_SERVER_ERROR:
+                    raise
+                # what brokers answer when their remote storage fails
+                failure = TimedOutError(error.message, SILENT_HINT)
+            else:
+                if not isinstance(found, Silence):
+                    return found
+                failure = SilentLogError(self._partition, offset, found.until, found.why)
             if time.monotonic() + pause > deadline:
                 self._client.has_silent_logs = True
-                raise SilentLogError(self._partition, offset, found.until, found.why)
+                raise failure
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
             max_wait_ms = _REMOTE_WAIT_MS
-        return found
 
     def read_known(self, offset: int, *, max_bytes: int = _ANSWER_BYTES, max_wait_ms: int = 0) -> Batches | NoBatches:
         """Read from an offset below the log end, and wait until readers are shown what is there.

@@ -13,13 +13,12 @@ from typing import NamedTuple
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import LEADER_MOVED
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.reader import SilentLogError
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.histories.fork import Fork, find_fork
 from kmirror.engine.histories.section_reader import Obstacle, Reading, ReadLimits, SectionReader
 from kmirror.engine.histories.stretches import Ends, Side
-from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 from kmirror.work import Add, Meter, unwatched
 
 #: Enough for some batches of usual size; a larger batch is requested again, and the next ones of its log at once.
@@ -176,7 +175,7 @@ def _search(
     for question, reading in zip(questions, readings, strict=True):
         if isinstance(reading.result, Obstacle):
             side, trouble = reading.result.side, _as_kmirror_error(reading.result.error)
-            may_pass = isinstance(trouble, UnreachableError | SilentLogError) or (
+            may_pass = isinstance(trouble, UnreachableError | TimedOutError) or (
                 isinstance(trouble, BrokerError) and trouble.code in LEADER_MOVED
             )
             yield ForkAnswer(question, None, trouble, side, reading.reads, may_pass)

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import LOG_OVERHEAD, PREFIX
-from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import (
     API_KEY,
     HIGHEST_VERSION,
@@ -26,9 +26,9 @@ from kmirror.cluster.protocol.fetch import (
 )
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, batches_of
-from kmirror.cluster.reader import PartitionReader, SilentLogError
+from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.histories.stretches import Ends, Read, Section, Sections, Side
-from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 from kmirror.work import Add, unwatched
 
 T = TypeVar("T")
@@ -240,7 +240,7 @@ class SectionReader:
                     found[partition] = _Answer(section, shown_end)
             except (KmirrorError, OutcomeUnknown) as error:
                 found[partition] = Obstacle(side, error)
-                patience_s = 0.0 if isinstance(error, SilentLogError) else patience_s
+                patience_s = 0.0 if isinstance(error, TimedOutError) else patience_s
         return found
 
     def _ask_together(
@@ -250,7 +250,7 @@ class SectionReader:
         wanted: Mapping[TopicPartition, _Wanted],
         read_committed: bool,
     ) -> dict[TopicPartition, FetchedPartition]:
-        """Fetch partitions with one leader; return those answered with an error or with a batch past their offsets."""
+        """Fetch partitions with one leader; return those with a batch past their offsets, or an error for good."""
         answers: dict[TopicPartition, FetchedPartition] = {}
         pending: dict[FetchKey, FetchPosition] = {}
         names: dict[FetchKey, TopicPartition] = {}
@@ -267,7 +267,8 @@ class SectionReader:
                 for key, part in self._exchange(
                     client, metadata.brokers[leader.leader_id or 0], pending, read_committed
                 ).items()
-                if part.error_code or batches_of(part, pending[key].fetch_offset) is not None
+                if part.error_code not in {Code.NONE, Code.UNKNOWN_SERVER_ERROR}
+                or batches_of(part, pending[key].fetch_offset) is not None
             }
             answers |= {names[key]: part for key, part in answered.items()}
             if not answered and limit == _LARGEST_LIMIT:
