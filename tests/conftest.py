@@ -49,7 +49,9 @@ from tests.support.shared_clusters import (
     started_mortal_cluster,
     started_passing_destination,
     started_three_brokers,
+    started_tiered_pair,
     three_brokers,
+    tiered_pair,
 )
 from tests.support.spark_standalone import standalone_spark
 
@@ -76,7 +78,9 @@ __all__ = [
     "started_mortal_cluster",
     "started_passing_destination",
     "started_three_brokers",
+    "started_tiered_pair",
     "three_brokers",
+    "tiered_pair",
 ]
 
 _IS_FRESH_CLONE = pytest.StashKey[bool]()

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kmirror.cluster.acls import await_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.cluster import SandboxCluster, start_together
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror.sandbox.ports import LOOPBACK, free_ports
 from tests.support.clusters import NO_RETENTION, QUICK_FAILOVER, UNHARMED, MakeCluster, made_clusters
@@ -27,6 +27,7 @@ from tests.support.installed_logs import install
 from tests.support.late_wire import LateWire
 from tests.support.logs import QUICK_SEEDS, BuiltLog, build_log
 from tests.support.real_logs import BUSY
+from tests.support.tiers import REMOTE_QUOTA
 from tests.support.wire import Wire
 
 #: The users of secured clusters beside `admin`, who is a super user; they have no rights except those granted.
@@ -56,6 +57,8 @@ _GUARDED: dict[str, Any] = {
 }
 #: Fetches may be answered by the replica in the client's rack (KIP-392).
 _NEAREST_REPLICA = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
+#: Measure the quota for reads of the store over six seconds instead of eleven.
+_REMOTE_QUOTA_WINDOW = {"remote.log.manager.fetch.quota.window.num": "6"}
 
 
 #: An expired producer id is forgotten soon; the cleaner is never idle; old records stay.
@@ -93,6 +96,14 @@ class ForgetfulCluster:
 @dataclass(frozen=True, slots=True)
 class GuardedPair:
     """Two clusters with TLS, logins and ACLs."""
+
+    source: SandboxCluster
+    destination: SandboxCluster
+
+
+@dataclass(frozen=True, slots=True)
+class TieredPair:
+    """Two clusters with tiered storage."""
 
     source: SandboxCluster
     destination: SandboxCluster
@@ -180,6 +191,17 @@ def started_three_brokers(clusters_directory: Path) -> Iterator[SandboxCluster]:
         yield make("three", heap=SMALL_HEAP, brokers=3, properties={**QUICK_FAILOVER, **_NEAREST_REPLICA})
 
 
+@pytest.fixture(scope="session")
+def started_tiered_pair(clusters_directory: Path) -> Iterator[TieredPair]:
+    """Start two clusters with tiered storage; tests ask for `tiered_pair`."""
+    with made_clusters(clusters_directory) as make:
+        settings: dict[str, Any] = {"heap": SMALL_HEAP, "tiered": True, "start": False}
+        source = make("tiered-source", **settings, properties=_REMOTE_QUOTA_WINDOW)
+        destination = make("tiered-destination", **settings, properties={**_REMOTE_QUOTA_WINDOW, **UNHARMED})
+        start_together([source, destination])
+        yield TieredPair(source, destination)
+
+
 @pytest.fixture
 def guarded_cluster(started_guarded_cluster: SandboxCluster) -> Iterator[SandboxCluster]:
     """Return the shared cluster with TLS, logins and ACLs; at first only `admin` may do anything."""
@@ -199,6 +221,19 @@ def lenient_cluster(started_lenient_cluster: SandboxCluster) -> Iterator[Sandbox
     """Return the shared cluster that allows everyone everything without an ACL."""
     with _without_acls_afterwards(started_lenient_cluster):
         yield started_lenient_cluster
+
+
+@pytest.fixture
+def tiered_pair(started_tiered_pair: TieredPair) -> Iterator[TieredPair]:
+    """Return the two shared clusters with tiered storage; the source's broker may be killed, and left so.
+
+    Afterwards the stores are well, and may be read without limit.
+    """
+    clusters = revived(started_tiered_pair.source), started_tiered_pair.destination
+    yield started_tiered_pair
+    for cluster in clusters:
+        cluster.store.well()
+        set_brokers(revived(cluster), {REMOTE_QUOTA: None})
 
 
 @pytest.fixture

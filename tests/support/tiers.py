@@ -18,8 +18,10 @@ from tests.support.waiting import wait_until
 #: Settings with which a topic's closed segments move to the store, and only there, within two seconds.
 TIERED = {"remote.storage.enable": "true", "local.retention.bytes": "1", "file.delete.delay.ms": "100"}
 SEGMENT_BYTES = 100_000
-#: Records in a batch, each of about a kilobyte: twenty make a segment's fifth.
-_BATCH = 20
+#: The broker setting that limits reads of the store, in bytes a second; it can change while the broker runs.
+REMOTE_QUOTA = "remote.log.manager.fetch.max.bytes.per.second"
+#: Records in a batch and in a segment, each of about a kilobyte.
+_BATCH, IN_SEGMENT = 20, 80
 _EARLIEST_LOCAL = -4
 
 
@@ -28,19 +30,20 @@ def tiered_topic(
 ) -> str:
     """Create a tiered topic with this many records in each partition, of `payload`; return its name.
 
-    Unless `only_in_store` is false, the first nine tenths of each partition are only in the store then.
+    Unless `only_in_store` is false, all closed segments are only in the store then.
     """
     topic = create_topic(cluster, partitions=partitions, name=name, settings={**TIERED, **small_segments(cluster)})
     write_tiered(cluster, topic, range(records), partitions=partitions)
     if only_in_store:
         for partition in range(partitions):
-            wait_until_only_in_store(cluster, topic, records * 9 // 10, partition)
+            wait_until_only_in_store(cluster, topic, records - IN_SEGMENT, partition)
     return topic
 
 
 def make_tiered(cluster: SandboxCluster, topic: str) -> None:
     """Let an existing topic move its segments to the store."""
-    alter_topic(cluster, topic, **{key.replace(".", "_"): value for key, value in TIERED.items()})
+    settings = {**TIERED, **small_segments(cluster)}
+    alter_topic(cluster, topic, **{key.replace(".", "_"): value for key, value in settings.items()})
 
 
 def small_segments(cluster: SandboxCluster) -> Mapping[str, str]:
