@@ -26,10 +26,12 @@ from tests.support.log_batches import VisibleRecord
 from tests.support.mirrored import Mirrored
 from tests.support.oracle import dump_log, librdkafka_records
 from tests.support.real_logs import BUSY, DAY_MS, CompactedTopic, delete_records, set_topic, start_at, write
-from tests.support.shared_clusters import ForgetfulCluster
+from tests.support.shared_clusters import ForgetfulCluster, TieredPair
 from tests.support.still_logs import FOREVER, LARGE_BYTES, STILL, TOO_LARGE_TO_PRINT
 from tests.support.stored import log_dir_of
 from tests.support.streams import INPUT, OUTPUT, WordCount
+from tests.support.tiered_logs import TIERED_LOGS
+from tests.support.tiers import IN_SEGMENT, local_start, make_tiered
 from tests.support.transactions import KEPT, OpenTransaction, TransactionWriters
 from tests.support.visible import (
     COMMITTED,
@@ -103,6 +105,51 @@ def test_the_sources_were_what_they_are_called(still: Mirrored) -> None:
     kinds = [kind for kind, _ in groupby(record.timestamp_type for record in stamped)]
     assert kinds == ["CreateTime", "LogAppendTime", "CreateTime"]
     assert max(len(record.value or b"") for record in shown(source, "large_records")) == LARGE_BYTES
+
+
+# -- logs in a store ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiered(started_tiered_pair: TieredPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirrored]:
+    """Return a mirror of tiered topics that stand still, when it is copied; its own topics are tiered too."""
+    source, destination = started_tiered_pair.source, started_tiered_pair.destination
+    with ThreadPoolExecutor(4) as pool:
+        for made in [pool.submit(make, source, name) for name, make in TIERED_LOGS.items()]:
+            made.result()
+    folder = tmp_path_factory.mktemp("tiered")
+    with Mirrored(source, destination, folder, dict.fromkeys(TIERED_LOGS, 1)) as mirror:
+        mirror.create()
+        for name in TIERED_LOGS:
+            make_tiered(destination, name)
+        mirror.copy()
+        yield mirror
+
+
+@pytest.mark.parametrize("name", TIERED_LOGS)
+def test_a_log_in_the_store(tiered: Mirrored, name: str) -> None:
+    tiered.compare([(name, 0)])
+
+
+def test_kmirror_finds_all_logs_in_the_store_equal(tiered: Mirrored) -> None:
+    """Those of the mirror are in a store as well."""
+    ends = {name: bounds_of(tiered.destination, name) for name in TIERED_LOGS}
+    long = [name for name, (start, end) in ends.items() if end - start > 2 * IN_SEGMENT]
+    assert len(long) >= 5
+    for name in long:
+        wait_until(lambda name=name: local_start(tiered.destination, name) > ends[name].start)  # type: ignore[misc]
+    tiered.verify()
+
+
+def test_the_logs_in_the_store_were_what_they_are_called(tiered: Mirrored) -> None:
+    source = tiered.source
+    for name in TIERED_LOGS:
+        start, end = bounds_of(source, name)
+        assert start == end or local_start(source, name) > start, name
+    assert bounds_of(source, "emptied_in_the_store") == Bounds(400, 400)
+    assert bounds_of(source, "in_the_store_until_retention").start > 0
+    seen = shown(source, "in_the_store_with_transactions")
+    assert len(seen) < bounds_of(source, "in_the_store_with_transactions").end - 100, "no record was aborted"
 
 
 # -- logs that are written meanwhile -----------------------------------------------------------------------------------
