@@ -28,7 +28,7 @@ _GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """The records of one poll. `reached_end`: there was nothing after them when the leader answered."""
+    """The records of one poll. `reached_end`: the leader has told, in this session, that its log ends after them."""
 
     records: list[Record]
     reached_end: bool
@@ -36,6 +36,9 @@ class PollResult:
 
 class PartitionFollower:
     """Read the records of one partition in order, from `look_back` before its end, or from its start if None.
+
+    A broker that throttles us answers without records or partitions, whatever there is to read. So the end is what the
+    leader says it is, and an answer that names no partition says only that it has not moved.
 
     With `read_committed`, records of aborted and open transactions are left out.
     """
@@ -55,6 +58,8 @@ class PartitionFollower:
         self._offset: int | None = None
         self._connection: Connection | None = None
         self._session: FetchSession | None = None
+        #: The end of the log as the session's answers last told it; None while none has.
+        self._end: int | None = None
         self._key = FetchKey(b"", partition.partition, partition.topic)
 
     def close(self) -> None:
@@ -81,6 +86,8 @@ class PartitionFollower:
             self._connection = self._open()
             version = self._connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
             self._session = FetchSession(self._client.config.client_id, version)
+        if not self._session.continues:
+            self._end = None
         connection, session, offset = self._connection, self._session, self._offset or 0
         session.want(self._key, FetchPosition(offset, None, None, _FETCH_BYTES))
         connection.wait_for_throttle()
@@ -94,7 +101,8 @@ class PartitionFollower:
         if answer.error_code:
             raise BrokerError(answer.error_code, code_name(answer.error_code), f"following {self._partition}")
         if not answer.partitions:
-            return PollResult([], reached_end=True)
+            # throttled, or nothing has changed since the last answer: whether that was the end is known by its offset
+            return PollResult([], reached_end=not answer.throttle_time_ms and self._is_at_end)
         part = next((part for part in answer.partitions if part.key == self._key), None)
         if part is None:
             raise FrameError(f"{connection.address} responded for different partitions")
@@ -108,8 +116,13 @@ class PartitionFollower:
             if isolation.kind(part.records[header.position : header.position + header.size_in_bytes]) is BatchKind.DATA:
                 records += (r for r in read_records(part.records, header) if r.offset >= offset)
             self._offset = header.next_offset
-        end = part.last_stable_offset if self._read_committed else part.high_watermark
-        return PollResult(records, end is None or (self._offset or 0) >= end)
+        self._end = part.last_stable_offset if self._read_committed else part.high_watermark
+        is_silent = answer.throttle_time_ms > 0 and not part.records
+        return PollResult(records, reached_end=not is_silent and self._is_at_end)
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self._offset is not None and self._end is not None and self._offset >= self._end
 
     def _open(self) -> Connection:
         topic, partition = self._partition
