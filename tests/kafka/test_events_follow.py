@@ -19,6 +19,7 @@ from tests.support.clusters import unique_topic
 from tests.support.engine import command
 from tests.support.forked import Forked
 from tests.support.live_terminal import LiveTerminal
+from tests.support.stores import mirror as stored
 from tests.support.waiting import wait_until
 
 DAY = 86_400_000
@@ -26,7 +27,8 @@ DAY = 86_400_000
 
 def write(store: StateStore, mirror: str, what: str, day: int) -> None:
     event = Event(day * DAY, mirror, what, "eve@ops", "DONE", {"day": day})
-    transact(store, mirror, lambda state: Changes(events=(event,)))
+    # there are no events without state
+    transact(store, mirror, lambda _: Changes((stored(mirror),), (), (event,)))
 
 
 def store_of(cluster: SandboxCluster) -> StateStore:

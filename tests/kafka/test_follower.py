@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.client_quotas import alter_quotas
 from kmirror.cluster.follower import PartitionFollower, PollResult
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now
@@ -21,21 +18,10 @@ from tests.support.clusters import unique_topic
 from tests.support.lane import Mirror
 from tests.support.leader import create_topic
 from tests.support.mirrors import produce
+from tests.support.quotas import slowed
 from tests.support.waiting import polls
 
 TTL_S = 10.0
-
-
-@contextmanager
-def slowed(cluster: SandboxCluster, client_id: str, bytes_per_second: float) -> Iterator[None]:
-    """Let a client read no more than this."""
-    quota = Quota((("client-id", client_id),), "consumer_byte_rate", bytes_per_second)
-    with ClusterClient(client_config(cluster.client_properties())) as admin:
-        assert not alter_quotas(admin, [quota], [])
-        try:
-            yield
-        finally:
-            assert not alter_quotas(admin, [], [quota])
 
 
 def test_a_throttled_answer_is_not_the_end_of_a_partition(destination_cluster: SandboxCluster) -> None:

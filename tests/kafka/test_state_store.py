@@ -34,7 +34,8 @@ def test_events_are_read_by_mirror_and_time(store: StateStore, name: str) -> Non
     day = 86_400_000
     events = [Event(day * n, name, what, "eve@ops", "DONE") for n, what in ((1, "create"), (2, "add"), (3, "pause"))]
     for event in events:
-        transact(store, name, lambda state, event=event: Changes(events=(event,)))  # type: ignore[misc]
+        changes = Changes((mirror(name),), (), (event,))
+        transact(store, name, lambda _, changes=changes: changes)  # type: ignore[misc]
     assert store.read_events(name) == tuple(events)
     assert store.read_events(name, since_ms=2 * day) == tuple(events[1:])
     assert store.read_events(name, since_ms=4_000_000_000_000) == ()

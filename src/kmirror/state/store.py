@@ -5,7 +5,8 @@ acknowledged may still lack its marker, and one left open by a dead process hide
 `read_complete` waits until every transaction before its start has ended (brokers abort an abandoned one after
 `transaction.timeout.ms`, checked every 10 s); `read` waits for that only briefly.
 
-A store keeps what it has read and fetches only newer records.
+A store keeps what it has read and fetches only newer records. What is missing is never taken for nothing: a log that
+does not begin at 0, or that is empty although there are events, has lost records, and its reader is told so.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from kmirror.cluster.acl_commands import admin_options
-from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
@@ -35,30 +36,13 @@ from kmirror.errors import (
 )
 from kmirror.state.client import STEP_S, Deadline, ErrorWatch, boottime, client, known_error, refused, unreachable
 from kmirror.state.events import Event, EventPage, decode_event
+from kmirror.state.internal_topics import EVENTS_TOPIC_SETTINGS, STATE_TOPIC_SETTINGS, all_lost, beginning_lost
 from kmirror.state.own_rights import lacking_grant
 from kmirror.state.records import EngineRecord, LaneRowsRecord, ProgressRecord, Removed, Unknown, decode
 from kmirror.state.snapshot import State
 
 STATE_TOPIC = "__kmirror_state"
 EVENTS_TOPIC = "__kmirror_events"
-
-#: LogAppendTime, because brokers refuse a client's timestamp that is far ahead of theirs (by an hour since 4.0).
-_TIMES: Mapping[str, str] = {"message.timestamp.type": "LogAppendTime"}
-STATE_TOPIC_SETTINGS: Mapping[str, str] = {
-    **_TIMES,
-    "cleanup.policy": "compact",
-    # small segments and an eager cleaner: a read from the beginning is short
-    "segment.bytes": str(8 * 1024 * 1024),
-    "min.cleanable.dirty.ratio": "0.1",
-    # a writer in doubt looks for its record at its offset, even if the next one replaces it soon
-    "min.compaction.lag.ms": "60000",
-}
-EVENTS_TOPIC_SETTINGS: Mapping[str, str] = {
-    **_TIMES,
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-}
 
 DEFAULT_TIMEOUT_S = 30.0
 #: How long `read` waits for open transactions before it returns without what they hide.
@@ -70,6 +54,8 @@ _FORGET_AFTER_S = 3600.0
 _ASSUMED_LOST_S = 60.0
 
 _MESSAGES_AT_ONCE = 1000
+#: How long the first transaction may have written events and no state yet.
+_FIRST_WRITE_S = 1.0
 
 #: Errors about groups, which this consumer does not use: authorisation, coordinators.
 _GROUP_ERRORS = (30, 14, 15, 16)
@@ -184,14 +170,11 @@ class StateStore:
         """Return the events after another page. Raises UnreachableError."""
         with self._lock:
             deadline = Deadline(timeout)
-            end = self._end(EVENTS_TOPIC, deadline)
+            end, topic_id = self._end(EVENTS_TOPIC, deadline)
             if end is None:
                 return EventPage(())
-            position, topic_id = after.next_offset, after.topic_id
-            if topic_id is None or (position is not None and end < position):
-                # either a newly elected leader hides its last records, or the topic was recreated
-                topic_id = self._id_of(EVENTS_TOPIC, deadline)
-                position = position if topic_id == after.topic_id else None
+            # a newly elected leader may hide its last records; a recreated topic is read from its start
+            position = after.next_offset if topic_id == after.topic_id else None
             if position is None:
                 # the log is in write order, but the times are the writers': start an hour early, then filter
                 since = None if since_ms is None else max(0, since_ms - 3_600_000)
@@ -247,8 +230,8 @@ class StateStore:
     def _read(self, deadline: Deadline, transactions_deadline: Deadline) -> State:
         if boottime() - self._read_at > _FORGET_AFTER_S:
             self._start_over()
-        end = self._end(STATE_TOPIC, deadline)
-        while end is not None and end < self._position and self._id_of(STATE_TOPIC, deadline) == self._topic_id:
+        end, topic_id = self._end(STATE_TOPIC, deadline)
+        while end is not None and end < self._position and topic_id == self._topic_id:
             # a newly elected leader hides its last records until it knows its followers' positions
             self._hidden_since = self._hidden_since or boottime()
             if boottime() - self._hidden_since > _ASSUMED_LOST_S:
@@ -256,12 +239,15 @@ class StateStore:
             if transactions_deadline.passed:
                 raise _Blocked
             time.sleep(STEP_S)
-            end = self._end(STATE_TOPIC, deadline)
+            end, topic_id = self._end(STATE_TOPIC, deadline)
         self._hidden_since = None
-        if end is None or end < self._position:
+        if end is None or end < self._position or topic_id != self._topic_id:
             self._start_over()  # missing, recreated, or truncated by an unclean election
-        if end and self._topic_id is None:
-            self._topic_id = self._id_of(STATE_TOPIC, deadline)
+        if self._position == 0 and end:
+            self._require_start(0, deadline)
+        elif self._position == 0:
+            self._require_never_written(deadline)
+        self._topic_id = topic_id
         changed: set[bytes] = set()
         try:
             if end is not None and end > self._position:
@@ -281,6 +267,27 @@ class StateStore:
             self._decode(changed)
             self._read_at = boottime()
         return self._state
+
+    def _require_never_written(self, deadline: Deadline) -> None:
+        """Raise RefusedError if there are events, which are written with state, and still no state."""
+        grace = Deadline(min(_FIRST_WRITE_S, deadline.remaining))
+        while self._has_events(deadline) and not (end := self._end(STATE_TOPIC, deadline)[0]):
+            if grace.passed:
+                raise all_lost(is_missing=end is None)
+            time.sleep(STEP_S)
+
+    def _has_events(self, deadline: Deadline) -> bool:
+        try:
+            return bool(self._end(EVENTS_TOPIC, deadline)[0])
+        except UnreachableError as error:
+            if error.reason is Reason.NOT_AUTHORIZED:
+                return False  # who reads the state need not see the events
+            raise
+
+    def _require_start(self, position: int, deadline: Deadline) -> None:
+        start = self._offset(STATE_TOPIC, EARLIEST, deadline)[0].offset or 0
+        if start > position:
+            raise beginning_lost(start)
 
     def _decode(self, changed: set[bytes]) -> None:
         if not changed:
@@ -326,6 +333,9 @@ class StateStore:
                     elif error.code() == KafkaError._PARTITION_EOF:
                         position, at_stable_end = message.offset(), True
                         yield position, None
+                    elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                        self._require_start(position, deadline)
+                        raise self.watch.no_answer(f"reading {topic}: its end has moved back below {position}")
                     elif error.code() not in _GROUP_ERRORS and not error.retriable():
                         raise known_error(error, f"reading {topic}", self.grant(error.code()))
                 self.raise_if_hopeless()
@@ -352,7 +362,8 @@ class StateStore:
                     "enable.auto.offset.store": False,
                     "isolation.level": "read_committed",
                     "enable.partition.eof": True,
-                    "auto.offset.reset": "earliest",
+                    # events may be deleted, state may not
+                    "auto.offset.reset": "error" if topic == STATE_TOPIC else "earliest",
                     "fetch.wait.max.ms": 10,  # an empty answer marks the end: get it at once
                     "fetch.error.backoff.ms": 50,
                 },
@@ -361,30 +372,34 @@ class StateStore:
             self._consumers[topic] = login, consumer
         return consumer
 
-    def _end(self, topic: str, deadline: Deadline) -> int | None:
-        # the high watermark; None if there is no such topic
-        return self._offset(topic, LATEST, deadline)
+    def _end(self, topic: str, deadline: Deadline) -> tuple[int | None, str | None]:
+        # the high watermark, and the topic's id; None if there is no such topic
+        answer, topic_id = self._offset(topic, LATEST, deadline)
+        return answer.offset, topic_id
 
     def _offset_at(self, topic: str, timestamp_ms: int, deadline: Deadline) -> int:
         # the end if no record is that new
-        found = self._offset(topic, timestamp_ms, deadline)
-        return (self._end(topic, deadline) if found is None else found) or 0
+        found = self._offset(topic, timestamp_ms, deadline)[0].offset
+        return (self._end(topic, deadline)[0] if found is None else found) or 0
 
-    def _offset(self, topic: str, timestamp: int, deadline: Deadline) -> int | None:
+    def _offset(self, topic: str, timestamp: int, deadline: Deadline) -> tuple[OffsetAnswer, str | None]:
         # once the topic was seen, a broker that does not know it yet does not mean that it is missing
         if topic not in self._seen and not self._exists(topic, deadline):
-            return None
+            return OffsetAnswer(0, None, -1), None
         partition = TopicPartition(topic, 0)
         what = f"looking up the end of {topic}"
-        answer = self._ask(
-            lambda seconds: self._client.list_offsets({partition: timestamp}, timeout=seconds)[partition],
-            what,
-            deadline,
-        )
+
+        def ask(seconds: float) -> tuple[OffsetAnswer, str | None]:
+            metadata = self._client.metadata([topic], timeout=seconds)
+            found = self._client.list_offsets({partition: timestamp}, metadata=metadata, timeout=seconds)
+            described = metadata.topics.get(topic)
+            return found[partition], None if described is None else described.printed_topic_id
+
+        answer, topic_id = self._ask(ask, what, deadline)
         if answer.error_code in LEADER_MOVED:
             raise unreachable(f"{topic} has no leader: {code_name(answer.error_code)}")
         self._require(answer.error_code, what)
-        return answer.offset
+        return answer, topic_id
 
     def _ask(self, request: Callable[[float], Answer], what: str, deadline: Deadline) -> Answer:
         """Send a request; retry while the brokers cannot be reached, if they were reached before."""
@@ -411,10 +426,6 @@ class StateStore:
 
     def _exists(self, topic: str, deadline: Deadline) -> bool:
         return self._described(topic, deadline) is not None
-
-    def _id_of(self, topic: str, deadline: Deadline) -> str | None:
-        described = self._described(topic, deadline)
-        return None if described is None else described.printed_topic_id
 
     def _described(self, topic: str, deadline: Deadline) -> TopicMetadata | None:
         # None if there is no such topic

@@ -1,0 +1,51 @@
+"""The settings of the internal topics, and the errors for a state topic that lacks records.
+
+What is left of it must not be taken for all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kmirror.errors import RefusedError
+
+#: LogAppendTime, because brokers refuse a client's timestamp that is far ahead of theirs (by an hour since 4.0).
+_TIMES: Mapping[str, str] = {"message.timestamp.type": "LogAppendTime"}
+STATE_TOPIC_SETTINGS: Mapping[str, str] = {
+    **_TIMES,
+    "cleanup.policy": "compact",
+    # small segments and an eager cleaner: a read from the beginning is short
+    "segment.bytes": str(8 * 1024 * 1024),
+    "min.cleanable.dirty.ratio": "0.1",
+    # a writer in doubt looks for its record at its offset, even if the next one replaces it soon
+    "min.compaction.lag.ms": "60000",
+}
+EVENTS_TOPIC_SETTINGS: Mapping[str, str] = {
+    **_TIMES,
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+}
+
+_HINT = (
+    "restore the topic if you can. To take over at once, see `kmirror help break-glass`. To begin again, delete the "
+    "topics __kmirror_state and __kmirror_events, then `kmirror create` and `kmirror add --adopt`"
+)
+
+
+def beginning_lost(start: int) -> RefusedError:
+    """Return the error for a log that starts at this offset instead of 0."""
+    return RefusedError(
+        f"the records of topic __kmirror_state before offset {start} were deleted: which mirrors and topics they were "
+        "about is unknown",
+        _HINT,
+    )
+
+
+def all_lost(*, is_missing: bool) -> RefusedError:
+    """Return the error for a state topic that is missing or empty, although there are events."""
+    return RefusedError(
+        f"topic __kmirror_state is {'missing' if is_missing else 'empty'}, but __kmirror_events has records: what was "
+        "stored of the mirrors is lost",
+        _HINT,
+    )

@@ -1,0 +1,110 @@
+"""A state topic that has lost records, or whose leader returns none: never taken for a cluster without mirrors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.trim import trim_compacted
+from kmirror.errors import RefusedError, UnreachableError
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.events import Event
+from kmirror.state.lock import transact
+from kmirror.state.snapshot import Changes, State
+from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
+from tests.support.clusters import unique_topic
+from tests.support.engine import typed
+from tests.support.quotas import slowed
+from tests.support.stores import mirror, state_store
+from tests.support.waiting import wait_until
+
+STATE = TopicPartition(STATE_TOPIC, 0)
+
+
+@pytest.fixture
+def cluster(mortal_cluster: SandboxCluster) -> SandboxCluster:
+    return mortal_cluster
+
+
+@pytest.fixture
+def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
+    with ClusterClient(client_config(cluster.client_properties())) as made:
+        yield made
+        forget(made, STATE_TOPIC, EVENTS_TOPIC)
+
+
+@pytest.fixture
+def store(cluster: SandboxCluster) -> StateStore:
+    return state_store(cluster.client_properties())
+
+
+def forget(client: ClusterClient, *topics: str) -> None:
+    client.delete_topics(topics)
+    unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
+    wait_until(lambda: {one.error_code for one in client.metadata(topics).topics.values()} == {unknown})
+
+
+def write(cluster: SandboxCluster, *names: str) -> None:
+    other = state_store(cluster.client_properties())
+    for name in names:
+        written = Changes((mirror(name),), (), (Event(1, name, "create", "eve@ops", "OK"),))
+        transact(other, name, lambda _, written=written: written)  # type: ignore[misc]
+
+
+def test_a_state_topic_whose_first_records_were_deleted_is_refused(
+    cluster: SandboxCluster, client: ClusterClient, store: StateStore
+) -> None:
+    write(cluster, "first")
+    assert [one.name for one in store.read().mirrors] == ["first"]
+    write(cluster, "second")
+    start = client.list_offsets({STATE: LATEST})[STATE].offset or 0
+    assert trim_compacted(client, {STATE: start})[STATE].log_start_offset == start
+    for reader in (store, state_store(cluster.client_properties())):
+        with pytest.raises(RefusedError, match=f"before offset {start} were deleted"):
+            reader.read()
+    done = typed(cluster, "list")
+    assert done.returncode == 3
+    assert f"before offset {start} were deleted" in done.stderr
+    assert "break-glass" in done.stderr
+
+
+def test_a_reader_forgets_what_a_recreated_topic_does_not_hold(
+    cluster: SandboxCluster, client: ClusterClient, store: StateStore
+) -> None:
+    write(cluster, "old")
+    assert [one.name for one in store.read().mirrors] == ["old"]
+    before = client.list_offsets({STATE: LATEST})[STATE].offset or 0
+    forget(client, STATE_TOPIC, EVENTS_TOPIC)
+    write(cluster, "new", "newer")
+    assert (client.list_offsets({STATE: LATEST})[STATE].offset or 0) > before
+    assert [one.name for one in store.read().mirrors] == ["new", "newer"]
+
+
+def test_an_empty_state_topic_is_refused_while_there_are_events(cluster: SandboxCluster, client: ClusterClient) -> None:
+    write(cluster, "m")
+    forget(client, STATE_TOPIC)
+    done = typed(cluster, "list")
+    assert done.returncode == 3
+    assert "is missing, but __kmirror_events has records" in done.stderr
+    client.create_topic(STATE_TOPIC, 1, 1, {"cleanup.policy": "compact"})
+    wait_until(lambda: not client.metadata([STATE_TOPIC]).topics[STATE_TOPIC].error_code)
+    with pytest.raises(RefusedError, match="is empty, but __kmirror_events has records"):
+        state_store(cluster.client_properties()).read()
+    forget(client, STATE_TOPIC, EVENTS_TOPIC)
+    assert state_store(cluster.client_properties()).read() == State()
+
+
+def test_a_leader_that_returns_no_records_has_not_returned_an_empty_state(
+    cluster: SandboxCluster, client: ClusterClient
+) -> None:
+    write(cluster, "m")
+    client_id = unique_topic("slow")
+    reader = state_store({**cluster.client_properties(), "client.id": client_id})
+    with slowed(cluster, client_id, 1), pytest.raises(UnreachableError, match="not at its end"):
+        reader.read(timeout=1)
+    assert [one.name for one in state_store(cluster.client_properties()).read().mirrors] == ["m"]

@@ -1,0 +1,24 @@
+"""Quotas of clients, for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client_quotas import alter_quotas
+from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.security.client_config import client_config
+from kmirror.sandbox.cluster import SandboxCluster
+
+
+@contextmanager
+def slowed(cluster: SandboxCluster, client_id: str, bytes_per_second: float) -> Iterator[None]:
+    """Let a client read no more than this: brokers answer its fetches without records when it has had more."""
+    quota = Quota((("client-id", client_id),), "consumer_byte_rate", bytes_per_second)
+    with ClusterClient(client_config(cluster.client_properties())) as admin:
+        assert not alter_quotas(admin, [quota], [])
+        try:
+            yield
+        finally:
+            assert not alter_quotas(admin, [], [quota])
