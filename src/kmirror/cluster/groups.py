@@ -1,7 +1,8 @@
 """Consumer groups and share groups of one cluster: list them, read their committed offsets, commit for them.
 
 Every broker answers ListGroups for the groups that it coordinates, with their state and type (version 4 and 5, KIP-518,
-KIP-848); a group that we may not see is silently left out. Everything else goes to a group's coordinator. Committing
+KIP-848); a group that we may not see is silently left out, and so are those whose coordinator is moving or has no
+broker: it leads their partition of `__consumer_offsets`. Everything else goes to a group's coordinator. Committing
 for a group that does not exist creates it; with live members the broker refuses (UNKNOWN_MEMBER_ID for consumer groups,
 NON_EMPTY_GROUP for share groups). Brokers accept any offset, even one outside of the log.
 """
@@ -17,6 +18,7 @@ from typing import Any
 from kmirror.cluster import share_offsets
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
 from kmirror.cluster.protocol.metadata import Broker, TopicPartition
@@ -28,6 +30,7 @@ UNSUPPORTED_VERSION = 35
 NON_EMPTY_GROUP = 68
 GROUP_ID_NOT_FOUND = 69
 
+_OFFSETS_TOPIC = "__consumer_offsets"
 _LIST_GROUPS_WITH_STATE = 4
 #: The first version of FindCoordinator for several groups at once.
 _COORDINATORS_OF_MANY = 4
@@ -57,36 +60,50 @@ class ClusterGroups:
         self._coordinators: dict[str, int] = {}
         self._brokers: Mapping[int, Broker] = {}
 
-    def listed(self) -> dict[str, ListedGroup]:
+    def listed(self, *, whole: bool = True) -> dict[str, ListedGroup]:
         """Return all groups that we may see, by name.
 
+        No broker lists the groups of a coordinator that is moving, or that has no broker. With `whole` it is waited
+        for; without, those groups are missing. Who may not see `__consumer_offsets` cannot tell.
+
         Raises:
-            UnreachableError: a broker does not answer, so that groups would be missing.
+            UnreachableError: a broker does not answer, or is missing, so that groups would be missing.
             BrokerError: a broker refuses.
         """
         from kafka.protocol.admin import ListGroupsRequest
 
         deadline = time.monotonic() + self._timeout
         while True:
-            code, found = 0, {}
+            code, found, coordinated, absent = 0, {}, set[int](), set[int]()
             self._brokers = self.client.metadata([], timeout=self._timeout).brokers
             for broker in self._brokers.values():
+                left = max(deadline - time.monotonic(), 0.1)
                 try:
                     connection = self.client.connect(broker.node_id, broker.host, broker.port)
+                    if whole:
+                        led, others = _coordinated(connection, broker.node_id, left)
+                        coordinated |= led
+                        absent |= others
                     request = ListGroupsRequest(states_filter=[], types_filter=[])
-                    answer = connection.request(
-                        request, lowest=_LIST_GROUPS_WITH_STATE, timeout=max(deadline - time.monotonic(), 0.1)
-                    )
+                    answer = connection.request(request, lowest=_LIST_GROUPS_WITH_STATE, timeout=left)
                 except OutcomeUnknown as error:
                     raise UnreachableError(str(error), "check that all brokers are up") from None
                 code = code or answer.error_code
                 for group in answer.groups:
                     found[group.group_id] = _listed(group)
                     self._coordinators[group.group_id] = broker.node_id
-            if not code:
+            absent -= coordinated
+            if not code and not absent:
                 return found
-            if code not in _COORDINATOR_MOVED or time.monotonic() > deadline:
+            is_late = time.monotonic() > deadline
+            if code and (is_late or code not in _COORDINATOR_MOVED):
                 raise BrokerError(code, code_name(code), "listing groups")
+            if is_late:
+                raise UnreachableError(
+                    f"not all groups are known: no broker coordinates those of partition {min(absent)} of "
+                    f"{_OFFSETS_TOPIC}",
+                    "check that all brokers are up, and that each partition of it has a leader",
+                )
             self.client.pause(0)
 
     def committed(self, groups: Mapping[str, GroupKind]) -> dict[str, dict[TopicPartition, Committed] | int]:
@@ -209,6 +226,14 @@ def visible_groups(client: ClusterClient) -> list[str]:
             connection = client.connect(node_id, broker.host, broker.port)
             names.update(group.group_id for group in connection.request(ListGroupsRequest()).groups)
     return sorted(names)
+
+
+def _coordinated(connection: Connection, node_id: int, timeout: float) -> tuple[set[int], set[int]]:
+    """Return the partitions of `__consumer_offsets` that a broker knows itself to lead, and all others."""
+    found = connection.request(metadata_codec.exchange([_OFFSETS_TOPIC]), timeout=timeout).topics.get(_OFFSETS_TOPIC)
+    partitions = found.partitions.values() if found else ()
+    led = {one.partition for one in partitions if one.leader_id == node_id}
+    return led, {one.partition for one in partitions} - led
 
 
 def _listed(group: Any) -> ListedGroup:

@@ -181,13 +181,20 @@ def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata]
         )
     time.sleep(max(0.0, watch_s - (time.monotonic() - began)))
     after = ask(dict.fromkeys(partitions, LATEST), log_end=True)
+    stable = ask(dict.fromkeys(partitions, LATEST), read_committed=True)
+    for partition in partitions:
+        if None in (before[partition].offset, after[partition].offset, stable[partition].offset):
+            raise UnreachableError(
+                f"whether clients write to {partition} here is unknown: its leader does not say where it ends",
+                "check that all brokers here are up, and run the same command again",
+                Reason.DESTINATION_UNREACHABLE,
+            )
     moved = [str(partition) for partition in partitions if before[partition].offset != after[partition].offset]
     if moved:
         raise RefusedError(
             f"another client writes to {_some(moved)} here: the log end moved within {watch_s:g} s",
             "stop the producers, or move them to the new primary, and run the same command again",
         )
-    stable = ask(dict.fromkeys(partitions, LATEST), read_committed=True)
     hidden = [str(partition) for partition in partitions if stable[partition].offset != after[partition].offset]
     if hidden:
         raise RefusedError(

@@ -135,7 +135,7 @@ def _set(
     if not any(wanted.values()):
         return []
     here = ClusterGroups(destination.client)
-    kinds = {name: one.kind for name, one in here.listed().items()}
+    kinds = {name: one.kind for name, one in here.listed(whole=False).items()}
 
     def decide(state: State) -> Changes:
         records = []

@@ -96,9 +96,17 @@ def _reason_to_wait(partition: PartitionRecord | None) -> GroupReason | None:
 
 
 def read_source_groups(
-    source: ClusterGroups, state: State, mirror: MirrorRecord, settings: Settings, topics: MirroredTopics
+    source: ClusterGroups,
+    state: State,
+    mirror: MirrorRecord,
+    settings: Settings,
+    topics: MirroredTopics,
+    *,
+    whole: bool = True,
 ) -> SourceGroups:
     """Return the committed offsets of the source's groups that the mirror's filters select.
+
+    With `whole` false, groups that were never synced may be missing while their coordinator is moving or away.
 
     Raises:
         UnreachableError: the source does not answer.
@@ -108,7 +116,7 @@ def read_source_groups(
     if not topics.names:
         return SourceGroups({}, topics)
     with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
-        all_listed = source.listed()
+        all_listed = source.listed(whole=whole)
         kinds = {name: group.kind for name, group in all_listed.items() if group.kind is not GroupKind.OTHER}
         # no broker lists a group while its coordinator moves: groups that were synced before are asked for by name
         known = {one.group: GroupKind(one.kind) for one in state.groups(mirror.name) if one.group not in all_listed}
@@ -158,7 +166,8 @@ def group_views(cluster: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict
     """Return the state of groups on a cluster; a missing one is empty and of the wanted kind."""
     if not wanted:
         return {}
-    listed = cluster.listed()
+    # a group that is missing here has members only if its coordinator, which is asked for its offsets, says so
+    listed = cluster.listed(whole=False)
     known = {name: listed.get(name, ListedGroup(name, kind, has_members=False)) for name, kind in wanted.items()}
     committed = cluster.committed({name: one.kind for name, one in known.items()})
     found = {}

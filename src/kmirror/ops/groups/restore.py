@@ -64,7 +64,7 @@ def restore_offsets(
         UnreachableError: a cluster does not answer.
     """
     here, state = ClusterGroups(destination.client), destination.state()
-    kinds = {name: one.kind for name, one in here.listed().items()}
+    kinds = {name: one.kind for name, one in here.listed(whole=False).items()}
     synced = _synced(state, mirror, topic)
     present = _present(source, synced, topic)
     wanted: dict[str, dict[int, int]] = {}

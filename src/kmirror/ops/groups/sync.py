@@ -78,7 +78,7 @@ class GroupSyncJob:
         state = destination.state()
         record = require_mirror(state, self._mirror)
         settings = stored_settings(record.settings)
-        found = read_source_groups(source, state, record, settings, mirrored_topics(state, self._mirror))
+        found = read_source_groups(source, state, record, settings, mirrored_topics(state, self._mirror), whole=False)
         plans = plan_groups(found, here, state, self._mirror, settings)
         carried = carry_out(
             destination, here, self._mirror, plans, lambda now: mirrored_topics(now, self._mirror), self._refused

@@ -146,7 +146,7 @@ class CheckpointsJob(_Job):
             if wanted[syncs]:
                 self._write(destination, settings, syncs, offset_syncs(topics, view.ends))
             if wanted[marks]:
-                found = read_source_groups(ClusterGroups(source), state, view.mirror, settings, topics)
+                found = read_source_groups(ClusterGroups(source), state, view.mirror, settings, topics, whole=False)
                 asked: set[TopicPartition] = set()
                 for group in found.groups.values():
                     asked |= {

@@ -1,0 +1,84 @@
+"""Groups whose coordinator is away: no broker lists them, and none says so. They are not taken for groups not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from kafka.protocol.admin import AlterPartitionReassignmentsRequest
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.security.client_config import client_config
+from kmirror.errors import UnreachableError
+from kmirror.ops.context import Destination
+from kmirror.ops.failback.groups import committed_offsets, live_groups
+from kmirror.ops.groups.restore import committed_on
+from kmirror.ops.show.drained import read_committed_offsets
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.settings.table import stored_settings
+from tests.support.clusters import unique_topic
+from tests.support.groups import commit, member
+from tests.support.leader import create_topic
+from tests.support.shared_clusters import revived
+from tests.support.waiting import wait_until
+
+OFFSETS = "__consumer_offsets"
+
+
+def place(client: ClusterClient, brokers: Sequence[int]) -> None:
+    """Have all partitions of the groups' topic on these brokers."""
+    request = AlterPartitionReassignmentsRequest
+    replicas = [
+        request.ReassignableTopic.ReassignablePartition(partition_index=p, replicas=list(brokers))
+        for p in client.metadata([OFFSETS]).topics[OFFSETS].partitions
+    ]
+    answer = client.ask_any(
+        request(timeout_ms=30_000, topics=[request.ReassignableTopic(name=OFFSETS, partitions=replicas)])
+    )
+    assert not answer.error_code, answer
+
+    def is_placed() -> bool:
+        found = client.metadata([OFFSETS]).topics[OFFSETS].partitions.values()
+        return all(set(one.in_sync_replicas) == set(brokers) and one.leader_id in brokers for one in found)
+
+    wait_until(is_placed)
+
+
+@contextmanager
+def without_coordinators(cluster: SandboxCluster) -> Iterator[None]:
+    """Have all groups coordinated by one broker, which is killed; afterwards all is as it was."""
+    only, *others = (broker.node_id for broker in cluster.brokers)
+    with ClusterClient(client_config(cluster.client_properties())) as client:
+        place(client, [only])
+        try:
+            cluster.kill(only)
+            wait_until(lambda: only not in client.metadata([]).brokers)
+            yield
+        finally:
+            revived(cluster)
+            wait_until(lambda: only in client.metadata([]).brokers)
+            place(client, [only, *others])
+
+
+def test_groups_without_a_coordinator_are_missing_and_not_gone(three_brokers: SandboxCluster) -> None:
+    cluster, topic, group = three_brokers, create_topic(three_brokers, replicas=[[1, 2, 3]]), unique_topic("g")
+    commit(cluster, group, topic, {0: 0})
+    properties = {**cluster.client_properties(), "request.timeout.ms": "2500"}
+    with member(cluster, group, topic), Destination.open(properties) as destination:
+        assert [one.group for one in live_groups(destination, [topic])] == [group]
+        with without_coordinators(cluster):
+            groups = ClusterGroups(destination.client)
+            # what goes on with the groups there are is not held up
+            assert group not in groups.listed(whole=False)
+            for question in (
+                groups.listed,
+                lambda: live_groups(destination, [topic]),
+                lambda: committed_offsets(destination, [topic]),
+                lambda: committed_on(destination.client, topic),
+                lambda: read_committed_offsets(destination.client, stored_settings({}), None),
+            ):
+                with pytest.raises(UnreachableError, match="not all groups are known: no broker coordinates"):
+                    question()
+        wait_until(lambda: group in groups.listed())
