@@ -19,7 +19,10 @@ from kmirror.cluster.acls import await_acls, create_acls, delete_acls, describe_
 from kmirror.cluster.authorized import may_write_transactions
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.client_quotas import alter_quotas, describe_quotas, scram_users
+from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.side_jobs import JobEvent
@@ -187,6 +190,51 @@ def test_only_what_kmirror_made_is_ever_removed(pair: Pair, mirror: tuple[Destin
     assert reported.note == "0 ACLs created, 2 deleted"
     assert here(pair) == {*theirs, *local}
     assert not destination.state().rights(name, topic)
+
+
+def test_a_group_that_no_broker_lists_keeps_its_rights(pair: Pair, mirror: tuple[Destination, str, RightsJob]) -> None:
+    destination, name, _ = mirror
+    topic, group = unique_topic(), unique_topic("g")
+    everywhere, narrow = acls("group", "*", "app", "READ"), acls("group", group, "app", "READ")
+    give(pair.at_source, everywhere)
+    pair.at_source.create_topic(topic, 1, 1, {})
+    claim(destination, name, topic)
+    source = ClusterGroups(pair.at_source)
+    committed = source.commit(group, GroupKind.CONSUMER, {TopicPartition(topic, 0): Committed(0)})
+    assert set(committed.values()) == {0}
+    only = {"groups_include": group}
+    sync(mirror, **only)
+    assert set(narrow) <= here(pair)
+    # to kmirror this looks like a group whose coordinator is away
+    admin = AdminClient(client_config(pair.source.client_properties()).librdkafka())
+    admin.delete_consumer_groups([group])[group].result(30)
+    wait_until(lambda: group not in source.listed())
+    assert sync(mirror, **only) == []
+    assert set(narrow) <= here(pair)
+    delete_acls(pair.at_source, everywhere)
+    await_acls(pair.at_source, (), everywhere)
+    sync(mirror, **only)
+    assert not here(pair) & set(narrow)
+
+
+def test_a_source_that_suddenly_returns_no_acls_takes_none_away(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination, name, _ = mirror
+    topic = unique_topic()
+    reads = acls("topic", topic, "app", "READ")
+    give(pair.at_source, reads)
+    claim(destination, name, topic)
+    sync(mirror)
+    assert set(reads) <= here(pair)
+    # a super user may see that there are none
+    monkeypatch.setenv("KM_TEST_LOGIN", pair.source.client_properties()["sasl.jaas.config"])
+    left = describe_acls(pair.at_source)
+    delete_acls(pair.at_source, left)
+    await_acls(pair.at_source, (), left)
+    with pytest.raises(RefusedError, match="the source returns no ACLs at all"):
+        sync(mirror)
+    assert set(reads) <= here(pair)
 
 
 def test_a_filter_chooses_and_what_is_about_everything_is_narrowed(

@@ -169,6 +169,14 @@ def test_what_the_source_sets_no_more_is_removed_where_kmirror_had_set_it() -> N
         assert sync_settings(forgotten, source, present).changes == {}
 
 
+def test_what_the_source_says_nothing_of_stays_as_it_is() -> None:
+    record, present = as_made(SOURCE)
+    for silent in ({}, {key: one for key, one in SOURCE.items() if key not in {"segment.bytes", "retention.ms"}}):
+        sync = sync_settings(record, silent, present)
+        assert sync.changes == {}
+        assert sync.record == record
+
+
 def test_what_an_operator_sets_here_is_kept_whatever_the_source_does() -> None:
     record, present = as_made(SOURCE)
     local = {**present, "segment.bytes": overridden("9000000")}

@@ -22,6 +22,7 @@ def topic_settings(
     """Read the settings of topics, all or only `keys`, defaults included; an error code where they are not returned.
 
     A topic is UNKNOWN_TOPIC_OR_PARTITION only if no broker that answers knows it: one may not have heard of it yet.
+    It is UNKNOWN_SERVER_ERROR if a broker returns nothing and no error: every topic has settings.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -30,13 +31,13 @@ def topic_settings(
     rest = iter(topics)
     while some := list(islice(rest, _TOPICS_AT_ONCE)):
         for topic, code, settings in cluster.ask_any(topic_configs.exchange(some, keys), timeout=timeout):
-            found[topic] = code or settings
+            found[topic] = code or settings or int(Code.UNKNOWN_SERVER_ERROR)
     unknown = [topic for topic, one in found.items() if one == Code.UNKNOWN_TOPIC_OR_PARTITION]
     while some := unknown[:_TOPICS_AT_ONCE]:
         del unknown[:_TOPICS_AT_ONCE]
         brokers = cluster.metadata([], timeout=timeout).brokers.values()
         for answer in cluster.ask_each(brokers, topic_configs.exchange(some, keys), timeout=timeout):
-            found.update({topic: settings for topic, code, settings in answer or () if not code})
+            found.update({topic: settings for topic, code, settings in answer or () if settings})
     return found
 
 

@@ -13,7 +13,8 @@ A source topic may itself be a mirror topic, with such values of its own. Then t
 cluster has stored for its source (`as_first_source`), and so on along a chain.
 
 The values that kmirror set are stored (`TopicRecord.settings`): a key with another value was changed by someone here
-and is left alone; a key that the source no longer sets is removed only while it still has the stored value.
+and is left alone; a key that the source no longer sets is removed only while it still has the stored value. A key of
+which the source says nothing, not even a default, stays as it is.
 """
 
 from __future__ import annotations
@@ -220,10 +221,15 @@ def sync_settings(
                 # someone set it here, perhaps to the source's value: it is no longer ours
                 del ours[key]
             continue
+        if key not in source and not exclude.matches(key):
+            continue
         del ours[key]
         if is_unchanged and not exclude.matches(key):
             to_remove[key] = None
-    after = replace(topic, settings=ours | to_set, deferred=dict(plan.deferred), inherited=plan.inherited)
+    untold = {key for key in {*(topic.deferred or {}), *ours} if key not in source and not exclude.matches(key)}
+    deferred = {key: value for key, value in (topic.deferred or {}).items() if key in untold} | dict(plan.deferred)
+    inherited = tuple(sorted({*plan.inherited, *(untold & {*(topic.inherited or ())})}))
+    after = replace(topic, settings=ours | to_set, deferred=deferred, inherited=inherited)
     return SettingsSync({**to_set, **to_remove}, after)
 
 

@@ -13,7 +13,7 @@ from kmirror.cluster.acl_commands import login_principal
 from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import visible_groups
-from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
@@ -127,12 +127,17 @@ class RightsJob:
         theirs = [one for one in everything if settings.acls_include.matches(one)]
         topics = [one.topic for one in view.topics if is_mirrored(one) and one.pending_operation is None]
         stopped = [one.topic for one in view.topics if not is_mirrored(one)]
-        groups = [group for group in visible_groups(source) if settings.selects_group(group)]
+        here, state = describe_acls(destination.client), destination.state()
+        groups = self._groups(source, state, settings)
         login = login_principal(source.config)
         own = replace(surveyed.own, principals=surveyed.own.principals | ({login} if login else set()))
         wanted = wanted_acls(theirs, topics, groups, settings.selects_group, own)
-        here, state = describe_acls(destination.client), destination.state()
         made = {name: state.rights(self._mirror, name).made for name in wanted}
+        if not everything and any(made.values()):
+            raise RefusedError(
+                "the source returns no ACLs at all, where it had some: those copied from there are kept",
+                "if they were deleted on purpose, delete the copies here too, and set sync.topic.acls.enabled=false",
+            )
         # ACLs that another mirror made are kmirror's too
         ours = {one for known in state.mirrors for one in state.rights(known.name, SHARED).made}
         producers = producers_of(everything, names)
@@ -141,6 +146,15 @@ class RightsJob:
             further.append(on_cluster(theirs, own))
         wanted[SHARED] = joined(wanted[SHARED], *further)
         return sync_plan(wanted, here, made, stopped)
+
+    def _groups(self, source: ClusterClient, state: State, settings: Settings) -> set[str]:
+        """Return the mirrored groups: those that brokers list, and those that have ACLs here already.
+
+        A group is listed by no broker while its coordinator is moving or away: it must not lose its rights here.
+        """
+        copied = state.rights(self._mirror, SHARED).made
+        known = {one.resource_name for one in copied if one.resource_type is ResourceType.GROUP}
+        return {group for group in {*visible_groups(source), *known} if settings.selects_group(group)}
 
 
 def sync_refusal(surveyed: AclSurvey) -> KmirrorError | None:
