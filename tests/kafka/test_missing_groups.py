@@ -7,12 +7,15 @@ from contextlib import contextmanager
 
 import pytest
 from kafka.protocol.admin import AlterPartitionReassignmentsRequest
+from kafka.protocol.consumer import JoinGroupRequest
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.security.client_config import client_config
-from kmirror.errors import UnreachableError
+from kmirror.errors import KmirrorError, TimedOutError, UnreachableError
 from kmirror.ops.context import Destination
+from kmirror.ops.failback import groups as failback_groups
 from kmirror.ops.failback.groups import committed_offsets, live_groups
 from kmirror.ops.groups.restore import committed_on
 from kmirror.ops.show.drained import read_committed_offsets
@@ -82,3 +85,34 @@ def test_groups_without_a_coordinator_are_missing_and_not_gone(three_brokers: Sa
                 with pytest.raises(UnreachableError, match="not all groups are known: no broker coordinates"):
                     question()
         wait_until(lambda: group in groups.listed())
+
+
+def test_a_group_that_is_still_assigning_partitions_may_read_any_topic(
+    destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failback_groups, "_REBALANCE_S", 1.0)
+    topic, group = unique_topic(), unique_topic("g")
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff")
+    join = JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=6000,
+        rebalance_timeout_ms=6000,
+        member_id="",
+        protocol_type="consumer",
+        protocols=[protocol],
+    )
+    # makes sure that it has a coordinator
+    assert ClusterGroups(destination.client).committed({group: GroupKind.CONSUMER}) == {group: {}}
+    # later versions have to join twice
+    joined = destination.client.ask_any(join, highest=3)
+    assert not joined.error_code, joined
+    with pytest.raises(TimedOutError, match=f"which topics group {group} reads is unknown: it has been rebalancing"):
+        live_groups(destination, [topic])
+
+    def is_over() -> bool:
+        try:
+            return live_groups(destination, [topic]) == []
+        except KmirrorError:
+            return False
+
+    wait_until(is_over)

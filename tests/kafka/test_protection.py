@@ -83,6 +83,8 @@ def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(
     assert (again[topic].denied, again[topic].changed) == (found[topic].denied, False)
     partition = TopicPartition(topic, 0)
     assert settle(destination, [partition], 0) == {}
+    nowhere = TopicPartition(unique_topic(), 0)
+    assert settle(destination, [nowhere], 0.2) == {nowhere: None}
     assert log_ends(destination.client, [partition])[partition].end_offset == 2
 
     with Destination.open(guarded_cluster.client_properties("app")) as as_app:

@@ -18,7 +18,9 @@ from kmirror.cluster.protocol.metadata import TopicPartition, newest
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topic_settings import topic_settings
-from kmirror.errors import Reason, UnreachableError
+from kmirror.errors import KmirrorError, Reason, UnreachableError
+from kmirror.ops.failback.plan import is_there
+from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.ops.gone import gone_topics
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.promote_readiness import check_source_after_stop
@@ -90,6 +92,9 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         assert [found[name].error_code for name in (topic, other)] == [Code.BROKER_NOT_AVAILABLE] * 2
         assert set(asked.topic_errors([other_id]).values()) == {Code.BROKER_NOT_AVAILABLE}
         assert not gone_topics(asked, [record(other, other_id)], found)
+        # nor is one that a failback has archived and may delete
+        with pytest.raises(KmirrorError, match=f"the destination does not describe {topic}: BROKER_NOT_AVAILABLE"):
+            is_there(asked, TopicWork(topic, TopicStep.SAVED, "its id"))
         three_brokers.signal(knowing.node_id, signal.SIGCONT)
         wait_until(lambda: asked.metadata([topic]).topics[topic].error_code == 0)
         topic_id = asked.metadata([topic]).topics[topic].topic_id

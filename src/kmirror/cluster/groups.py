@@ -43,7 +43,7 @@ _BY_NAME = 9
 _GROUPS_AT_ONCE = 50
 #: The state of a group without members; every other state means members.
 _EMPTY_STATES = {"Empty", "Dead"}
-_COORDINATOR_MOVED = {
+COORDINATOR_MOVED = {
     Code.COORDINATOR_LOAD_IN_PROGRESS,
     Code.COORDINATOR_NOT_AVAILABLE,
     Code.NOT_COORDINATOR,
@@ -96,7 +96,7 @@ class ClusterGroups:
             if not code and not absent:
                 return found
             is_late = time.monotonic() > deadline
-            if code and (is_late or code not in _COORDINATOR_MOVED):
+            if code and (is_late or code not in COORDINATOR_MOVED):
                 raise BrokerError(code, code_name(code), "listing groups")
             if is_late:
                 raise UnreachableError(
@@ -180,7 +180,7 @@ class ClusterGroups:
                 except (OutcomeUnknown, UnreachableError):
                     found |= dict.fromkeys(some, int(Code.BROKER_NOT_AVAILABLE))
             missing = [
-                group for group in missing if isinstance(found[group], int) and found[group] in _COORDINATOR_MOVED
+                group for group in missing if isinstance(found[group], int) and found[group] in COORDINATOR_MOVED
             ]
             if not missing or time.monotonic() > deadline:
                 return found
@@ -307,5 +307,5 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
 
 def _worst_of(codes: dict[TopicPartition, int]) -> dict[TopicPartition, int] | int:
     """Return one code for all if the coordinator has moved, which brokers report for each partition; else `codes`."""
-    moved = [code for code in codes.values() if code in _COORDINATOR_MOVED]
+    moved = [code for code in codes.values() if code in COORDINATOR_MOVED]
     return moved[0] if moved else codes

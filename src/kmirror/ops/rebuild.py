@@ -44,6 +44,7 @@ from kmirror.ops.context import (
     require_same_cluster,
     source_client,
 )
+from kmirror.ops.gone import not_described
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
 from kmirror.ops.source_settings import source_settings
 from kmirror.settings.table import stored_settings
@@ -399,8 +400,10 @@ def _require_topic(source: ClusterClient, name: str) -> TopicMetadata:
 
 
 def _require_id(destination: Destination, record: TopicRecord) -> None:
-    found = destination.client.metadata([record.topic]).topics.get(record.topic)
-    if found is None or found.error_code or found.printed_topic_id != record.destination_topic_id:
+    found = destination.client.metadata([record.topic]).topics[record.topic]
+    if found.error_code not in (0, Code.UNKNOWN_TOPIC_OR_PARTITION):
+        raise not_described(found)
+    if found.error_code or found.printed_topic_id != record.destination_topic_id:
         raise RefusedError(
             f"mirror topic {record.topic} was deleted or recreated",
             f"nothing of it can be archived; to mirror it again: kmirror add --mirror {record.mirror} "

@@ -46,7 +46,7 @@ def source_settings(
     seen_ms = now_ms()
     try:
         state = stored_state_on(properties, timeout_ms)
-        for record in state.unreadable() if state is not None else ():
+        for record in state.unreadable():
             raise unreadable_error(record)
     except (KmirrorError, OutcomeUnknown) as error:
         why = as_kmirror_error(error).message
@@ -55,7 +55,7 @@ def source_settings(
     ids = {name: one.printed_topic_id for name, one in client.metadata(suspects).topics.items() if not one.error_code}
     seen: dict[str, int] = {}
     for name, settings in suspects.items():
-        stored = _mirror_topic(state, name, ids.get(name)) if state is not None else None
+        stored = _mirror_topic(state, name, ids.get(name))
         if stored is None:
             continue
         found[name] = as_first_source(settings, stored)

@@ -108,11 +108,11 @@ def upstream_of(
     return Upstream(copies, loops)
 
 
-def stored_state_on(properties: Mapping[str, str], timeout_ms: int | None = None) -> State | None:
-    """Read kmirror's stored state on the cluster of these client properties; None if there is none.
+def stored_state_on(properties: Mapping[str, str], timeout_ms: int | None = None) -> State:
+    """Read kmirror's stored state on the cluster of these client properties.
 
     Raises:
-        KmirrorError: it does not answer (within `timeout_ms`), or we may not read it.
+        KmirrorError: it does not answer (within `timeout_ms`), we may not read it, or some of it is lost.
         OutcomeUnknown: it stopped responding.
     """
     config = client_config(properties)
@@ -120,9 +120,7 @@ def stored_state_on(properties: Mapping[str, str], timeout_ms: int | None = None
         config = replace(config, connect_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms)
     with ClusterClient(config) as client:
         topic = client.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
-    if topic is None or topic.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
-        return None
-    if topic.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
+    if topic is not None and topic.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
         raise UnreachableError(
             f"we lack READ on topic {STATE_TOPIC} there, if there is one",
             grant_line(config, ("READ",), f"--topic {STATE_TOPIC}"),
@@ -138,10 +136,10 @@ def stored_state_on(properties: Mapping[str, str], timeout_ms: int | None = None
 def _visible_state(
     properties: Mapping[str, str], place: str, timeout_ms: int | None, warn: Callable[[str], None]
 ) -> State | None:
-    """Return kmirror's stored state on a cluster; None if there is none, or if it cannot be read from here."""
+    """Return kmirror's stored state on a cluster; None if it cannot be read from here."""
     try:
         state = stored_state_on(properties, timeout_ms)
-        for record in state.unreadable() if state is not None else ():
+        for record in state.unreadable():
             raise unreadable_error(record)
         return state
     except (KmirrorError, OutcomeUnknown) as error:

@@ -147,7 +147,13 @@ def _protect(destination: Destination, work: AddWork) -> None:
     if adopted:
         with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
             still_open = settle(destination, adopted, _TRANSACTIONS_S)
-        for topic_partition, producers in sorted(still_open.items()):
+        for topic_partition, producers in sorted(still_open.items(), key=lambda one: one[0]):
+            if producers is None:
+                work.warnings.append(
+                    f"whether a transaction is open in {topic_partition} is unknown: if one writes more, the partition "
+                    "FAILS with DESTINATION_WRITTEN"
+                )
+                continue
             ids = ", ".join(str(producer.producer_id) for producer in producers)
             work.warnings.append(
                 f"a transaction of producer id {ids} is open in {topic_partition}: if it writes more, the partition "

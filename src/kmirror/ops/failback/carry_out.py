@@ -67,13 +67,13 @@ def _record_mirror(run: FailbackRun) -> str:
 
 
 def _hand_over_denials(run: FailbackRun) -> str | None:
-    there = stored_state_on(run.mirror.source) or State()
+    there = stored_state_on(run.mirror.source)
     topics = [*(one.topic for one in run.plan.comparisons), *(work.topic for work in run.plan.deleted)]
     return "denials taken over" if hand_over_denials(run.destination, there, run.mirror.name, topics) else None
 
 
 def _delete_handed_over_denials(run: FailbackRun) -> str | None:
-    there = stored_state_on(run.mirror.source) or State()
+    there = stored_state_on(run.mirror.source)
     name = run.mirror.name
     blocked = [topic.topic for topic in there.topics(name) if there.rights(name, topic.topic).blocked]
     here = run.destination.state()

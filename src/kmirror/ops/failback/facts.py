@@ -88,7 +88,7 @@ def new_primary(
     Raises RefusedError: its mirror of that name is another one, or renames topics.
     """
     with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
-        state = stored_state_on(properties) or State()
+        state = stored_state_on(properties)
     state.require_readable(mirror)
     record = state.mirror(mirror)
     if record is None:

@@ -8,16 +8,17 @@ together with their topic: for recreated topics they are restored.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.groups import COORDINATOR_MOVED, GROUP_ID_NOT_FOUND, ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import BrokerError, UnreachableError
+from kmirror.errors import BrokerError, TimedOutError, UnreachableError
 from kmirror.ops.context import Destination, change, now_ms
 from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.facts import reason_of
@@ -28,6 +29,11 @@ from kmirror.state.group_records import KEPT_OFFSETS, GroupRecord
 from kmirror.state.snapshot import Changes, State
 
 _TIMEOUT_S = 30.0
+_PAUSE_S = 0.2
+#: How long to wait for groups that are assigning partitions: until then no member reports any.
+_REBALANCE_S = 10.0
+#: The states in which members have what they are assigned, or there are none.
+_SETTLED = frozenset({"STABLE", "EMPTY", "DEAD"})
 
 CommittedOffsets = dict[str, dict[TopicPartition, Committed]]
 #: Committed offsets of one topic as they are stored, by group and partition.
@@ -55,6 +61,7 @@ class LiveGroup:
 def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveGroup]:
     """Return the groups with members that have committed offsets for these topics, or are assigned them.
 
+    Raises TimedOutError: a group has been rebalancing all the time.
     Raises UnreachableError: the cluster does not answer, or refuses to describe a group.
     """
     groups = ClusterGroups(destination.client)
@@ -65,6 +72,15 @@ def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveG
     described = _described(destination, [n for n, k in alive.items() if k is GroupKind.CONSUMER])
     for name, (_, assigned) in described.items():
         found[name] |= assigned & set(topics)
+    undescribed = {n for n, k in alive.items() if k is GroupKind.CONSUMER and not found[n] and not described.get(n)}
+    if undescribed:
+        again = groups.listed()
+        for name in sorted(undescribed):
+            if name in again and again[name].has_members:
+                raise UnreachableError(
+                    f"which topics group {name} reads is unknown: it is listed with members, but not described",
+                    "stop its consumers, and run the same command again",
+                )
     return [
         LiveGroup(name, tuple(sorted(some)), described[name][0] if name in described else ())
         for name, some in sorted(found.items())
@@ -188,7 +204,10 @@ def _committed(groups: ClusterGroups, kinds: Mapping[str, GroupKind]) -> Committ
 
 
 def _described(destination: Destination, groups: Collection[str]) -> dict[str, tuple[tuple[Member, ...], set[str]]]:
-    """Return the members of groups, and the topics that they are assigned."""
+    """Return the members of groups that have some, and the topics they are assigned; waits while they are assigned.
+
+    Raises TimedOutError, UnreachableError: that is unknown for a group.
+    """
     from confluent_kafka.admin import AdminClient
 
     if not groups:
@@ -196,16 +215,34 @@ def _described(destination: Destination, groups: Collection[str]) -> dict[str, t
     store = destination.store
     admin = client(AdminClient, store.config, store.watch)
     found: dict[str, tuple[tuple[Member, ...], set[str]]] = {}
+    deadline = Deadline(_REBALANCE_S)
     for group in groups:
 
         def request(group: str = group) -> Future[Any]:
             asked: Future[Any] = admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group]
             return asked
 
-        try:
-            described = ask(request, admin, store.watch, Deadline(_TIMEOUT_S), f"describing group {group}")
-        except BrokerError:
-            continue  # it is gone, or of a kind of which only the committed offsets can be read
+        described = None
+        while described is None or (described.state.name not in _SETTLED and not deadline.passed):
+            if described is not None:
+                time.sleep(_PAUSE_S)
+            try:
+                described = ask(request, admin, store.watch, Deadline(_TIMEOUT_S), f"describing group {group}")
+            except BrokerError as error:
+                if error.code == GROUP_ID_NOT_FOUND:
+                    break  # it is gone
+                if error.code not in COORDINATOR_MOVED or deadline.passed:
+                    raise UnreachableError(
+                        f"which topics group {group} reads is unknown: {error}", "run the same command again"
+                    ) from error
+                time.sleep(_PAUSE_S)
+        if described is None or not described.members:
+            continue
+        if described.state.name not in _SETTLED:
+            raise TimedOutError(
+                f"which topics group {group} reads is unknown: it has been rebalancing for {_REBALANCE_S:g} s",
+                "wait until its members are assigned their partitions, or stop them, and run the same command again",
+            )
         members = tuple(Member(one.member_id, one.client_id, one.host) for one in described.members)
         assigned = {
             partition.topic

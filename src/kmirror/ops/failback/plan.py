@@ -9,6 +9,7 @@ from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.log_dirs import partition_sizes
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.columns import document
@@ -25,7 +26,7 @@ from kmirror.ops.failback.facts import (
 )
 from kmirror.ops.failback.fork import FORK, Divergence, KnownFork
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
-from kmirror.ops.gone import is_gone
+from kmirror.ops.gone import is_gone, not_described
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.stop.work import is_stopped
@@ -243,9 +244,14 @@ def _is_deleted(destination: Destination, work: TopicWork) -> bool:
 
 
 def is_there(client: ClusterClient, work: TopicWork) -> bool:
-    """Return whether the topic still exists; another one of its name, created later, does not count."""
-    found = client.metadata([work.topic]).topics.get(work.topic)
-    return found is not None and not found.error_code and found.printed_topic_id == work.topic_id
+    """Return whether the topic still exists; another one of its name, created later, does not count.
+
+    Raises KmirrorError: the brokers do not say.
+    """
+    found = client.metadata([work.topic]).topics[work.topic]
+    if found.error_code not in (0, Code.UNKNOWN_TOPIC_OR_PARTITION):
+        raise not_described(found)
+    return not found.error_code and found.printed_topic_id == work.topic_id
 
 
 def _is_mirrored(state: State, mirror: str, name: str, cluster_id: str) -> bool:

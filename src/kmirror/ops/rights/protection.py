@@ -188,8 +188,10 @@ def write_rights(destination: Destination, mirror: str, records: Mapping[str, Ri
 
 def settle(
     destination: Destination, partitions: Collection[TopicPartition], timeout_s: float
-) -> dict[TopicPartition, tuple[ProducerState, ...]]:
+) -> dict[TopicPartition, tuple[ProducerState, ...] | None]:
     """Wait up to `timeout_s` until no transaction is open in partitions; return the producers of those still open.
+
+    None for a partition whose leader does not say.
 
     A denial does not end an open transaction: its producer can still commit it. Call this after `protect`.
 
@@ -199,11 +201,14 @@ def settle(
     deadline = time.monotonic() + timeout_s
     waiting = set(partitions)
     while True:
+        answers = destination.client.describe_producers(waiting, timeout=timeout_s)
         found = {
-            partition: tuple(one for one in answer.producers if one.current_txn_start_offset is not None)
-            for partition, answer in destination.client.describe_producers(waiting).items()
+            partition: None
+            if answer.error_code
+            else tuple(one for one in answer.producers if one.current_txn_start_offset is not None)
+            for partition, answer in answers.items()
         }
-        still_open = {partition: producers for partition, producers in found.items() if producers}
+        still_open = {partition: producers for partition, producers in found.items() if producers != ()}
         waiting = set(still_open)
         if not waiting or time.monotonic() > deadline:
             return still_open
