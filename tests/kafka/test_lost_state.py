@@ -11,10 +11,11 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.trim import trim_compacted
-from kmirror.errors import RefusedError, UnreachableError
+from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.upstream import stored_state_on
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.events import Event
+from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.lock import transact
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
@@ -61,6 +62,8 @@ def test_a_state_topic_whose_first_records_were_deleted_is_refused(
     cluster: SandboxCluster, client: ClusterClient, store: StateStore
 ) -> None:
     write(cluster, "first")
+    taker = state_store(cluster.client_properties())
+    lease = Lease.acquire(taker, "first", EngineIdentity.of_this_process())
     assert [one.name for one in store.read().mirrors] == ["first"]
     write(cluster, "second")
     start = client.list_offsets({STATE: LATEST})[STATE].offset or 0
@@ -68,6 +71,10 @@ def test_a_state_topic_whose_first_records_were_deleted_is_refused(
     for reader in (store, state_store(cluster.client_properties())):
         with pytest.raises(RefusedError, match=f"before offset {start} were deleted"):
             reader.read()
+    lease.close()  # as after any trouble: the next heartbeat reads again
+    with pytest.raises(RefusedError, match=f"no longer in charge of mirror 'first': .* before offset {start}") as lost:
+        lease.heartbeat({})
+    assert lost.value.reason is Reason.FENCED
     done = typed(cluster, "list")
     assert done.returncode == 3
     assert f"before offset {start} were deleted" in done.stderr

@@ -33,18 +33,22 @@ _HINT = (
 )
 
 
-def beginning_lost(start: int) -> RefusedError:
+class StateLostError(RefusedError):
+    """The state topic lacks records: which mirrors there are is unknown."""
+
+
+def beginning_lost(start: int) -> StateLostError:
     """Return the error for a log that starts at this offset instead of 0."""
-    return RefusedError(
+    return StateLostError(
         f"the records of topic __kmirror_state before offset {start} were deleted: which mirrors and topics they were "
         "about is unknown",
         _HINT,
     )
 
 
-def all_lost(*, is_missing: bool) -> RefusedError:
+def all_lost(*, is_missing: bool) -> StateLostError:
     """Return the error for a state topic that is missing or empty, although there are events."""
-    return RefusedError(
+    return StateLostError(
         f"topic __kmirror_state is {'missing' if is_missing else 'empty'}, but __kmirror_events has records: what was "
         "stored of the mirrors is lost",
         _HINT,

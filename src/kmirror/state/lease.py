@@ -36,6 +36,7 @@ from kmirror.errors import (
 )
 from kmirror.state.client import Deadline, boottime
 from kmirror.state.events import Event
+from kmirror.state.internal_topics import StateLostError
 from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Record
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
@@ -306,10 +307,18 @@ class Lease:
 
     def _open(self, deadline: Deadline) -> None:
         if not self._writer.is_open:
-            # do not wait for open transactions here: one may be our own
-            self._require_mine(self._store.read(deadline.remaining))
-            self._writer.open(deadline)
-            self._require_mine(self._store.read_complete(deadline))
+            try:
+                # do not wait for open transactions here: one may be our own
+                self._require_mine(self._store.read(deadline.remaining))
+                self._writer.open(deadline)
+                self._require_mine(self._store.read_complete(deadline))
+            except StateLostError as error:
+                self._writer.close()
+                raise RefusedError(
+                    f"this engine is no longer in charge of mirror {self.record.mirror!r}: {error.message}",
+                    error.hint,
+                    Reason.FENCED,
+                ) from error
 
     def _require_mine(self, state: State) -> None:
         found = state.engine(self.record.mirror)
