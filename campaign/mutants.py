@@ -31,6 +31,8 @@ _READS = ("tests/unit/test_read_up_to.py",)
 _STOP_REPORT = ("tests/unit/test_stop_report.py",)
 _STOP = "tests/kafka/test_stop.py"
 _LOSS = "tests/kafka/test_stop_loss.py"
+_FOLLOWER = "tests/kafka/test_follower.py"
+_LOST_STATE = "tests/kafka/test_lost_state.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -901,5 +903,78 @@ MUTANTS = (
         "FenceResult(0, end, is_fenced=True, last_sequence=sequences.get(partition))",
         "the last mirrored offset would be one too high",
         ("tests/kafka/test_stop.py",),
+    ),
+    # -- what an empty answer means ------------------------------------------------------------------------------------
+    Mutant(
+        "take a throttled answer for the end of a log",
+        "cluster/follower.py",
+        "return PollResult([], reached_end=not answer.throttle_time_ms and self._is_at_end)",
+        "return PollResult([], reached_end=True)",
+        "a lane that is throttled would go on writing after another engine has taken over",
+        (_FOLLOWER,),
+    ),
+    Mutant(
+        "read what is left of a state topic",
+        "state/store.py",
+        "        if start > position:\n            raise beginning_lost(start)\n",
+        "",
+        "mirrors whose records were deleted would not exist",
+        (_LOST_STATE,),
+    ),
+    Mutant(
+        "believe an empty state topic whatever the events say",
+        "state/store.py",
+        "            if grace.passed:\n                raise all_lost(is_missing=end is None)\n",
+        "            if grace.passed:\n                return\n",
+        "a lost state topic would be a cluster without mirrors",
+        (_LOST_STATE,),
+    ),
+    Mutant(
+        "do not notice that the state topic was recreated",
+        "state/store.py",
+        "        if end is None or end < self._position or topic_id != self._topic_id:\n",
+        "        if end is None or end < self._position:\n",
+        "mirrors of the old topic would be mixed with those of the new one",
+        (_LOST_STATE,),
+    ),
+    Mutant(
+        "list groups without asking who coordinates them",
+        "cluster/groups.py",
+        "            absent -= coordinated\n",
+        "            absent.clear()\n",
+        "a failback would overlook live groups whose coordinator is away",
+        ("tests/kafka/test_missing_groups.py",),
+    ),
+    Mutant(
+        "do not wait for groups that are assigning partitions",
+        "ops/failback/groups.py",
+        '_SETTLED = frozenset({"STABLE", "EMPTY", "DEAD"})',
+        '_SETTLED = frozenset({"STABLE", "EMPTY", "DEAD", "COMPLETING_REBALANCING"})',
+        "a group that is about to read the topics would count as one that does not",
+        ("tests/kafka/test_missing_groups.py",),
+    ),
+    Mutant(
+        "remove settings that the source says nothing of",
+        "sync/topic_settings.py",
+        "        if key not in source and not exclude.matches(key):\n            continue\n",
+        "",
+        "a short answer would shorten the retention of what was copied",
+        ("tests/unit/test_topic_settings.py",),
+    ),
+    Mutant(
+        "take no settings for a topic without settings",
+        "cluster/topic_settings.py",
+        "code or settings or int(Code.UNKNOWN_SERVER_ERROR)",
+        "code or settings",
+        "an empty answer would remove what keeps the copied records",
+        ("tests/kafka/test_silent_settings.py",),
+    ),
+    Mutant(
+        "take away the rights of a group that is not listed",
+        "ops/rights/acl_sync.py",
+        "for group in {*visible_groups(source), *known}",
+        "for group in visible_groups(source)",
+        "its consumers would be locked out after a failover",
+        ("tests/kafka/test_acl_sync.py",),
     ),
 )
