@@ -18,6 +18,7 @@ from kmirror.ops.context import Destination
 from kmirror.ops.failback import groups as failback_groups
 from kmirror.ops.failback.groups import committed_offsets, live_groups
 from kmirror.ops.groups.restore import committed_on
+from kmirror.ops.show import drained
 from kmirror.ops.show.drained import read_committed_offsets
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.settings.table import stored_settings
@@ -65,10 +66,13 @@ def without_coordinators(cluster: SandboxCluster) -> Iterator[None]:
             place(client, [only, *others])
 
 
-def test_groups_without_a_coordinator_are_missing_and_not_gone(three_brokers: SandboxCluster) -> None:
+def test_groups_without_a_coordinator_are_missing_and_not_gone(
+    three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drained, "_REQUEST_S", 2.0)
     cluster, topic, group = three_brokers, create_topic(three_brokers, replicas=[[1, 2, 3]]), unique_topic("g")
     commit(cluster, group, topic, {0: 0})
-    properties = {**cluster.client_properties(), "request.timeout.ms": "2500"}
+    properties = {**cluster.client_properties(), "request.timeout.ms": "2000"}
     with member(cluster, group, topic), Destination.open(properties) as destination:
         assert [one.group for one in live_groups(destination, [topic])] == [group]
         with without_coordinators(cluster):
