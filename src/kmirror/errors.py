@@ -37,6 +37,7 @@ class Reason(StrEnum):
     NO_ENGINE = "NO_ENGINE"
     ENGINE_SILENT = "ENGINE_SILENT"
     NO_WORKERS = "NO_WORKERS"
+    PARTITION_MISSING = "PARTITION_MISSING"
     STATE_UNREADABLE = "STATE_UNREADABLE"
     OPEN_TRANSACTION = "OPEN_TRANSACTION"
     SOURCE_UNREACHABLE = "SOURCE_UNREACHABLE"
@@ -64,7 +65,15 @@ class Reason(StrEnum):
 
 
 #: With these reasons nothing is copied now, as far as is known, whatever state is stored for the partition.
-NOT_COPYING = frozenset({Reason.NO_ENGINE, Reason.ENGINE_SILENT, Reason.NO_WORKERS, Reason.STATE_UNREADABLE})
+NOT_COPYING = frozenset(
+    {
+        Reason.NO_ENGINE,
+        Reason.ENGINE_SILENT,
+        Reason.NO_WORKERS,
+        Reason.STATE_UNREADABLE,
+        Reason.PARTITION_MISSING,
+    }
+)
 
 #: With these reasons source and destination no longer share one history: exit code 7.
 HISTORY_REASONS = frozenset(

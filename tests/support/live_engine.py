@@ -110,6 +110,8 @@ def snapshot(
         "lost": None,
         "source_trouble": None,
         "source_seen_at": AT - 4,
+        "lacking": {},
+        "lacking_starts": {},
         "source_ends": {
             partition: (AT - 3, one.source_offset)
             for partition, one in partitions.items()

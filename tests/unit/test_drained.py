@@ -12,7 +12,8 @@ from kmirror.ops.show.drained import Ends, GroupOffsets, judge_drained
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 
 TOPIC = TopicRecord("m", "p.t", "t", None, None, DesiredState.ACTIVE, 2, TopicOrigin.CREATED)
-ENDS = Ends({TopicPartition("t", 0): (0, 10), TopicPartition("t", 1): (5, 5)})
+COUNTS = {"t": 2}
+ENDS = Ends({TopicPartition("t", 0): (0, 10), TopicPartition("t", 1): (5, 5)}, COUNTS)
 
 
 def offsets(*at: int | None) -> Mapping[TopicPartition, int]:
@@ -45,14 +46,15 @@ def test_what_a_group_has_not_read_is_reported_by_partition(
 
 
 def test_markers_at_the_end_are_no_records_that_are_left() -> None:
-    ends = Ends(ENDS.bounds, {TopicPartition("t", 0): 9})
+    ends = Ends(ENDS.bounds, COUNTS, {TopicPartition("t", 0): 9})
     assert [row.result for row in judged(offsets(9, 5), ends=ends)] == [Outcome.DONE]
     assert [row.offsets_left for row in judged(offsets(8, 5), ends=ends)] == [2]
 
 
 def test_offsets_that_retention_has_passed_leave_what_is_still_there() -> None:
     assert [
-        row.offsets_left for row in judged(offsets(2, 0), ends=Ends({**ENDS.bounds, TopicPartition("t", 0): (4, 10)}))
+        row.offsets_left
+        for row in judged(offsets(2, 0), ends=Ends({**ENDS.bounds, TopicPartition("t", 0): (4, 10)}, COUNTS))
     ] == [6]
 
 
@@ -60,8 +62,10 @@ def test_what_is_unknown_or_not_read_by_any_group_is_never_drained() -> None:
     (row,) = judged()
     assert (row.topic, row.result) == ("p.t", Outcome.TIMED_OUT)
     assert "no group has committed an offset of t" in str(row.message)
-    (row,) = judged(offsets(10, 5), ends=Ends({TopicPartition("t", 0): (0, 10)}))
+    (row,) = judged(offsets(10, 5), ends=Ends({TopicPartition("t", 0): (0, 10)}, COUNTS))
     assert (row.partition, row.message) == (1, "where t-1 ends at the source is unknown")
+    (row,) = judged(offsets(10, 5), ends=Ends(ENDS.bounds, {}))
+    assert (row.partition, row.message) == (None, "how many partitions t has at the source is unknown")
     drained, elsewhere = offsets(10, 5), {TopicPartition("x", 0): 1}
     found = GroupOffsets({"g": drained, "h": elsewhere}, {"k": "NOT_COORDINATOR"}, ("gone",), named=True)
     rows = judge_drained([TOPIC], found, ENDS)
@@ -73,3 +77,9 @@ def test_what_is_unknown_or_not_read_by_any_group_is_never_drained() -> None:
     ]
     # unless it was named, a group counts for what it reads only
     assert len(judge_drained([TOPIC], GroupOffsets({"g": drained, "h": elsewhere}), ENDS)) == 1
+
+
+def test_a_partition_that_the_source_has_added_has_to_be_read_too() -> None:
+    grown = Ends({**ENDS.bounds, TopicPartition("t", 2): (0, 3)}, {"t": 3})
+    (row,) = judged(offsets(10, 5), ends=grown)
+    assert (row.partition, row.offsets_left) == (2, 3)

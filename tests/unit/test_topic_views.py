@@ -8,7 +8,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.mirror_status import MirrorStatus
 from kmirror.engine.control.topic_views import TopicView, TopicViews
 from kmirror.errors import KmirrorError, Reason
-from kmirror.state.records import PartitionState, ProgressRow
+from kmirror.state.records import Lacking, PartitionState, ProgressRow
 
 
 class Known:
@@ -24,6 +24,13 @@ class Known:
         self.copied = ["b", "a"]
         self.is_silent = False
         self.asked: list[str] = []
+        self.missing: list[TopicPartition] = []
+
+    def lacking(self, topic: str) -> Lacking | None:
+        return Lacking(3, None, "refused") if any(one.topic == topic for one in self.missing) else None
+
+    def lacking_partitions(self) -> list[TopicPartition]:
+        return self.missing
 
     @staticmethod
     def said(topic: str, index: int, end: int, state: PartitionState = PartitionState.MIRRORING) -> ProgressRow:
@@ -90,3 +97,19 @@ def test_all_views_are_rebuilt_while_anything_but_rows_may_change_them() -> None
         ("PENDING_MIRROR", None, None),
         ("ACTIVE", 10, 1_000),
     ]
+
+
+def test_a_topic_that_lacks_a_partition_says_why() -> None:
+    known = Known()
+    views = TopicViews(cast(MirrorStatus, known))
+    views.current()
+    known.missing = [TopicPartition("a", 2)]
+    (a, b) = views.current()
+    assert (a.state, a.partitions, a.lag, a.reason, a.message) == (
+        "PENDING_MIRROR",
+        3,
+        None,
+        Reason.PARTITION_MISSING,
+        "refused",
+    )
+    assert (b.state, b.partitions) == ("ACTIVE", 2)

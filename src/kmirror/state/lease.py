@@ -37,7 +37,7 @@ from kmirror.errors import (
 from kmirror.state.client import Deadline, boottime
 from kmirror.state.events import Event
 from kmirror.state.internal_topics import StateLostError
-from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Record
+from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Lacking, Record
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
 from kmirror.state.writer import NotConfirmed, Writer, decide_and_write, was_written
@@ -226,6 +226,7 @@ class Lease:
         throttle: Mapping[int, int] | None = None,
         first_topics: tuple[str, ...] = (),
         places: Mapping[int, str] | None = None,
+        lacking: Mapping[str, Lacking] | None = None,
         application_id: str | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -247,6 +248,7 @@ class Lease:
             throttle=None if throttle is None else dict(throttle),
             first_topics=first_topics or None,
             places=dict(places) if places else None,
+            lacking=dict(lacking) if lacking else None,
             application_id=application_id or self.record.application_id,
         )
         self._write(record, Changes(records, tombstones, events), timeout)

@@ -77,6 +77,14 @@ class EngineState(StrEnum):
     RELEASED = "RELEASED"
 
 
+class Lacking(NamedTuple):
+    """A mirror topic that lacks partitions: how many its source has, and why adding them failed."""
+
+    partitions: int
+    reason: Reason | None
+    message: str
+
+
 class Incarnation(NamedTuple):
     """The plan's generation and Spark's attempt, which distinguish one run of a lane from earlier ones."""
 
@@ -126,6 +134,7 @@ class Rebuild:
 class TopicRecord:
     """What operators decided about a mirror topic; topic ids as Kafka prints them (base64url, no padding).
 
+    `partitions` counts the mirrored ones: it grows before a lane copies a record of a partition that the source added.
     `deferred` are the source's settings that the destination topic gets when mirroring stops; `inherited` are those
     that the source takes from its brokers. `settings` are those that kmirror set. `first_offsets` keeps, by partition,
     where an unfinished `add` decided to begin, so that it is finished with the same offsets after an interruption;
@@ -164,6 +173,11 @@ class TopicRecord:
     def key(self) -> Key:
         return ("topic", self.mirror, self.topic)
 
+    @property
+    def is_copied(self) -> bool:
+        """Return whether lanes should copy the topic now."""
+        return self.desired is DesiredState.ACTIVE and self.pending_operation in (None, PENDING_PROMOTE)
+
 
 @dataclass(frozen=True, slots=True)
 class Guard:
@@ -181,7 +195,8 @@ class AtStop:
     """What was known of a partition when its mirroring stopped, at `time_ms`; unknown numbers are None.
 
     The source ended at `source_offset` at `source_as_of_ms`. From the last mirrored offset to `log_end` the log holds
-    records that are not the source's: `foreign_records`, or more where `foreign_is_complete` is false.
+    records that are not the source's: `foreign_records`, or more where `foreign_is_complete` is false. A partition that
+    is `source_only` never existed here; its log at the source began at `source_log_start`.
     """
 
     time_ms: int
@@ -204,6 +219,8 @@ class AtStop:
     foreign_is_complete: bool = True
     #: True if the source itself answered during the stop, False if a lane had seen its end before; None: not recorded.
     source_answered: bool | None = None
+    source_only: bool | None = None
+    source_log_start: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -414,7 +431,7 @@ class EngineRecord:
     `pid_start_time` is in clock ticks since boot; with `boot_id` it distinguishes a process from a later one with the
     same pid. `ttl_ms`: how long after this heartbeat its lanes may write; `settle_ms`: how long lanes of earlier
     engines may, and replaced runs of its own lanes. The last fields are the engine's own findings: which lanes have not
-    reported for long, and why the source does not answer.
+    reported for long, why the source does not answer, which topics lack partitions.
     """
 
     mirror: str
@@ -443,6 +460,8 @@ class EngineRecord:
     first_topics: tuple[str, ...] | None = None
     #: By lane, the host and executor that run it, as far as Spark's driver knows; None: all run in the driver.
     places: Mapping[int, str] | None = None
+    #: The mirror topics that lack partitions of their sources; None: none does.
+    lacking: Mapping[str, Lacking] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

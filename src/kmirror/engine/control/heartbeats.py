@@ -12,6 +12,7 @@ from kmirror.engine.control.history import History
 from kmirror.engine.control.journal import Journal
 from kmirror.engine.control.lanes import Lanes
 from kmirror.engine.control.partitions import MirrorPartitions
+from kmirror.engine.control.source_status import SourceStatus
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.events import Event
 from kmirror.state.history_records import HistoryRecord
@@ -63,7 +64,7 @@ class Heartbeats:
     def send(
         self,
         silent_lanes: Mapping[int, int],
-        source_trouble: KmirrorError | None,
+        source: SourceStatus,
         throttle: Mapping[int, int] | None,
         first_topics: tuple[str, ...],
         *,
@@ -94,7 +95,8 @@ class Heartbeats:
                 stopping=stopping,
                 revisions=self._lanes.revisions(),
                 silent_lanes=silent_lanes,
-                source_trouble=source_trouble,
+                source_trouble=source.trouble,
+                lacking=source.lacking,
                 throttle=throttle,
                 first_topics=first_topics,
                 places={lane: str(place) for lane, place in self._lanes.places.items()},

@@ -37,7 +37,7 @@ from kmirror.engine.control.source_status import SourceStatus
 from kmirror.engine.control.state_feed import FeedTopic, StateFeed, StoredRecords
 from kmirror.engine.control.throttle_shares import LaneUse, ThrottleShares
 from kmirror.engine.control.topic_views import TopicView, TopicViews
-from kmirror.engine.control.topics import MirrorTopics, is_copied
+from kmirror.engine.control.topics import MirrorTopics
 from kmirror.engine.control.workers import Workers
 from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.threads import guarded_thread
@@ -79,6 +79,7 @@ class MirrorEngine:
             raise RefusedError(f"there is no mirror {mirror!r}", "`kmirror list` lists the mirrors")
         self.mirror = mirror
         self._destination_config: ClientConfig = client_config(destination_properties)
+        self._actor = actor
         self._lease = lease
         topics, progress = state.topics(mirror), state.progress(mirror)
         self.journal = Journal(mirror, actor)
@@ -138,6 +139,7 @@ class MirrorEngine:
     def start(self) -> None:
         """Start to follow lanes and clusters."""
         source_monitor = SourceMonitor(
+            self._actor,
             lambda: self._topics.settings,
             self._login,
             self._destination_config,
@@ -224,7 +226,7 @@ class MirrorEngine:
         limit = self._topics.settings.throttle_bytes_per_second
         throttle = self._throttle_shares.of(limit, self._lanes.working()) if limit else None
         first_topics = self._first_topics()
-        error = self._heartbeats.send(silent_lanes, self.source.trouble, throttle, first_topics, stopping=self.stopping)
+        error = self._heartbeats.send(silent_lanes, self.source, throttle, first_topics, stopping=self.stopping)
         if error is not None:
             self._lose(error)
 
@@ -264,6 +266,8 @@ class MirrorEngine:
             self.lost,
             self.source.trouble,
             self.source.seen_at,
+            self.source.lacking.copy(),
+            self.source.lacking_starts.copy(),
             self._health.source_ends(),
             self.partitions.rows.copy(),
             self._health.reported_at(),
@@ -290,6 +294,7 @@ class MirrorEngine:
             and all(
                 p in targets or known.failed(p) for found in self._topics.wanted_partitions().values() for p in found
             )
+            and not self.status.lacking_partitions()
             and not self._topics.claimed()
             and not any(self._rebuilds.is_wanted(topic) for topic in self._topics.by_name)
         )
@@ -348,7 +353,7 @@ class MirrorEngine:
         for row, assignment in copied:
             topic = self._topics.by_name.get(row.topic)
             # a late report on a topic that was released, or that is another one of this name now, does not count
-            if topic is None or not is_copied(topic) or assignment.destination_topic_id != topic.destination_topic_id:
+            if topic is None or not topic.is_copied or assignment.destination_topic_id != topic.destination_topic_id:
                 continue
             self._priorities.take(topic.source_topic, record, row, at)
             if self.partitions.take_row(assignment.destination, record, row, at):
@@ -383,8 +388,7 @@ class MirrorEngine:
     def _take_source_report(self, report: SourceReport) -> None:
         self.source.take(report)
         if report.trouble is None:
-            has_grown = self._topics.take_partition_counts(report.partitions)
-            self._lanes.plan_now |= has_grown or self.partitions.targets is None
+            self._lanes.plan_now |= self.partitions.targets is None
             self.partitions.take_source_ends(report.source_offsets, report.seen_at)
 
     def _follow(self) -> None:

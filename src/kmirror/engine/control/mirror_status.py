@@ -12,13 +12,14 @@ from kmirror.engine.control.lanes import Lanes
 from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.engine.control.source_status import SourceStatus
 from kmirror.engine.control.time_lag import time_lag
-from kmirror.engine.control.topics import MirrorTopics, is_copied
+from kmirror.engine.control.topics import MirrorTopics
 from kmirror.engine.control.workers import Workers
 from kmirror.errors import KmirrorError, Reason
 from kmirror.state.records import (
     FRESH_SECONDS,
     PENDING_REBUILD,
     DesiredState,
+    Lacking,
     PartitionState,
     ProgressRow,
     TopicRecord,
@@ -53,6 +54,24 @@ class MirrorStatus:
     def wanted_partitions(self) -> dict[str, list[TopicPartition]]:
         """Return the partitions to copy, by topic."""
         return self._topics.wanted_partitions()
+
+    def lacking(self, topic: str) -> Lacking | None:
+        """Return the partitions that a copied topic lacks, and why; None if it lacks none."""
+        record, found = self._topics.by_name.get(topic), self._source.lacking.get(topic)
+        return (
+            found
+            if record is not None and found and record.is_copied and found.partitions > record.partitions
+            else None
+        )
+
+    def lacking_partitions(self) -> list[TopicPartition]:
+        """Return the partitions of copied topics that the source has and the mirror lacks."""
+        return [
+            TopicPartition(name, partition)
+            for name in self._source.lacking
+            if (found := self.lacking(name)) is not None
+            for partition in range(self._topics.by_name[name].partitions, found.partitions)
+        ]
 
     def row(self, partition: TopicPartition) -> ProgressRow | None:
         """Return a lane's last row on a partition."""
@@ -91,9 +110,13 @@ class MirrorStatus:
         return None if silence is None else (Reason.NO_WORKERS, silence)
 
     def lag(self, partition: TopicPartition) -> int | None:
-        """Return how far a partition is behind the source's end; None if either end is unknown or old."""
+        """Return how far a partition is behind the source's end; None if either end is unknown or old.
+
+        A partition that the mirror lacks is behind by its whole log.
+        """
         row = self._partitions.rows.get(partition)
-        return self._health.lag(partition, row.destination_offset if row else None, self.ended_at or now())
+        copied = row.destination_offset if row else self._source.lacking_starts.get(partition)
+        return self._health.lag(partition, copied, self.ended_at or now())
 
     def lag_as_of_ms(self, partition: TopicPartition) -> int | None:
         """Return when both ends that `lag` compares were last known, in epoch milliseconds; None for never."""
@@ -103,12 +126,14 @@ class MirrorStatus:
     def sample(self, counters: Counters) -> Sample:
         """Sum up the mirror as it is now, for its history."""
         wanted = [partition for partitions in self.wanted_partitions().values() for partition in partitions]
-        idle = sum(self._topics.partition_count(topic) for topic in self._topics.idle())
+        lacking = self.lacking_partitions()
+        idle = sum(topic.partitions for topic in self._topics.idle()) + len(lacking)
         rows, at_ms = self._partitions.rows, now_ms()
         is_steady = self.steady_since_ms(len(wanted)) is not None
         suspects = () if is_steady else wanted
         troubled = {p: found[0] for p in suspects if (found := self.trouble(p)) is not None}
         lags = {p: 0 if is_steady and self._partitions.is_at_rest(p) else self.lag(p) for p in wanted}
+        lags |= {p: self.lag(p) for p in lacking}
         time_lags = [
             lag and time_lag(lag, row.last_timestamp_ms, self._caught_up_ms(partition, row), at_ms, at_ms)
             for partition, lag in lags.items()
@@ -142,7 +167,7 @@ class MirrorStatus:
 
     def idle_topics(self) -> dict[str, str]:
         """Return the topics that are not copied now, each with its desired state."""
-        return {topic.topic: _desired(topic) for topic in self._topics.by_name.values() if not is_copied(topic)}
+        return {topic.topic: _desired(topic) for topic in self._topics.by_name.values() if not topic.is_copied}
 
 
 def _desired(topic: TopicRecord) -> str:

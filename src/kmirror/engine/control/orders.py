@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.topics import MirrorTopics, is_copied
+from kmirror.engine.control.topics import MirrorTopics
 from kmirror.engine.spec import LaneSpec, own_producer_id
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
@@ -34,8 +34,8 @@ class LaneOrders:
         """Return the assignments of all partitions to copy now, without what `with_state` adds."""
         settings = self._topics.settings
         found = []
-        for topic in filter(is_copied, self._topics.by_name.values()):
-            for partition in range(self._topics.partition_count(topic)):
+        for topic in (one for one in self._topics.by_name.values() if one.is_copied):
+            for partition in range(topic.partitions):
                 record = self._partitions.records.get(TopicPartition(topic.topic, partition))
                 guard = record.guard if record else None
                 found.append(

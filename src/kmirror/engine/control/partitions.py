@@ -84,6 +84,9 @@ class MirrorPartitions:
         if is_new:
             self._keep(partition, row)
             self._mark_changed(partition)
+            if self.targets is not None and row.source_offset is not None:
+                # of a partition that was added since, the end that its lane reports first
+                self.targets.setdefault(partition, row.source_offset)
             self._update_record(partition, row)
         return is_new
 

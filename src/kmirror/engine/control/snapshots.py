@@ -18,7 +18,7 @@ from kmirror.engine.clock import now
 from kmirror.engine.control.counters import Counters
 from kmirror.errors import KmirrorError
 from kmirror.state.history_records import TimedPoint
-from kmirror.state.records import EngineRecord, Incarnation, Key, ProgressRow, Record, Unknown
+from kmirror.state.records import EngineRecord, Incarnation, Key, Lacking, ProgressRow, Record, Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,9 @@ class MirrorSnapshot:
     #: Why the source does not answer, None in the normal case; and when it last did, None for never.
     source_trouble: KmirrorError | None
     source_seen_at: float | None
+    #: The mirror topics that lack partitions of their sources; and where the logs of those begin at the source.
+    lacking: Mapping[str, Lacking]
+    lacking_starts: Mapping[TopicPartition, int]
     #: By destination partition, when its source last returned its end, and the end.
     source_ends: Mapping[TopicPartition, tuple[float, int]]
     #: By partition, its lane's last row, and when that lane last reported.

@@ -1,7 +1,7 @@
 """Read a mirror's source periodically: partition counts, log ends, log starts; and follow what changes there.
 
-Partitions that were added at the source are added at the destination; records that the source deleted long enough ago
-are deleted there (`log_starts`). Runs in a thread of its own, with clients of its own.
+Partitions that were added at the source are added at the destination (`growth`); records that the source deleted long
+enough ago are deleted there (`log_starts`). Runs in a thread of its own, with clients of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
@@ -18,12 +18,14 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now
+from kmirror.engine.control.growth import add_partitions, is_original_mirror
 from kmirror.engine.control.log_starts import LogStarts
 from kmirror.engine.control.source_login import LoginReport, SourceLogin
 from kmirror.engine.histories.identity_check import require_cluster
 from kmirror.errors import KmirrorError, OutcomeUnknown, UnreachableError
 from kmirror.settings.table import Settings
-from kmirror.state.records import TopicRecord
+from kmirror.state.records import Lacking, TopicRecord
+from kmirror.state.store import StateStore
 
 #: How soon a source that could not be read is read again, longer each time.
 _FIRST_PAUSE = 0.5
@@ -41,11 +43,14 @@ _READS_PER_DELAY = 60
 class SourceReport:
     """What was read of the source, by mirror topic and partition; `trouble` if it does not answer."""
 
-    partitions: Mapping[str, int] = field(default_factory=dict)
     source_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     #: When the ends were requested.
     seen_at: float = 0.0
     trouble: KmirrorError | None = None
+    #: The mirror topics that lack partitions of their sources, and where these partitions' logs begin there; None: not
+    #: read this time.
+    lacking: Mapping[str, Lacking] | None = None
+    lacking_starts: Mapping[TopicPartition, int] = field(default_factory=dict)
     #: Why the mirror does not follow the source's log starts; None in the normal case.
     log_start_trouble: KmirrorError | None = None
 
@@ -63,6 +68,7 @@ class SourceMonitor:
 
     def __init__(
         self,
+        actor: str,
         settings: Callable[[], Settings],
         login: SourceLogin,
         destination: ClientConfig,
@@ -72,6 +78,7 @@ class SourceMonitor:
         ends_are_wanted: Callable[[], bool] = lambda: False,
         reported: Callable[[Iterable[TopicPartition]], Collection[TopicPartition]] = lambda _: (),
     ) -> None:
+        self._actor = actor
         self._current_settings = settings
         self._login = login
         self._destination = destination
@@ -118,6 +125,7 @@ class SourceMonitor:
                 failures = 0
             else:
                 pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
+                pause = max(pause, self._least_pause if found.lacking else 0.0)
                 failures += 1
             report(found)
             self._wait(stop, pause if failures else complete_at + pause - now())
@@ -128,7 +136,8 @@ class SourceMonitor:
             if not is_due:
                 return self._read_ends(source), True
             try:
-                return self._read_all(source, destination), True
+                report = self._read_all(source, destination)
+                return report, not report.lacking
             except _DestinationSilent:
                 # heartbeats report that; the source may be fine
                 return self._read_ends(source), False
@@ -158,14 +167,21 @@ class SourceMonitor:
     def _read_all(self, source: ClusterClient, destination: ClusterClient) -> SourceReport:
         topics = self._topics()
         if not topics:
-            return SourceReport()
+            return SourceReport(lacking={})
         found = source.metadata({t.source_topic for t in topics})
         require_cluster(self._source_cluster_id, found.cluster_id)
         counts = {
             t.topic: len(found.topics[t.source_topic].partitions) for t in topics if t.source_topic in found.topics
         }
-        grown = self._grow(destination, [t for t in topics if _is_original_source(t, found)], counts)
-        counts = {t.topic: grown.get(t.topic, min(counts[t.topic], t.partitions)) for t in topics if t.topic in counts}
+        grown = self._grow(
+            destination, [(t, counts[t.topic]) for t in topics if _is_original_source(t, found) and t.topic in counts]
+        )
+        lacking = {topic: one for topic, one in grown.items() if one is not None}
+        counts = {
+            t.topic: counts[t.topic] if t.topic in grown else min(counts[t.topic], t.partitions)
+            for t in topics
+            if t.topic in counts
+        }
         partitions = [TopicPartition(topic, p) for topic, count in counts.items() for p in range(count)]
         sources = {t.topic: t.source_topic for t in topics}
         reported = self._reported(partitions)
@@ -173,6 +189,14 @@ class SourceMonitor:
         offsets = _ends(
             source, {TopicPartition(sources[p.topic], p.partition): p for p in partitions if p not in reported}, found
         )
+        missing = {
+            TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
+            for t in topics
+            if t.topic in lacking
+            for p in range(t.partitions, counts[t.topic])
+        }
+        starts = source.list_offsets(dict.fromkeys(missing, EARLIEST), metadata=found) if missing else {}
+        lacking_starts = {missing[p]: answer.offset for p, answer in starts.items() if answer.offset is not None}
         trouble = None
         delay = self._current_settings().follow_log_start_delay_ms / 1000
         if self._current_settings().follow_log_start and seen_at - self._starts_read_at >= delay / _READS_PER_DELAY:
@@ -183,27 +207,21 @@ class SourceMonitor:
             self._log_starts.delay = delay
             self._log_starts.observe({wanted[p]: a.offset for p, a in starts.items() if a.offset is not None}, now())
             trouble = self._follow_log_starts(destination, same.keys())
-        return SourceReport(grown, offsets, seen_at, log_start_trouble=trouble)
+        return SourceReport(offsets, seen_at, None, lacking, lacking_starts, trouble)
 
-    def _grow(
-        self, destination: ClusterClient, topics: Sequence[TopicRecord], counts: Mapping[str, int]
-    ) -> dict[str, int]:
-        """Add the partitions that were added at the source to mirror topics; return the counts of those topics."""
-        grown = [t for t in topics if counts[t.topic] > t.partitions]
+    def _grow(self, destination: ClusterClient, counts: Sequence[tuple[TopicRecord, int]]) -> dict[str, Lacking | None]:
+        """Add the partitions that were added at the source to mirror topics; return what each of these still lacks."""
+        grown = [(topic, count) for topic, count in counts if count > topic.partitions]
         if not grown:
             return {}
-        here = self._ours(destination, grown)
-        missing = {topic: counts[topic] for topic, count in here.items() if count < counts[topic]}
-        if missing:
-            with _destination():
-                destination.create_partitions(missing)
-        return {topic: counts[topic] for topic in here}
+        with _destination(), closing(StateStore(self._destination)) as store:
+            return add_partitions(destination, store, grown, self._actor)
 
     def _ours(self, destination: ClusterClient, topics: Sequence[TopicRecord]) -> dict[str, int]:
         """Return the partition counts of mirror topics, without other topics that have their names now."""
         with _destination():
             here = destination.metadata({t.topic for t in topics})
-        return {t.topic: len(here.topics[t.topic].partitions) for t in topics if _is_original_mirror(t, here)}
+        return {t.topic: len(here.topics[t.topic].partitions) for t in topics if is_original_mirror(t, here)}
 
     def _follow_log_starts(self, destination: ClusterClient, topics: Collection[str]) -> KmirrorError | None:
         """Delete records in the mirror that the source deleted long enough ago; return why that failed, if it did."""
@@ -253,9 +271,3 @@ def _is_original_source(topic: TopicRecord, found: ClusterMetadata) -> bool:
     """Return whether the source topic is the one that was added, not another one of its name."""
     seen = found.topics.get(topic.source_topic)
     return seen is not None and seen.printed_topic_id in (None, topic.source_topic_id)
-
-
-def _is_original_mirror(topic: TopicRecord, found: ClusterMetadata) -> bool:
-    """Return whether the destination topic is the one that became a mirror topic."""
-    seen = found.topics.get(topic.topic)
-    return seen is not None and not seen.error_code and seen.printed_topic_id in (None, topic.destination_topic_id)

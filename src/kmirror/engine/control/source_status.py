@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.source_monitor import SourceReport
 from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import KmirrorError, Reason
+from kmirror.state.records import Lacking
 
 
 class SourceStatus:
@@ -19,6 +23,9 @@ class SourceStatus:
         #: When the last request that it answered was sent; None before the first.
         self.seen_at: float | None = None
         self._log_start_trouble = False
+        #: The mirror topics that lack partitions of their sources, and where the logs of those begin at the source.
+        self.lacking: dict[str, Lacking] = {}
+        self.lacking_starts: dict[TopicPartition, int] = {}
 
     def take(self, report: SourceReport) -> None:
         """Take a report of the source monitor."""
@@ -34,6 +41,8 @@ class SourceStatus:
             self.trouble = report.trouble
             return
         self.seen_at = report.seen_at or self.seen_at
+        if report.lacking is not None:
+            self._take_lacking(report.lacking, report.lacking_starts)
         if report.log_start_trouble and not self._log_start_trouble:
             self._journal.note(
                 f"records that the source of {self._mirror} deleted stay in the mirror: {report.log_start_trouble}",
@@ -44,3 +53,12 @@ class SourceStatus:
             self._journal.note(f"the source of {self._mirror} answers again")
             self._journal.record("source", "ANSWERS_AGAIN", {})
         self.trouble = None
+
+    def _take_lacking(self, found: Mapping[str, Lacking], starts: Mapping[TopicPartition, int]) -> None:
+        for topic, one in found.items():
+            before = self.lacking.get(topic)
+            if before is None or (before.partitions, before.reason) != (one.partitions, one.reason):
+                self._journal.note(f"{topic} lacks partitions of its source: {one.message}", Level.WARNING)
+                details = {"topic": topic, "partitions": one.partitions, "reason": one.reason, "message": one.message}
+                self._journal.record("partitions", "refused", details)
+        self.lacking, self.lacking_starts = dict(found), dict(starts)

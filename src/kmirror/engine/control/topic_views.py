@@ -45,11 +45,10 @@ class TopicViews:
 
     def current(self) -> list[TopicView]:
         """Return a view of each topic that is copied, sorted by name."""
-        status, topic_partitions, changed = (
-            self._status,
-            self._status.wanted_partitions(),
-            self._status.take_changed_topics(),
-        )
+        status, changed = self._status, self._status.take_changed_topics()
+        topic_partitions = status.wanted_partitions()
+        for partition in status.lacking_partitions():
+            topic_partitions[partition.topic] = [*topic_partitions[partition.topic], partition]
         since_ms = status.steady_since_ms(sum(map(len, topic_partitions.values())))
         kept = self._views if since_ms is not None and self._was_steady else {}
         self._was_steady = since_ms is not None
@@ -83,6 +82,8 @@ def topic_view(status: MirrorStatus, topic: str, partitions: Sequence[TopicParti
         reason, message = next(iter(troubles.values()))
     elif troubled is None and source_trouble is not None:
         reason, message = source_trouble.reason or Reason.SOURCE_UNREACHABLE, str(source_trouble)
+    elif troubled is None and (lacking := status.lacking(topic)) is not None:
+        reason, message = lacking.reason or Reason.PARTITION_MISSING, lacking.message
     return TopicView(
         status.mirror,
         topic,

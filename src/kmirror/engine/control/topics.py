@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.engine.control.state_feed import FeedTopic
 from kmirror.settings.table import Settings, stored_settings, unknown_settings
-from kmirror.state.records import PENDING_PROMOTE, PENDING_REBUILD, DesiredState, MirrorRecord, TopicRecord
+from kmirror.state.records import PENDING_REBUILD, DesiredState, MirrorRecord, TopicRecord
 from kmirror.words import counted
 
 
@@ -25,8 +25,6 @@ class MirrorTopics:
         self._partitions = partitions
         self._journal = journal
         self._report_unknown(())
-        #: The partition counts of topics that have grown since they were added.
-        self._counts: dict[str, int] = {}
         #: By released topic, the desired state and the pause for which it was released.
         self._released: dict[str, tuple[DesiredState, str | None]] = {}
         #: By topic, its partitions; see `wanted_partitions`.
@@ -61,29 +59,19 @@ class MirrorTopics:
             and before.desired is not DesiredState.STOPPED
             and before.destination_topic_id == record.destination_topic_id
         )
-        if not is_copied(record):
+        if not record.is_copied:
             self._partitions.forget_targets(record.topic)
+        if before is not None and is_continued and record.partitions > before.partitions:
+            more = counted(record.partitions - before.partitions, "more partition")
+            self._journal.note(f"{record.topic} has {more} at the source: copied too")
         if record.desired is DesiredState.STOPPED or is_continued:
             if before is not None and before.recoveries != record.recoveries:
                 self._partitions.forget_failures(record.topic)
             return True
-        self._counts.pop(record.topic, None)
         self._released.pop(record.topic, None)
         self._partitions.forget_targets(record.topic)
         self._partitions.replace(record.topic, fed.partitions)
         return True
-
-    def take_partition_counts(self, counts: Mapping[str, int]) -> bool:
-        """Take the source topics' partition counts; return whether any has grown."""
-        has_changed = False
-        for topic, count in counts.items():
-            record = self.by_name.get(topic)
-            if record and count > (known := self.partition_count(record)):
-                self._journal.note(f"{topic} has {counted(count - known, 'more partition')} at the source: copied too")
-                self._journal.record("partitions", "added", {"topic": topic, "partitions": count})
-                self._counts[topic] = count
-                has_changed = True
-        return has_changed
 
     def release(self, is_free: Callable[[str], bool]) -> bool:
         """Release topics that are not copied and that no lane has; return whether any record has changed."""
@@ -99,13 +87,9 @@ class MirrorTopics:
                 if not is_free(name):
                     continue
                 self._released[name] = target
-                has_changed |= self._partitions.release(topic, self.partition_count(topic))
+                has_changed |= self._partitions.release(topic, topic.partitions)
             self._to_check.discard(name)
         return has_changed
-
-    def partition_count(self, topic: TopicRecord) -> int:
-        """Return the last known partition count of a topic."""
-        return max(topic.partitions, self._counts.get(topic.topic, 0))
 
     def active(self) -> list[TopicRecord]:
         """Return the topics whose desired state is ACTIVE; from any thread."""
@@ -113,7 +97,7 @@ class MirrorTopics:
 
     def idle(self) -> list[TopicRecord]:
         """Return the topics that are neither copied nor stopped: paused, stopping, being rebuilt."""
-        return [t for t in self.by_name.values() if t.desired is not DesiredState.STOPPED and not is_copied(t)]
+        return [t for t in self.by_name.values() if t.desired is not DesiredState.STOPPED and not t.is_copied]
 
     def claimed(self) -> list[str]:
         """Return the topics to rebuild."""
@@ -121,19 +105,15 @@ class MirrorTopics:
 
     def wanted_partitions(self) -> dict[str, list[TopicPartition]]:
         """Return the partitions that lanes should copy now, by topic."""
-        return {name: self._partitions_of(topic) for name, topic in self.by_name.items() if is_copied(topic)}
+        return {name: self._partitions_of(topic) for name, topic in self.by_name.items() if topic.is_copied}
 
     def _partitions_of(self, topic: TopicRecord) -> list[TopicPartition]:
-        known, count = self._of_topic.get(topic.topic, []), self.partition_count(topic)
-        if len(known) != count:
-            known = self._of_topic[topic.topic] = [TopicPartition(topic.topic, partition) for partition in range(count)]
+        known = self._of_topic.get(topic.topic, [])
+        if len(known) != topic.partitions:
+            known = [TopicPartition(topic.topic, partition) for partition in range(topic.partitions)]
+            self._of_topic[topic.topic] = known
         return known
 
 
 def _is_claimed(topic: TopicRecord) -> bool:
     return topic.pending_operation == PENDING_REBUILD
-
-
-def is_copied(topic: TopicRecord) -> bool:
-    """Return whether lanes should copy a topic now."""
-    return topic.desired is DesiredState.ACTIVE and topic.pending_operation in (None, PENDING_PROMOTE)

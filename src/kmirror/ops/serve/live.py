@@ -92,11 +92,15 @@ def _source(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> Cluste
             high_watermarks[there] = max(end, row.source_high_watermark)
         if row.source_log_start is not None:
             starts[there] = row.source_log_start
+    for topic_partition, start in snapshot.lacking_starts.items():
+        if (name := names.get(topic_partition.topic)) is not None:
+            starts[TopicPartition(name, topic_partition.partition)] = start
     return ClusterSnapshot(
         snapshot.time_ms,
         log_start_offset=starts,
         last_stable_offset=ends,
         high_watermark=high_watermarks,
+        partition_counts={names[name]: one.partitions for name, one in snapshot.lacking.items() if name in names},
         seen_ms=seen_ms,
         trouble=snapshot.source_trouble,
     )

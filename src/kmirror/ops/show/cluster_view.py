@@ -50,9 +50,20 @@ class ClusterSnapshot:
     last_stable_offset: Offsets = field(default_factory=dict)
     high_watermark: Offsets = field(default_factory=dict)
     log_end_offset: Offsets = field(default_factory=dict)
+    #: How many partitions topics are known to have, where `topics` was not read.
+    partition_counts: Mapping[str, int] = field(default_factory=dict)
     #: When a partition's ends were read, if not at `time_ms`.
     seen_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     trouble: KmirrorError | None = None
+
+    def partitions_of(self, topic: str, topic_id: str | None) -> frozenset[int] | None:
+        """Return the partitions of a topic; None if they are unknown, as those of another topic of its name."""
+        found = self.topics.get(topic)
+        if found is None:
+            count = self.partition_counts.get(topic)
+            return None if count is None else frozenset(range(count))
+        is_same = topic_id is None or found.printed_topic_id in (None, topic_id)
+        return frozenset(found.partitions) if is_same and not found.error_code else None
 
 
 class Prober:

@@ -52,12 +52,13 @@ class GroupOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Log starts and ends at the source; a partition that is left out is unknown now.
+    """Log starts and ends at the source, and by topic how many partitions it has; what is left out is unknown now.
 
     From `empty_from` on, a partition holds only transaction markers; known for some.
     """
 
     bounds: Mapping[TopicPartition, tuple[int, int]]
+    counts: Mapping[str, int]
     empty_from: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
@@ -88,7 +89,9 @@ def read_ends(client: ClusterClient, topics: Iterable[TopicRecord], offsets: Gro
     Raises:
         UnreachableError: the source does not answer.
     """
-    partitions = [TopicPartition(topic.source_topic, p) for topic in topics for p in range(topic.partitions)]
+    found = client.metadata([topic.source_topic for topic in topics], timeout=_REQUEST_S).topics
+    counts = {name: len(topic.partitions) for name, topic in found.items() if not topic.error_code}
+    partitions = [TopicPartition(name, p) for name, count in counts.items() for p in range(count)]
     starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST), timeout=_REQUEST_S)
     marks = client.list_offsets(dict.fromkeys(partitions, LATEST), timeout=_REQUEST_S)
     bounds = {
@@ -104,7 +107,7 @@ def read_ends(client: ClusterClient, topics: Iterable[TopicRecord], offsets: Gro
             if not _holds_markers_only(client, partition, offset, end):
                 break
             empty_from[partition] = offset
-    return Ends(bounds, empty_from)
+    return Ends(bounds, counts, empty_from)
 
 
 def _holds_markers_only(client: ClusterClient, partition: TopicPartition, offset: int, end: int) -> bool:
@@ -152,8 +155,11 @@ def _missing(topic: TopicRecord, offsets: GroupOffsets, ends: Ends) -> list[Topi
     if not readers:
         which = "none of these groups" if offsets.named else "no group"
         return [_row(topic.topic, None, f"{which} has committed an offset of {topic.source_topic}", _NO_RECORDS)]
+    if topic.source_topic not in ends.counts:
+        why = f"how many partitions {topic.source_topic} has at the source is unknown"
+        return [_row(topic.topic, None, why, "wait longer")]
     rows = []
-    for p in range(topic.partitions):
+    for p in range(max(topic.partitions, ends.counts[topic.source_topic])):
         partition = TopicPartition(topic.source_topic, p)
         bounds = ends.bounds.get(partition)
         if bounds is None:

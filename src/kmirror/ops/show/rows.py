@@ -25,6 +25,7 @@ from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_he
 from kmirror.ops.show.kept import kept_offsets, with_kept
 from kmirror.ops.show.tables import MirrorRow, PartitionRow, TopicState
 from kmirror.ops.show.totals import totals
+from kmirror.ops.show.unmirrored import UnmirroredPartition, unmirrored_partitions
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import (
     FRESH_SECONDS,
@@ -150,17 +151,33 @@ def partition_rows(
             topic = replace(topic, pending_operation=None)  # noqa: PLW2901 - the promote waiting for it is gone
         records = {record.partition: record for record in state.partitions(mirror.name, topic.topic)}
         count = max([topic.partitions, *(partition + 1 for partition in records)])
-        statuses, topic_partitions = [], [TopicPartition(topic.topic, partition) for partition in range(count)]
-        for partition, topic_partition in enumerate(topic_partitions):
-            report = reports.get(topic_partition)
-            record = records.get(partition)
-            status = _status_of(topic, record, report, destination)
-            statuses.append(_with_cause(status, topic, record, report, shared))
-        topic_state = topic_state_of(topic, statuses, records, _link_trouble(statuses, source_trouble(source)))
-        for topic_partition, status in zip(topic_partitions, statuses, strict=True):
-            report, record = reports.get(topic_partition), records.get(topic_partition.partition)
-            rows.append(_row(topic, topic_partition, status, topic_state, record, report, shared))
+        lacking = (health.record.lacking or {}).get(topic.topic) if health.record is not None else None
+        unmirrored = unmirrored_partitions(topic, count, lacking, destination, source)
+        statuses: dict[int, _Status] = {}
+        for partition in (*range(count), *unmirrored):
+            report = reports.get(TopicPartition(topic.topic, partition)) if partition < count else None
+            status = _status_of(topic, records.get(partition), report, destination)
+            status = _with_cause(status, topic, records.get(partition), report, shared)
+            statuses[partition] = _as_unmirrored(status, unmirrored.get(partition))
+        own = [status for partition, status in statuses.items() if not _is_extra(unmirrored.get(partition))]
+        topic_state = topic_state_of(topic, own, records, _link_trouble(own, source_trouble(source)))
+        for partition, status in statuses.items():
+            topic_partition = TopicPartition(topic.topic, partition)
+            report, record = reports.get(topic_partition) if partition < count else None, records.get(partition)
+            beside = unmirrored.get(partition)
+            rows.append(_row(topic, topic_partition, status, topic_state, record, report, beside, shared))
     return rows
+
+
+def _as_unmirrored(status: _Status, beside: UnmirroredPartition | None) -> _Status:
+    """Return the status of a partition that does not belong to the mirror; what stops all others comes first."""
+    if beside is None or (status.reason is not None and not beside.is_extra):
+        return status
+    return replace(status, reason=beside.reason, message=beside.message)
+
+
+def _is_extra(beside: UnmirroredPartition | None) -> bool:
+    return beside is not None and beside.is_extra
 
 
 def _link_trouble(statuses: Sequence[_Status], seen: SourceTrouble) -> SourceTrouble:
@@ -410,6 +427,7 @@ def _row(
     topic_state: TopicState,
     record: PartitionRecord | None,
     report: Report | None,
+    beside: UnmirroredPartition | None,
     shared: _MirrorFacts,
 ) -> PartitionRow:
     destination, source, health, now_ms = shared.destination, shared.source, shared.health, shared.now_ms
@@ -428,8 +446,12 @@ def _row(
         log_start = last.source_log_start if last else None
         as_of_ms = report.as_of_ms if report else None
     lag = None
-    if answers and status.state is not PartitionState.STOPPED:
-        lag = _difference(source_offset, destination_offset)
+    if _is_extra(beside):
+        lag = 0
+    elif answers and status.state is not PartitionState.STOPPED:
+        # a partition that nobody copies is behind by its whole log
+        copied = (log_start or 0) if beside is not None and destination_offset is None else destination_offset
+        lag = _difference(source_offset, copied)
     starts_here = None if gone else destination.log_start_offset.get(here)
     kept = kept_offsets(log_start, starts_here, destination_offset)
     current = report.row if report and is_reported(health, report.record) else None
@@ -462,6 +484,7 @@ def _row(
         engine_last_seen_ms=health.last_seen_ms,
         engine_age_ms=health.age_ms,
         is_reported=current is not None,
+        is_extra=_is_extra(beside),
         throttle_bytes_per_second=shared.limit,
         first_topics=shared.first_topics,
         bytes_per_second=int(current.bytes_per_second) if current else None,

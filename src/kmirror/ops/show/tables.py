@@ -79,6 +79,8 @@ class PartitionRow:
     engine_age_ms: int | None = None
     #: Whether a live lane of the engine in charge reports on the partition.
     is_reported: bool = True
+    #: True if only the destination has the partition: nothing is copied to it.
+    is_extra: bool = False
     #: The mirror's limit; None: no limit.
     throttle_bytes_per_second: int | None = None
     #: The mirror's topics that its other topics wait for now.
@@ -212,7 +214,7 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
     ),
     Column(
         "destinationOffset",
-        END.null_when("the partition's leader does not answer, or the topic is gone"),
+        END.null_when("the partition's leader does not answer, or the destination lacks the partition or topic"),
         "the destination's log end",
         lambda row: row.destination_offset,
         "DESTINATION-OFFSET",
@@ -221,7 +223,8 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
     Column(
         "lag",
         COUNT.null_when("the source does not answer now, or the partition is STOPPED"),
-        "offsets that the destination is behind: sourceOffset - destinationOffset",
+        "offsets that the destination is behind: sourceOffset - destinationOffset; of a partition that the destination "
+        "lacks its whole log, sourceOffset - sourceLogStart",
         lambda row: row.lag,
         "LAG",
         is_number=True,

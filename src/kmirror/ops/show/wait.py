@@ -210,7 +210,7 @@ def progress(condition: Condition, rows: Sequence[PartitionRow], targets: Target
 
 def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str | None:
     """Return what is missing for a partition, None if nothing is."""
-    if row.state is PartitionState.STOPPED:
+    if row.state is PartitionState.STOPPED or row.is_extra:
         return None
     if condition is Condition.STOPPED:
         waits = row.topic_state is TopicState.PENDING_STOPPED and row.state is not PartitionState.STOPPING
