@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from kmirror.cluster.client import ClusterClient, OffsetAnswer
+from kmirror.cluster.client import EARLIEST, ClusterClient, OffsetAnswer
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import Reason, UnreachableError
@@ -53,15 +53,24 @@ class Ends:
         self.remembered = State.of([MIRROR, TOPIC])
         #: Brokers that do not answer; partition 1 has a replica on broker 2.
         self.silent: frozenset[int] = frozenset()
+        #: The partitions of the topic, and an error instead of them.
+        self.partitions = len(ends)
+        self.error = 0
+
+    def metadata(self, topics: Iterable[str], **_: Any) -> ClusterMetadata:
+        return self.newest_metadata(topics)[0]
 
     def newest_metadata(self, topics: Iterable[str], **_: Any) -> tuple[ClusterMetadata, frozenset[int]]:
-        partitions = {p: PartitionMetadata(p, 0, 1, 0, (1, 2)[: p + 1], (1,)) for p in range(2)}
-        topic = TopicMetadata("t", 0, bytes(16), False, partitions)
+        count = 0 if self.error else self.partitions
+        partitions = {p: PartitionMetadata(p, 0, 1, 0, (1, 2)[: p + 1], (1,)) for p in range(count)}
+        topic = TopicMetadata("t", self.error, bytes(16), False, partitions)
         return ClusterMetadata("A", 1, {1: Broker(1, "a", 1)}, dict.fromkeys(topics, topic)), self.silent
 
     def list_offsets(
         self, partitions: Mapping[TopicPartition, int], *, read_committed: bool = False, **_: Any
     ) -> dict[TopicPartition, OffsetAnswer]:
+        if EARLIEST in partitions.values():
+            return {p: OffsetAnswer(0, 3, 0) for p in partitions}
         ends = [self.stable if read_committed and self.stable is not None else end for end in self.ends]
         return {p: OffsetAnswer(5 if ends[p.partition] is None else 0, ends[p.partition], 0) for p in partitions}
 
@@ -96,6 +105,27 @@ def test_a_partition_without_a_known_end_is_not_complete(source: Ends, destinati
     lag, what = lacks(source, destination)
     assert lag is None
     assert "no leader or no known end offset" in str(what)
+
+
+def test_a_partition_that_the_source_has_added_is_waited_for_with_its_whole_log() -> None:
+    missing = "t-2 is new at the source and not mirrored yet"
+    assert lacks(Ends(10, 10, 13), Ends(10, 10)) == (10, missing)
+    # it exists here, and is not counted: no lane copies it
+    assert lacks(Ends(10, 10, 13), Ends(10, 10, 0)) == (13, missing)
+    # even one without a record, and one whose end is unknown
+    assert lacks(Ends(10, 10, 3), Ends(10, 10)) == (0, missing)
+    assert lacks(Ends(10, 10, None), Ends(10, 10)) == (None, missing)
+
+
+def test_a_source_that_does_not_tell_its_partitions_is_waited_for() -> None:
+    source = Ends(10, 10)
+    source.error = 3
+    _, what = lacks(source, Ends(10, 10))
+    assert what == "how many partitions t has at the source is unknown: UNKNOWN_TOPIC_OR_PARTITION"
+
+
+def test_a_partition_that_only_the_destination_has_does_not_keep_a_topic() -> None:
+    assert lacks(Ends(10, 10), Ends(10, 10, 7)) == (0, None)
 
 
 def test_equal_ends_count_only_if_a_lane_has_copied_up_to_there() -> None:
@@ -148,6 +178,19 @@ def test_a_record_that_arrives_before_the_stop_keeps_its_topic() -> None:
     assert late.blockers == {"t": "producers: the source's end moved a moment ago"}
 
 
+def test_a_partition_that_is_added_before_the_stop_keeps_its_topic() -> None:
+    class Growing(Ends):
+        def list_offsets(self, *arguments: Any, **more: Any) -> dict[TopicPartition, OffsetAnswer]:
+            self.partitions = 3
+            return super().list_offsets(*arguments, **more)
+
+    growing = Growing(10, 10, 10)
+    growing.partitions = 2
+    late = final_check(growing, Ends(10, 10), 0)
+    assert late.going == []
+    assert late.blockers == {"t": "t-2 is new at the source and not mirrored yet"}
+
+
 def test_an_end_does_not_count_while_a_broker_that_may_lead_by_now_is_silent() -> None:
     source = Ends(10, 10)
     source.silent = frozenset({2})
@@ -182,6 +225,16 @@ def test_a_record_that_arrives_after_the_stop_is_reported() -> None:
     assert [(row.result, row.lag, row.reason) for row in rows] == [
         (Outcome.DONE, 0, None),
         (Outcome.FAILED, 1, Reason.SOURCE_WRITTEN_AFTER_STOP),
+    ]
+
+
+def test_a_partition_that_is_added_during_the_stop_is_reported() -> None:
+    rows, warnings = stopped(Ends(10, 10, 4))
+    assert warnings == []
+    assert [(row.partition, row.result, row.reason) for row in rows] == [
+        (0, Outcome.DONE, None),
+        (1, Outcome.DONE, None),
+        (2, Outcome.FAILED, Reason.SOURCE_WRITTEN_AFTER_STOP),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.errors import Reason
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.mirrored_end import MirroredEnd
@@ -15,10 +15,11 @@ from kmirror.ops.stop.report import (
     failure_of,
     last_reports,
     needs_attention,
+    source_only_record,
     stopped_row,
     totals_of,
     totals_sentences,
-    unmirrored_row,
+    with_all_partitions,
     with_source_answer,
 )
 from kmirror.ops.stop.source_ends import SourceEnd, SourceEnds
@@ -34,6 +35,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import State
 
+PARTITION = PartitionMetadata(0, 0, 1, 0, (1,), (1,))
 PLACE = TopicPartition("orders", 0)
 STOP = 1_000_000_000_000
 ROW = ProgressRow("orders", 0, 100, 100, 0, 100, STOP - 3000, PartitionState.MIRRORING, records_per_second=20.0)
@@ -164,8 +166,46 @@ def test_reports_on_another_copy_are_ignored() -> None:
         assert last_reports(State.of([progress, since]), "m") == {}
 
 
+ADDED = TopicPartition("orders", 1)
+
+
+def added(end: SourceEnd | None) -> TopicResult:
+    return stopped_row(ADDED, source_only_record("m", ADDED, end, STOP, STOP), Outcome.DONE, Reason.FAILED_OVER)
+
+
 def test_partitions_that_only_the_source_has_count() -> None:
-    surplus = unmirrored_row(TopicPartition("orders", 1), 70, Reason.FAILED_OVER)
+    surplus = added(SourceEnd(120, log_start=50))
+    assert surplus.message == "orders-1 exists on the source only, with 70 records: none of them was copied"
     assert needs_attention(surplus)
     totals = totals_of([row(FRESH), surplus], None)
     assert (totals.known_lost_records, totals.rpo_ms) == (70, None)
+    # where its log begins is unknown: no record may be forgotten
+    assert added(SourceEnd(120)).lag == 120
+
+
+def test_a_partition_that_only_the_source_has_is_an_unknown_loss_while_its_end_is_unknown() -> None:
+    silent = added(None)
+    assert "the number of its records is unknown" in str(silent.message)
+    totals = totals_of([row(FRESH), silent], None)
+    assert (totals.known_lost_records, totals.partitions_unknown, totals.rpo_ms) == (0, 1, None)
+
+
+def test_a_partition_that_the_source_certainly_lacks_has_lost_nothing() -> None:
+    answer = SourceEnds(STOP + 5, absent=frozenset({ADDED}))
+    known = with_source_answer(ADDED, AtStop(STOP, 0), answer)
+    found = stopped_row(ADDED, replace(RECORD, partition=1, at_stop=known, last_mirrored_offset=0), Outcome.DONE, None)
+    assert (found.lag, found.rpo_ms) == (0, 0)
+    assert "the source has no such partition" in str(found.message)
+
+
+def test_all_partitions_there_are_count_whatever_was_stored() -> None:
+    topic = TopicRecord("m", "orders", "orders", None, None, DesiredState.ACTIVE, 1, TopicOrigin.CREATED)
+    theirs = replace(topic, destination_topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
+    here = TopicMetadata("orders", 0, bytes(15) + b"\1", False, dict.fromkeys(range(3), PARTITION))
+    recorded = State.of([topic, replace(RECORD, partition=1)])
+    assert with_all_partitions(State(), theirs, here).partitions == 3
+    assert with_all_partitions(recorded, topic, None).partitions == 2
+    # another topic has its name now, or nothing is known of it
+    assert with_all_partitions(State(), theirs, replace(here, topic_id=bytes(15) + b"\2")).partitions == 1
+    assert with_all_partitions(State(), theirs, replace(here, error_code=5)).partitions == 1
+    assert with_all_partitions(State(), topic, here).partitions == 1

@@ -29,6 +29,7 @@ from kmirror.errors import Reason
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.check.clients import check_clients, check_powers
 from kmirror.ops.check.findings import DESTINATION, SOURCE, CheckLine, CheckReport, Findings
+from kmirror.ops.check.partitions import check_partitions
 from kmirror.ops.check.rights import (
     destination_grants,
     grant_lines,
@@ -317,6 +318,9 @@ def _check_source(
                     findings.ok(SOURCE, "same cluster as before", f"{found.cluster_id}, as recorded")
             with findings.catching(SOURCE, "rights on topics"):
                 _check_topics(findings, SOURCE, client, [topic.source_topic for topic in topics], _NEEDED_TO_READ)
+            if destination_id is not None and topics:
+                with findings.catching(SOURCE, "partitions"):
+                    check_partitions(findings, client, destination, topics)
             if settings.sync_topic_acls_enabled:
                 with findings.catching(SOURCE, "ACLs"):
                     has = len(describe_acls(client)) if has_authorizer(client) else 0

@@ -131,9 +131,10 @@ def read_source_groups(
             if not isinstance(answer, int)
             and (offsets := {at: one for at, one in answer.items() if at.topic in topics.names})
         }
-        asked = {at.topic for view in found.values() for at in view.committed}
+        asked = {at for view in found.values() for at in view.committed}
         if asked:
-            topics = _known_topics(source.client, state, mirror, topics, asked)
+            topics = _known_topics(source.client, state, mirror, topics, {at.topic for at in asked})
+            topics = _with_added_partitions(state, mirror.name, topics, asked)
     return SourceGroups(found, topics, unreadable)
 
 
@@ -208,4 +209,17 @@ def _known_topics(
             waiting.setdefault(destination, GroupReason.UNKNOWN_NOW)
         elif record.source_topic_id not in (None, now):
             waiting[destination] = GroupReason.SOURCE_TOPIC_RECREATED
+    return MirroredTopics(topics.names, waiting)
+
+
+def _with_added_partitions(
+    state: State, mirror: str, topics: MirroredTopics, asked: Collection[TopicPartition]
+) -> MirroredTopics:
+    """Return the topics; offsets wait of partitions that the source has added and the mirror does not have yet."""
+    waiting = dict(topics.waiting)
+    for at in asked:
+        here = TopicPartition(topics.names[at.topic], at.partition)
+        record, partition = state.topic(mirror, here.topic), state.partition(mirror, *here)
+        if record is not None and at.partition >= record.partitions and partition is None:
+            waiting[here] = GroupReason.NOT_ALIGNED
     return MirroredTopics(topics.names, waiting)

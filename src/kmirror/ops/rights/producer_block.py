@@ -185,7 +185,7 @@ class ProducerBlock:
             UnreachableError: the source does not answer.
         """
         asked = {topic.topic: topic for topic in topics}
-        partitions = [TopicPartition(one.source_topic, p) for one in asked.values() for p in range(one.partitions)]
+        partitions = [TopicPartition(one.source_topic, p) for one in asked.values() for p in range(len(ends(one)))]
         producers = self._source.describe_producers(partitions)
         log_ends = self._source.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
         found = {}

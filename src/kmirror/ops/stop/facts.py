@@ -18,9 +18,16 @@ from kmirror.cluster.reader import read_batch_at
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, now_ms
 from kmirror.ops.stop.mirrored_end import Evidence, mirrored_ends
-from kmirror.ops.stop.report import at_stop_from_reports, failure_of, known_lost, last_reports, with_source_answer
+from kmirror.ops.stop.report import (
+    at_stop_from_reports,
+    failure_of,
+    known_lost,
+    last_reports,
+    source_only_record,
+    with_source_answer,
+)
 from kmirror.ops.stop.source_ends import SourceEnds, SourceEndsRequest
-from kmirror.state.records import AtStop, MirrorRecord, TopicOrigin, TopicRecord
+from kmirror.state.records import AtStop, MirrorRecord, PartitionRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 
 #: Time to read the timestamps of last mirrored records; partitions left after that keep what their lane reported.
@@ -37,6 +44,7 @@ class StopFacts:
     ) -> None:
         self._client: ClusterClient = destination.client
         self._state = state
+        self._mirror = mirror.name
         self._topics = {topic.topic: topic for topic in topics}
         self.reports = last_reports(state, mirror.name)
         known = {partition: report.row.destination_offset or 0 for partition, report in self.reports.items()}
@@ -56,6 +64,21 @@ class StopFacts:
     def source(self) -> SourceEnds:
         """Return the source's answer; waits for it a few seconds at most."""
         return self._request.answer()
+
+    def unmirrored(self) -> dict[TopicPartition, PartitionRecord]:
+        """Return the records of partitions that only the source has, by its answer or by what its engine last knew."""
+        answer, at = self.source(), now_ms()
+        found = dict(answer.unmirrored)
+        if answer.trouble is not None:
+            engine = self._state.engine(self._mirror)
+            lacking = (engine.lacking or {}) if engine is not None else {}
+            for topic in self._topics.values():
+                count = lacking[topic.topic].partitions if topic.topic in lacking else 0
+                found |= {TopicPartition(topic.topic, p): None for p in range(topic.partitions, count)}
+        return {
+            partition: source_only_record(self._mirror, partition, end, answer.time_ms, at)
+            for partition, end in sorted(found.items())
+        }
 
     def at_stop(self, ends: Mapping[TopicPartition, FenceResult]) -> dict[TopicPartition, AtStop]:
         """Return what is known of partitions whose logs end at `ends`, and set their last mirrored offsets."""

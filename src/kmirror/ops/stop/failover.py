@@ -6,13 +6,13 @@ Neither needs the source, an engine, Spark or Java. The steps are those of `ops.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.authorized import cluster_operations, missing_operations, missing_rights
 from kmirror.cluster.fence import log_ends
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.errors import Reason
 from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror
 from kmirror.ops.evidence import evidence_of
@@ -30,7 +30,7 @@ from kmirror.ops.stop.report import (
     spread_warnings,
     stopped_row,
     totals_of,
-    unmirrored_row,
+    with_all_partitions,
 )
 from kmirror.ops.stop.steps import Checkpoint
 from kmirror.ops.stop.stop import already_stopped_rows, stop, with_end
@@ -152,13 +152,16 @@ def _preview(
 ) -> StopResults:
     """Return what a stop would find now: the dry run."""
     going = [topic for topic in chosen if not is_stopped(state, topic)]
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        found = destination.client.metadata([topic.topic for topic in going]).topics
+    going = [with_all_partitions(state, topic, found.get(topic.topic)) for topic in going]
     with (
         naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE),
         closing(StopFacts(destination, state, require_mirror(state, request.mirror), going)) as facts,
     ):
         if going:
             facts.ask_source()
-        return _dry_run(destination, state, request, chosen, going, facts)
+        return _dry_run(destination, state, request, chosen, going, found, facts)
 
 
 def _dry_run(
@@ -167,10 +170,10 @@ def _dry_run(
     request: StopRequest,
     chosen: Sequence[TopicRecord],
     going: Sequence[TopicRecord],
+    found: Mapping[str, TopicMetadata],
     facts: StopFacts,
 ) -> StopResults:
     done = StopResults()
-    found = destination.client.metadata([topic.topic for topic in going]).topics
     gone = gone_topics(destination.client, going, found)
     unadded = {topic.topic for topic in going if topic.destination_topic_id is None}
     unclear = {name: one for name, one in found.items() if one.error_code and name not in gone | unadded}
@@ -184,8 +187,9 @@ def _dry_run(
     known = facts.with_source_answer(facts.at_stop(ends), facts.last_mirrored_offsets)
     source = facts.source() if going else None
     done.source_trouble = source.trouble if source is not None else None
+    names = {topic.topic for topic in going}
     for topic in chosen:
-        if topic not in going:
+        if topic.topic not in names:
             done.results += already_stopped_rows(state, topic)
         elif topic.topic in gone:
             done.results.append(TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} was deleted"))
@@ -198,8 +202,11 @@ def _dry_run(
     for partition, topic in partitions.items():
         done.results.append(_would_stop(state, topic, partition, known.get(partition), facts, request.reason))
     if source is not None:
+        kept = {topic.topic for topic in alive}
         done.results += [
-            unmirrored_row(partition, records, request.reason) for partition, records in source.unmirrored.items()
+            stopped_row(partition, record, Outcome.DONE, request.reason)
+            for partition, record in facts.unmirrored().items()
+            if partition.topic in kept
         ]
     for name, rights in sorted(lacking.items()):
         message = f"the destination does not grant us {' and '.join(rights)} on topic {name}"
@@ -212,7 +219,8 @@ def _dry_run(
         )
     first_source.applied(destination.config, done.warnings)
     done.warnings += facts.warnings
-    done.warnings += incomplete_warnings(state, request.mirror, alive, facts.reports)
+    absent = source.absent if source is not None else ()
+    done.warnings += incomplete_warnings(state, request.mirror, alive, facts.reports, absent)
     done.warnings += spread_warnings(going, facts.reports)
     return done
 

@@ -11,6 +11,7 @@ promote takes over the topics of one that was killed (`promote_claim`).
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -20,11 +21,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.engine.control.growth import add_partitions
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.conf import check as check_spark
-from kmirror.errors import KmirrorError, Reason, UnreachableError, UsageError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError, UsageError
 from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
-from kmirror.ops.context import Destination, cluster_id_of, now_ms, require_mirror, require_same_cluster, source_client
+from kmirror.ops.context import (
+    Destination,
+    actor,
+    cluster_id_of,
+    now_ms,
+    require_mirror,
+    require_same_cluster,
+    source_client,
+)
 from kmirror.ops.evidence import evidence_of
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.producer_block import ProducerBlock
@@ -56,9 +66,9 @@ from kmirror.ops.stop.stop import already_stopped_rows, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
-from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
+from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.words import counted
+from kmirror.words import counted, listed
 from kmirror.work import WorkView
 
 IDLE_MS = 10_000
@@ -67,6 +77,9 @@ _STEP_S = 0.5
 _REPORT_S = 2.0
 #: Least time between two starts of our own engine.
 _RESTART_ENGINE_S = 5.0
+#: Least time between two attempts to add partitions.
+_ADD_AGAIN_S = 5.0
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +275,8 @@ class _Promotion:
     done: StopResults = field(default_factory=StopResults)
     #: Why topics that lack no records were not stopped at the last attempt.
     blockers: dict[str, str] = field(default_factory=dict)
+    #: When partitions were last added, by `time.monotonic`.
+    added_at: float = -math.inf
     #: With `together`: a topic that cannot be stopped, so that none of the others can be.
     failed: str | None = None
 
@@ -270,10 +285,11 @@ class _Promotion:
         request, waiting, readiness, state = self.request, self.waiting, Readiness(), self.destination.state()
         while waiting and not self.stopping.is_set():
             state = self.destination.state()
-            self._drop_stopped_by_others(state)
+            self._refresh(state)
             self.engine.ensure(state)
             blocked = set(self.producer_block.in_force)
             readiness = self.checker.check(self.source, state, waiting)
+            self._add_partitions()
             for topic, rows in readiness.failed.items():
                 self.drop(topic, rows)
             if self.failed:
@@ -358,7 +374,22 @@ class _Promotion:
                 self.done.warnings.append(trouble)
                 self.show.say(trouble)
 
-    def _drop_stopped_by_others(self, state: State) -> None:
+    def _add_partitions(self) -> None:
+        """Add the partitions that the sources of waiting topics have and the mirror lacks, for the engine to copy."""
+        grown = self.checker.grown(self.waiting.values())
+        if not grown or time.monotonic() - self.added_at < _ADD_AGAIN_S:
+            return
+        try:
+            found = add_partitions(self.destination.client, self.destination.store, grown, actor())
+            self.checker.lacking = {topic: one for topic, one in found.items() if one is not None}
+            if added := [topic for topic, one in found.items() if one is None]:
+                self.show.say(f"partitions that the source has added are mirrored too: {listed(added, _MOST_NAMED)}")
+        except (KmirrorError, OutcomeUnknown) as error:
+            self.checker.lacking = {topic.topic: Lacking(count, None, str(error)) for topic, count in grown}
+        self.added_at = time.monotonic()
+
+    def _refresh(self, state: State) -> None:
+        """Take what is stored of the waiting topics now; drop those that another command has stopped."""
         for name in list(self.waiting):
             topic = state.topic(self.request.mirror, name)
             if topic is None or topic.desired is DesiredState.STOPPED or topic.pending_operation != PENDING_PROMOTE:
@@ -368,6 +399,8 @@ class _Promotion:
                 hint = "check with `kmirror describe` and `kmirror events`"
                 row = TopicResult(name, None, Outcome.FAILED, f"{name} was {why} meanwhile", Reason.FENCED, hint=hint)
                 self.drop(name, [row])
+            else:
+                self.waiting[name] = topic
 
     def _stop_ready(self, ready: Sequence[str]) -> bool:
         """Stop these topics if a final check passes; return whether any was stopped."""
@@ -437,6 +470,11 @@ class _Promotion:
         blockers = settings_trouble(self.destination, request.mirror, ready, dry_run=True)
         if request.together:
             blockers |= rights_trouble(self.destination, ready)
+        for topic in topics.values():
+            done.warnings += [
+                f"{partition} exists on the destination only: nothing was copied to it"
+                for partition in self.checker.extra_partitions(topic)
+            ]
         done.results += dry_run_rows(readiness, blockers, together=request.together)
         if request.block_producers and self.waiting:
             names = sorted(topic.source_topic for topic in self.waiting.values())

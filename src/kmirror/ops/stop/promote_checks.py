@@ -171,7 +171,9 @@ class FinalCheck:
         except (KmirrorError, OutcomeUnknown) as error:
             self.blockers.update(dict.fromkeys(self.ready, str(error)))
         for name in self.going:
-            if None in ends(self.waiting[name]):
+            if (trouble := self.checker.partition_trouble(self.waiting[name])) is not None:
+                self.blockers[name] = trouble
+            elif None in ends(self.waiting[name]):
                 self.blockers[name] = "not all ends of the source are known now"
             elif request.idle_ms is not None and ends(self.waiting[name]) != before[name]:
                 self.blockers[name] = "producers: the source's end moved a moment ago"

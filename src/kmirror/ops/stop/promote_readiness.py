@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.protocol.codes import code_name
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, naming_cluster, now_ms, source_client
 from kmirror.ops.results import Outcome, TopicResult
@@ -16,11 +16,12 @@ from kmirror.ops.show.engine_health import clock_trouble
 from kmirror.ops.stop.open_transactions import abort_command, open_transactions
 from kmirror.ops.stop.report import LastReport, last_reports
 from kmirror.ops.stop.work import StopResults
-from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
+from kmirror.state.records import Lacking, MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.words import counted
+from kmirror.words import counted, listed
 
 _SOURCE_S = 10.0
+_MOST_NAMED = 5
 #: A copy this far behind its source is close enough to block producers until it has the rest.
 _CLOSE_S = 5.0
 
@@ -78,6 +79,14 @@ class ReadinessChecker:
         self._mirror = mirror
         self._idle_ms = idle_ms
         self._ends: dict[TopicPartition, _End] = {}
+        #: By source topic, how many partitions it has, or why that is unknown.
+        self._counts: dict[str, int | str] = {}
+        #: Where the logs of partitions begin at the source that nobody copies.
+        self._starts: dict[TopicPartition, int] = {}
+        #: The topics to which partitions could not be added.
+        self.lacking: Mapping[str, Lacking] = {}
+        #: By topic, how many partitions it has here.
+        self._here: dict[str, int] = {}
         #: Brokers of the source that did not answer when its ends were last asked for.
         self._silent: frozenset[int] = frozenset()
         self._goals: dict[TopicPartition, Goal] = {}
@@ -92,9 +101,17 @@ class ReadinessChecker:
         try:
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
                 self.read_source_ends(source, waiting.values())
+            known = self._destination.client.metadata(waiting)
+            self._here = {t.name: len(t.partitions) for t in known.topics.values() if not t.error_code}
             here = self._destination.client.list_offsets(
-                {TopicPartition(t.topic, p): LATEST for t in waiting.values() for p in range(t.partitions)},
+                {
+                    partition: LATEST
+                    for name, topic in waiting.items()
+                    for p in range(self._count(topic))
+                    if known.leader(partition := TopicPartition(name, p)) is not None
+                },
                 log_end=True,
+                metadata=known,
             )
         except (KmirrorError, OutcomeUnknown) as error:
             for name in waiting:
@@ -134,12 +151,16 @@ class ReadinessChecker:
 
     def read_source_ends(self, source: ClusterClient, topics: Collection[TopicRecord]) -> None:
         """Read where these topics end at the source. Raises UnreachableError."""
-        partitions = {TopicPartition(t.source_topic, p): LATEST for t in topics for p in range(t.partitions)}
         found, self._silent = source.newest_metadata({t.source_topic for t in topics}, timeout=_SOURCE_S)
+        self._counts |= {t.source_topic: _count_of(t, found) for t in topics}
+        partitions = {TopicPartition(t.source_topic, p): LATEST for t in topics for p in range(self._count(t))}
         # the high watermark first: a last stable offset asked for later is below it only if a transaction is open,
         # while the other way round every record that arrives in between would look like one
         marks = source.list_offsets(partitions, metadata=found, timeout=_SOURCE_S)
         stable = source.list_offsets(partitions, read_committed=True, metadata=found, timeout=_SOURCE_S)
+        added = {TopicPartition(t.source_topic, p): EARLIEST for t in topics for p in self._unmirrored(t)}
+        starts = source.list_offsets(added, metadata=found, timeout=_SOURCE_S) if added else {}
+        self._starts = {partition: answer.offset or 0 for partition, answer in starts.items()}
         for partition in partitions:
             last_stable, mark = stable[partition], marks[partition]
             if last_stable.offset is None or mark.offset is None or found.has_replica_on(partition, self._silent):
@@ -150,6 +171,40 @@ class ReadinessChecker:
             if known is None or (known.last_stable_offset, known.high_watermark) != seen:
                 self._ends[partition] = _End(*seen, time.monotonic())
 
+    def _count(self, topic: TopicRecord) -> int:
+        """Return how many partitions a topic has, at the source or mirrored."""
+        there = self._counts.get(topic.source_topic)
+        return max(topic.partitions, there) if isinstance(there, int) else topic.partitions
+
+    def _unmirrored(self, topic: TopicRecord) -> range:
+        """Return the partitions of the source that do not belong to the mirror yet."""
+        return range(topic.partitions, self._count(topic))
+
+    def grown(self, topics: Iterable[TopicRecord]) -> list[tuple[TopicRecord, int]]:
+        """Return the topics whose sources have more partitions than belong to the mirror, with their counts."""
+        return [(topic, self._count(topic)) for topic in topics if self._unmirrored(topic)]
+
+    def extra_partitions(self, topic: TopicRecord) -> list[TopicPartition]:
+        """Return the partitions that only the destination has; none while those of the source are unknown."""
+        there = self._counts.get(topic.source_topic)
+        if not isinstance(there, int):
+            return []
+        return [TopicPartition(topic.topic, p) for p in range(there, self._here.get(topic.topic, 0))]
+
+    def partition_trouble(self, topic: TopicRecord) -> str | None:
+        """Return why a topic cannot be stopped with all partitions of its source, None if it can."""
+        there = self._counts.get(topic.source_topic, "it was not asked")
+        if isinstance(there, str):
+            return f"how many partitions {topic.source_topic} has at the source is unknown: {there}"
+        if not self._unmirrored(topic):
+            return None
+        partitions = [TopicPartition(topic.topic, p) for p in self._unmirrored(topic)]
+        named = listed([str(partition) for partition in partitions], _MOST_NAMED)
+        is_are = "is" if len(partitions) == 1 else "are"
+        lacking = self.lacking.get(topic.topic)
+        why = f": {lacking.message}" if lacking is not None else ""
+        return f"{named} {is_are} new at the source and not mirrored yet{why}"
+
     def _missing(
         self,
         state: State,
@@ -159,9 +214,11 @@ class ReadinessChecker:
     ) -> Missing:
         lag, unknown, moved_at, follows = 0, 0, 0.0, True
         open_partitions, incomplete, unconfirmed = [], [], []
-        for p in range(topic.partitions):
-            partition = TopicPartition(topic.topic, p)
-            end, mine = self._ends.get(TopicPartition(topic.source_topic, p)), here.get(partition)
+        for p in range(self._count(topic)):
+            partition, there = TopicPartition(topic.topic, p), TopicPartition(topic.source_topic, p)
+            end, mine = self._ends.get(there), here.get(partition)
+            if p >= self._here.get(topic.topic, 0):
+                mine = self._starts.get(there)
             if end is None or mine is None:
                 unknown += 1
                 continue
@@ -177,8 +234,10 @@ class ReadinessChecker:
                 incomplete.append(p)
             elif record.state is PartitionState.FAILED or not self._is_copied(reports.get(partition), mine):
                 unconfirmed.append(p)
-        what, only_time = None, False
-        if unknown:
+        what, only_time = self.partition_trouble(topic), False
+        if what is not None:
+            follows = False
+        elif unknown:
             what = f"{counted(unknown, 'partition has', 'partitions have')} no leader or no known end offset"
             if self._silent:
                 what += f": {_silence_text(self._silent)}"
@@ -227,8 +286,18 @@ class ReadinessChecker:
 
     def high_watermarks(self, topic: TopicRecord) -> list[int | None]:
         """Return the high watermarks of a topic as last read at the source, by partition."""
-        ends = (self._ends.get(TopicPartition(topic.source_topic, p)) for p in range(topic.partitions))
+        ends = (self._ends.get(TopicPartition(topic.source_topic, p)) for p in range(self._count(topic)))
         return [end.high_watermark if end else None for end in ends]
+
+
+def _count_of(topic: TopicRecord, found: ClusterMetadata) -> int | str:
+    """Return how many partitions a topic has at the source, or why that is unknown."""
+    there = found.topics.get(topic.source_topic)
+    if there is None or there.error_code:
+        return code_name(Code.UNKNOWN_TOPIC_OR_PARTITION if there is None else there.error_code)
+    if topic.source_topic_id is not None and there.printed_topic_id not in (None, topic.source_topic_id):
+        return "another topic has its name now"
+    return len(there.partitions)
 
 
 def not_ready_until_blocked(readiness: Readiness, blocked: Collection[str]) -> Readiness:
@@ -257,8 +326,15 @@ def check_source_after_stop(
         for topic_partition in done.ends
     }
     warnings = []
+    added: set[TopicPartition] = set()
     try:
         found, silent = source.newest_metadata({topic_partition.topic for topic_partition in asked}, timeout=_SOURCE_S)
+        counts = {partition.topic: _count_of(topics[partition.topic], found) for partition in done.ends}
+        for name, count in counts.items():
+            there_are = {TopicPartition(name, p) for p in range(count)} if isinstance(count, int) else set()
+            added |= there_are - done.ends.keys()
+            if there_are and not silent:
+                asked = {there: p for there, p in asked.items() if p.topic != name or p in there_are}
         settled = [topic_partition for topic_partition in asked if not found.has_replica_on(topic_partition, silent)]
         marks = source.list_offsets(dict.fromkeys(settled, LATEST), metadata=found, timeout=_SOURCE_S)
         if len(settled) < len(asked):
@@ -278,6 +354,10 @@ def check_source_after_stop(
     for row in done.results:
         topic_partition = TopicPartition(row.topic or "", -1 if row.partition is None else row.partition)
         late = ends[topic_partition] - done.ends[topic_partition] if topic_partition in ends else None
+        if topic_partition in added and row.at_stop is not None:
+            added.discard(topic_partition)
+            rows.append(_added_after(topic_partition, row.lag))
+            continue
         rows.append(
             row
             if late is None
@@ -285,6 +365,7 @@ def check_source_after_stop(
             if late > 0
             else _complete(row, topic_partition)
         )
+    rows += [_added_after(topic_partition, None) for topic_partition in sorted(added)]
     return rows, warnings
 
 
@@ -299,6 +380,18 @@ def _complete(row: TopicResult, partition: TopicPartition) -> TopicResult:
         f"{partition} is stopped at {row.last_mirrored_offset}; checked after that, the source had no further records"
     )
     return replace(row, message=message, lag=0)
+
+
+def _added_after(partition: TopicPartition, records: int | None) -> TopicResult:
+    holds = "" if records is None else f", with {counted(records, 'record')}"
+    return TopicResult(
+        *partition,
+        Outcome.FAILED,
+        f"{partition} was added at the source while its topic was being stopped{holds}: the copy lacks it",
+        Reason.SOURCE_WRITTEN_AFTER_STOP,
+        lag=records,
+        hint="stop the producers; create the partition here, then `kmirror add --adopt` resumes mirroring",
+    )
 
 
 def _written_after(row: TopicResult, partition: TopicPartition, count: int) -> TopicResult:

@@ -6,15 +6,16 @@ newest observation of the source's end counts, and is always given with its time
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.errors import Reason
+from kmirror.ops.gone import is_gone
 from kmirror.ops.results import STALE_MS, Outcome, StopTotals, TopicResult, VerbResult, is_current
 from kmirror.ops.stop.mirrored_end import MirroredEnd
-from kmirror.ops.stop.source_ends import SourceEnds
+from kmirror.ops.stop.source_ends import SourceEnd, SourceEnds
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import FRESH_SECONDS, AtStop, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State
@@ -51,6 +52,17 @@ def last_reports(state: State, mirror: str) -> dict[TopicPartition, LastReport]:
             as_of_ms = fresh_ms if row.source_seen_ms is None else row.source_seen_ms
             found[TopicPartition(row.topic, row.partition)] = LastReport(row, as_of_ms, progress.time_ms)
     return found
+
+
+def with_all_partitions(state: State, topic: TopicRecord, here: TopicMetadata | None) -> TopicRecord:
+    """Return the topic with a count of all the partitions that it has `here`, and of those on record.
+
+    An older kmirror did not count what the source added later; what others added here becomes writable too.
+    """
+    counts = [record.partition + 1 for record in state.partitions(topic.mirror, topic.topic)]
+    if here is not None and topic.destination_topic_id is not None and not here.error_code and not is_gone(topic, here):
+        counts.append(len(here.partitions))
+    return replace(topic, partitions=max([topic.partitions, *counts]))
 
 
 def partitions_of(topic: TopicRecord) -> list[TopicPartition]:
@@ -115,6 +127,9 @@ def with_source_answer(partition: TopicPartition, known: AtStop, answer: SourceE
     """Return what is known of a partition, updated with the source's answer if it has one on the partition."""
     if partition.topic in answer.notes:
         return replace(known, source_note=answer.notes[partition.topic])
+    if partition in answer.absent:
+        none = "the source has no such partition"
+        return replace(known, source_note=none, source_offset=0, source_as_of_ms=answer.time_ms, source_answered=True)
     end = answer.ends.get(partition)
     if end is None:
         return known
@@ -145,6 +160,9 @@ def stopped_row(
     lmo, known = record.last_mirrored_offset, record.at_stop
     lag = known_lost(lmo, known) if known is not None else None
     row = TopicResult(*partition, outcome, None, reason, last_mirrored_offset=lmo, lag=lag, at_stop=known)
+    if known is not None and known.source_only:
+        holds = "the number of its records is unknown" if lag is None else f"with {counted(lag, 'record')}"
+        return replace(row, message=f"{partition} exists on the source only, {holds}: none of them was copied")
     clauses = [f"{partition} {is_stopped} at {lmo}", *(_clauses(row, known) if known else ["the loss is unknown"])]
     return replace(row, message="; ".join(clauses))
 
@@ -154,13 +172,24 @@ def known_lost(last_mirrored_offset: int, known: AtStop) -> int | None:
     if known.source_offset is None:
         return None
     shared = last_mirrored_offset if known.fork_offset is None else min(last_mirrored_offset, known.fork_offset)
-    return max(0, known.source_offset - shared)
+    return max(0, known.source_offset - max(shared, known.source_log_start or 0))
 
 
-def unmirrored_row(partition: TopicPartition, records: int, reason: Reason) -> TopicResult:
-    """Return the row of a partition that only the source has."""
-    message = f"{partition} exists on the source only, with {counted(records, 'record')}: none of them was copied"
-    return TopicResult(*partition, Outcome.DONE, message, reason, lag=records)
+def source_only_record(
+    mirror: str, partition: TopicPartition, end: SourceEnd | None, as_of_ms: int, time_ms: int
+) -> PartitionRecord:
+    """Return the record of a partition that only the source has when its topic is stopped; `end` None: unknown."""
+    known = AtStop(time_ms, 0, source_only=True)
+    if end is not None:
+        known = replace(
+            known,
+            source_offset=end.offset,
+            source_high_watermark=end.high_watermark,
+            source_as_of_ms=as_of_ms,
+            source_answered=True,
+            source_log_start=end.log_start,
+        )
+    return PartitionRecord(mirror, *partition, PartitionState.STOPPED, time_ms, last_mirrored_offset=0, at_stop=known)
 
 
 def _clauses(row: TopicResult, known: AtStop) -> Iterable[str]:
@@ -266,14 +295,19 @@ def totals_sentences(totals: StopTotals) -> list[str]:
 
 
 def incomplete_warnings(
-    state: State, mirror: str, topics: Iterable[TopicRecord], reports: Mapping[TopicPartition, LastReport]
+    state: State,
+    mirror: str,
+    topics: Iterable[TopicRecord],
+    reports: Mapping[TopicPartition, LastReport],
+    absent: Collection[TopicPartition] = (),
 ) -> list[str]:
-    """Return a warning that names the partitions whose first copy was never complete, if any."""
+    """Return a warning that names the partitions whose first copy was never complete; the source lacks `absent`."""
     partial = [
         str(partition)
         for topic in topics
         for partition in partitions_of(topic)
-        if not ((record := state.partition(mirror, *partition)) and record.initial_copy_complete)
+        if partition not in absent
+        and not ((record := state.partition(mirror, *partition)) and record.initial_copy_complete)
         and not (partition in reports and reports[partition].row.source_offset == 0)
     ]
     return [f"the first copy was not complete: {listed(partial)}"] if partial else []

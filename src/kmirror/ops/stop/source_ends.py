@@ -28,25 +28,30 @@ _SHORTEST_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SourceEnd:
-    """Where a source partition ends: its last stable offset, and if asked the timestamp of its newest record."""
+    """Where a source partition ends: its last stable offset, and if asked the timestamp of its newest record.
+
+    `log_start` is known of partitions that only the source has.
+    """
 
     offset: int
     high_watermark: int | None = None
     max_timestamp_ms: int | None = None
+    log_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SourceEnds:
     """The source's answer at `time_ms`, by mirror partition; with `trouble` it did not answer.
 
-    `notes` report by mirror topic that the source topic is gone or was recreated: its ends are omitted. `unmirrored`
-    counts the offsets in partitions that only the source has.
+    `notes` report by mirror topic that the source topic is gone or recreated: its ends are omitted. `unmirrored` has
+    the partitions that only the source has, None where the end is unknown; `absent` has those that it certainly lacks.
     """
 
     time_ms: int
     ends: Mapping[TopicPartition, SourceEnd] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
-    unmirrored: Mapping[TopicPartition, int] = field(default_factory=dict)
+    unmirrored: Mapping[TopicPartition, SourceEnd | None] = field(default_factory=dict)
+    absent: frozenset[TopicPartition] = frozenset()
     trouble: str | None = None
 
 
@@ -101,6 +106,8 @@ def _ask(
     notes: dict[str, str] = {}
     there: dict[TopicPartition, TopicPartition] = {}
     surplus: dict[TopicPartition, TopicPartition] = {}
+    absent: set[TopicPartition] = set()
+    unmirrored: dict[TopicPartition, SourceEnd | None] = {}
     for topic in topics:
         found = metadata.topics.get(topic.source_topic)
         if found is None or found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
@@ -113,18 +120,25 @@ def _ask(
                 " copied"
             )
         else:
+            if not silent:
+                mine = range(topic.partitions)
+                absent |= {TopicPartition(topic.topic, p) for p in mine if p not in found.partitions}
             for p in found.partitions:
-                partition = TopicPartition(topic.source_topic, p)
+                partition, ours = TopicPartition(topic.source_topic, p), TopicPartition(topic.topic, p)
+                if p >= topic.partitions:
+                    unmirrored[ours] = None
                 # one whose leader may be a broker that does not answer: what another says is not its end
                 if not metadata.has_replica_on(partition, silent):
-                    (there if p < topic.partitions else surplus)[partition] = TopicPartition(topic.topic, p)
+                    (there if p < topic.partitions else surplus)[partition] = ours
     at = now_ms()
     stable = client.list_offsets(
         dict.fromkeys([*there, *surplus], LATEST), read_committed=True, metadata=metadata, timeout=left(_ENDS_S)
     )
     offsets = {partition: answer.offset for partition, answer in stable.items() if answer.offset is not None}
     ends = {there[partition]: SourceEnd(offset) for partition, offset in offsets.items() if partition in there}
-    unmirrored: dict[TopicPartition, int] = {}
+    unmirrored |= {
+        surplus[partition]: SourceEnd(offset) for partition, offset in offsets.items() if partition in surplus
+    }
     try:
         marks = client.list_offsets(
             {partition: LATEST for partition in offsets if partition in there}, metadata=metadata, timeout=left()
@@ -139,16 +153,15 @@ def _ask(
             {partition: EARLIEST for partition in offsets if partition in surplus}, timeout=left()
         )
     except (KmirrorError, OutcomeUnknown):
-        return SourceEnds(at, ends, notes)
+        return SourceEnds(at, ends, notes, unmirrored, frozenset(absent))
     for partition, answer in marks.items():
         if answer.offset is not None:
             ends[there[partition]] = replace(ends[there[partition]], high_watermark=answer.offset)
     for partition, answer in newest.items():
         ends[there[partition]] = replace(ends[there[partition]], max_timestamp_ms=answer.timestamp)
     for partition, answer in starts.items():
-        if answer.offset is not None and offsets[partition] > answer.offset:
-            unmirrored[surplus[partition]] = offsets[partition] - answer.offset
-    return SourceEnds(at, ends, notes, unmirrored)
+        unmirrored[surplus[partition]] = SourceEnd(offsets[partition], log_start=answer.offset)
+    return SourceEnds(at, ends, notes, unmirrored, frozenset(absent))
 
 
 def _newest(

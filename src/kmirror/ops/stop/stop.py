@@ -21,7 +21,13 @@ from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.fencing import fence_writers, release_topics
 from kmirror.ops.stop.make_writable import apply_settings, clamp_group_offsets, lift_protection, trim_fillers
-from kmirror.ops.stop.report import incomplete_warnings, partitions_of, spread_warnings, stopped_row, unmirrored_row
+from kmirror.ops.stop.report import (
+    incomplete_warnings,
+    partitions_of,
+    spread_warnings,
+    stopped_row,
+    with_all_partitions,
+)
 from kmirror.ops.stop.steps import Checkpoint, Clock, Step, carry_out
 from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped
 from kmirror.settings.patterns import TopicSelector
@@ -71,6 +77,7 @@ def stop(destination: Destination, request: StopRequest, checkpoint: Checkpoint 
 def _claim(work: StopWork) -> None:
     """Record that the topics are to be stopped, and find those for which that is still to be done."""
     request, claimed = work.request, State()
+    here = work.destination.client.metadata(request.topics).topics
     rebuilds: dict[str, Rebuild] = {}
 
     def decide(state: State) -> Changes:
@@ -87,7 +94,7 @@ def _claim(work: StopWork) -> None:
             replacing = topic.rebuild is not None and topic.rebuild.step is RebuildStep.REPLACE
             records.append(
                 replace(
-                    topic,
+                    with_all_partitions(state, topic, here.get(name)),
                     desired=DesiredState.STOPPED,
                     pending_operation=PENDING_STOP,
                     stop_reason=topic.stop_reason or request.reason,
@@ -233,24 +240,30 @@ def _take_source_answer(work: StopWork) -> str:
 def _finish(work: StopWork) -> str:
     """Record that the remaining topics are stopped, and add their rows."""
     request, finished, done = work.request, work.left, work.done
-    _record_stopped(work, finished, work.at_stop)
+    names = {topic.topic for topic in finished}
+    unmirrored = {p: record for p, record in work.facts.unmirrored().items() if p.topic in names}
+    _record_stopped(work, finished, work.at_stop, tuple(unmirrored.values()))
     for topic in finished:
         for partition in partitions_of(topic):
             record = work.state.partition(request.mirror, *partition)
             if record is not None and partition in work.at_stop:
                 record = replace(record, at_stop=work.at_stop[partition])
             done.results.append(stopped_row(partition, record, Outcome.DONE, request.reason))
-    names = {topic.topic for topic in finished}
-    unmirrored = [
-        (partition, records) for partition, records in work.source.unmirrored.items() if partition.topic in names
+    done.results += [
+        stopped_row(partition, record, Outcome.DONE, request.reason) for partition, record in unmirrored.items()
     ]
-    done.results += [unmirrored_row(partition, records, request.reason) for partition, records in unmirrored]
-    done.warnings += incomplete_warnings(work.state, request.mirror, finished, work.facts.reports)
+    done.warnings += incomplete_warnings(work.state, request.mirror, finished, work.facts.reports, work.source.absent)
     done.warnings += spread_warnings(finished, work.facts.reports)
     return "stopped"
 
 
-def _record_stopped(work: StopWork, topics: Sequence[TopicRecord], at_stop: Mapping[TopicPartition, AtStop]) -> None:
+def _record_stopped(
+    work: StopWork,
+    topics: Sequence[TopicRecord],
+    at_stop: Mapping[TopicPartition, AtStop],
+    unmirrored: Sequence[PartitionRecord] = (),
+) -> None:
+    """Record that topics are stopped; `unmirrored` are the records of partitions that only the source has."""
     request = work.request
 
     def decide(state: State) -> Changes:
@@ -260,7 +273,8 @@ def _record_stopped(work: StopWork, topics: Sequence[TopicRecord], at_stop: Mapp
             topic = state.topic(request.mirror, known.topic)
             if topic is None or topic.pending_operation != PENDING_STOP:
                 continue
-            for record in state.partitions(request.mirror, topic.topic):
+            new = (record for record in unmirrored if record.topic == topic.topic)
+            for record in (*state.partitions(request.mirror, topic.topic), *new):
                 stopped = replace(
                     record,
                     state=PartitionState.STOPPED,

@@ -189,7 +189,8 @@ def _subject(
     log_end, log_start = here.log_end_offset.get(ours), here.log_start_offset.get(ours)
     if partition not in here.topics[topic.topic].partitions:
         lag = None if stopped or source_offset is None else source_offset - (source_start or 0)
-        return row(Outcome.DONE, "not on the destination yet" + (f", lag {lag}" if lag else ""), lag=lag)
+        yet = "" if stopped else " yet"
+        return row(Outcome.DONE, f"not on the destination{yet}" + (f", lag {lag}" if lag else ""), lag=lag)
     if log_end is None or log_start is None:
         return row(Outcome.FAILED, f"could not be compared: {ours} has no leader on the destination", hint="try again")
     end = log_end if last_mirrored is None or not stopped else last_mirrored
