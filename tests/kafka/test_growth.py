@@ -1,126 +1,254 @@
-"""A source topic that gets more partitions while it is mirrored: what nobody copies is lag, and never left behind."""
+"""A source topic that gets more partitions while it is mirrored: what nobody copies is lag, and never left behind.
+
+Each verb is tried on such a topic at each moment: before its engine knows, while the destination refuses to add the
+partitions, when they exist but are not copied, when they are copied in part, and in full.
+"""
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 
-from kmirror.errors import ExitCode
-from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+import pytest
+
+import kmirror
+from kmirror.errors import ExitCode, Reason
+from kmirror.ops.check.check import check
+from kmirror.ops.context import change, require_mirror
+from kmirror.ops.failback.plan import Strategy
+from kmirror.ops.report.facts import report_facts
 from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.tables import TopicState
 from kmirror.ops.show.wait import Condition, wait
-from kmirror.ops.stop.failover import failover
+from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.promote import PromoteRequest, promote
-from tests.support.clusters import ClusterPair, unique_topic
-from tests.support.growing import ends_of, grow, grow_and_fill, partitions_refused
+from kmirror.ops.stop.report import VerbReport
+from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
+from kmirror.ops.verify.verify import VerifyRequest, verify
+from kmirror.state.records import PartitionState
+from kmirror.state.snapshot import Changes, State
+from tests.support.archiving import assert_holds
+from tests.support.growing import PARTITIONS, VALUES, Moment, ends_of, grow, grown, writing
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import make_topic, new_mirror, produce, selector
+from tests.support.mirrors import produce, properties_of, selector
+from tests.support.round_trip import Trip, archives_of
+from tests.support.visible import assert_mirrored, shown
 from tests.support.waiting import wait_until
 
-VALUES = [f"value {number}" for number in range(100)]
+
+def moments(*quick: Moment) -> list[object]:
+    """Return all moments; those that are not among the quick ones are slow."""
+    return [pytest.param(one, marks=() if one in quick else pytest.mark.slow, id=one.name) for one in Moment]
 
 
-def mirrored(pair: ClusterPair, destination: Destination, **settings: str) -> tuple[str, str]:
-    """Return a mirror and its only topic, of one partition with a hundred records."""
-    topic = unique_topic()
-    make_topic(pair.source, topic, retention_ms="-1")
-    produce(pair.source, topic, VALUES)
-    mirror = new_mirror(destination, pair.source, **settings)
-    assert add(destination, mirror, selector(topic)).exit_code == 0
-    return mirror, topic
+def lacking(trip: Trip, topic: str) -> dict[int, int]:
+    """Return by partition how many records the destination lacks."""
+    here = ends_of(trip.b, topic)
+    return {partition: end - here.get(partition, 0) for partition, end in ends_of(trip.a, topic).items()}
 
 
-def test_partitions_added_a_moment_before_are_copied_before_a_promote_stops_their_topic(
-    cluster_pair: ClusterPair, destination: Destination
-) -> None:
-    mirror, topic = mirrored(cluster_pair, destination, refresh_interval_seconds="3600")
-    with LocalEngine(destination, mirror) as engine:
-        engine.catch_up()
-        grow_and_fill(cluster_pair.source, topic, 3, VALUES)
-        assert wait(destination, mirror, Condition.CAUGHT_UP, 1).exit_code == ExitCode.TIMED_OUT
-        rows = {row.partition: (row.source_offset, row.lag) for row in describe(destination, mirror)}
-        assert rows == {0: (100, 0), 1: (100, 100), 2: (100, 100)}
-        assert list_mirrors(destination)[0].max_lag == 100
-        done = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000))
+@pytest.mark.parametrize("moment", moments(Moment.UNSEEN, Moment.REFUSED, Moment.COPIED))
+def test_what_nobody_copies_is_lag(trip: Trip, moment: Moment) -> None:
+    with grown(trip, moment) as topic:
+        library = kmirror.Client(trip.b.bootstrap_servers)
+        done = wait(trip.at_b, trip.mirror, Condition.CAUGHT_UP, 1)
+        rows = {row.partition: row for row in describe(trip.at_b, trip.mirror)}
+        assert rows.keys() == set(range(PARTITIONS))
+        if moment is Moment.PARTLY:
+            assert all(row.source_offset == 100 for row in rows.values())
+        else:
+            known = {partition: row.lag for partition, row in rows.items()}
+            assert known == lacking(trip, topic)
+            (listed,) = (row for row in list_mirrors(trip.at_b) if row.mirror == trip.mirror)
+            assert listed.max_lag == max(lacking(trip, topic).values())
+            assert report_facts(trip.at_b, trip.mirror).listed.max_lag == listed.max_lag
+            assert {row.partition: row.lag for row in library.describe(trip.mirror)} == known
+        outcome = verify(trip.at_b, VerifyRequest(trip.mirror))
+        assert {row.partition for row in outcome.rows} == rows.keys()
+        assert {row.result for row in outcome.rows} == {Outcome.DONE}
+        if moment is Moment.COPIED:
+            assert wait(trip.at_b, trip.mirror, Condition.CAUGHT_UP, 20_000).exit_code == 0
+            assert wait(trip.at_b, trip.mirror, Condition.HEALTHY, 20_000).exit_code == 0
+            assert sum(row.records for row in outcome.rows) == 300
+            return
+        assert done.exit_code == ExitCode.TIMED_OUT
+        with pytest.raises(kmirror.TimedOutError):
+            library.wait(trip.mirror, "caught-up", 0.1)
+        if moment is Moment.PARTLY:
+            return
+        assert wait(trip.at_b, trip.mirror, Condition.HEALTHY, 1).exit_code == ExitCode.TIMED_OUT
+        assert {rows[partition].reason for partition in (1, 2)} == {Reason.PARTITION_MISSING}
+        at_destination = {rows[partition].destination_offset for partition in (1, 2)}
+        assert at_destination == ({0} if moment is Moment.CREATED else {None})
+        if moment is Moment.REFUSED:
+            assert "THROTTLING_QUOTA_EXCEEDED" in str(rows[1].error_message)
+            sources = [
+                line for line in check(trip.at_b.properties, mirror=trip.mirror).lines if line.what == "partitions"
+            ]
+            assert [line.cluster for line in sources] == ["source"]
+            assert f"{topic}-1, {topic}-2" in sources[0].message
+
+
+@pytest.mark.parametrize("moment", moments(Moment.UNSEEN, Moment.REFUSED, Moment.COPIED))
+def test_a_promote_copies_everything_first(trip: Trip, moment: Moment) -> None:
+    with grown(trip, moment) as topic:
+        if moment is Moment.UNSEEN:
+            drill = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=0), dry_run=True).result
+            assert drill.exit_code == ExitCode.TIMED_OUT
+            assert f"{topic}-1, {topic}-2 are new at the source" in str(drill.results[0].message)
+        request = PromoteRequest(trip.mirror, idle_ms=500, timeout_ms=5_000, verify=True)
+        if moment is Moment.REFUSED:
+            refused = promote(trip.at_b, request).result
+            assert refused.exit_code == ExitCode.TIMED_OUT
+            assert "THROTTLING_QUOTA_EXCEEDED" in str(refused.results[0].message)
+            assert {row.topic_state for row in describe(trip.at_b, trip.mirror)} == {TopicState.PENDING_MIRROR}
+            return
+        with writing(trip.a, topic, 2):
+            busy = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=3_000, timeout_ms=2_000)).result
+        assert busy.exit_code == ExitCode.TIMED_OUT, "a producer writes to a new partition"
+        done = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=500, timeout_ms=100_000, verify=True)).result
+        assert done.exit_code == 0, done
+        assert {row.partition: (row.result, row.last_mirrored_offset) for row in done.results} == {
+            partition: (Outcome.DONE, end) for partition, end in ends_of(trip.a, topic).items()
+        }
+        for partition in range(PARTITIONS):
+            assert_mirrored(trip.a, trip.b, topic, partition)
+            record = trip.at_b.state().partition(trip.mirror, topic, partition)
+            assert record is not None
+            assert (record.state, record.last_mirrored_epoch) == (PartitionState.STOPPED, 0)
+
+
+STOPS: dict[str, Callable[..., VerbReport]] = {
+    "failover": lambda trip, **how: failover(trip.at_b, trip.mirror, **how),
+    "remove": lambda trip, topic, **how: remove(trip.at_b, trip.mirror, selector(topic), **how),
+}
+
+
+@pytest.mark.parametrize(
+    ("moment", "verb"),
+    [
+        pytest.param(
+            moment,
+            verb,
+            marks=()
+            if (moment, verb) in {(Moment.REFUSED, "failover"), (Moment.CREATED, "remove"), (Moment.COPIED, "failover")}
+            else pytest.mark.slow,
+            id=f"{moment.name}-{verb}",
+        )
+        for moment, verb in product(Moment, STOPS)
+    ],
+)
+def test_a_stop_counts_what_was_not_copied_as_lost_and_nothing_else(trip: Trip, moment: Moment, verb: str) -> None:
+    with grown(trip, moment) as topic:
+        how = {"topic": topic} if verb == "remove" else {}
+        drill = STOPS[verb](trip, **how, dry_run=True).result
+        if moment is not Moment.PARTLY:
+            assert {row.partition: row.lag for row in drill.results} == lacking(trip, topic)
+        done = STOPS[verb](trip, **how).result
+        assert done.exit_code == 0, done
+        mirrored = {row.partition: row.last_mirrored_offset for row in done.results}
+        lost = {partition: end - (mirrored[partition] or 0) for partition, end in ends_of(trip.a, topic).items()}
+        assert {row.partition: row.lag for row in done.results} == lost
+        assert done.totals is not None
+        assert done.totals.known_lost_records == sum(lost.values())
+        assert (done.totals.rpo_ms == 0) == (not any(lost.values()))
+        only_there = {row.partition for row in done.results if "exists on the source only" in str(row.message)}
+        assert only_there == ({1, 2} if moment in (Moment.UNSEEN, Moment.REFUSED) else set())
+        # the same again, and in a report, from what was stored
+        again = STOPS[verb](trip, **how).result
+        assert {row.partition: (row.result, row.lag) for row in again.results} == {
+            partition: (Outcome.NOOP, lag) for partition, lag in lost.items()
+        }
+        assert {row.partition: row.lag for row in report_facts(trip.at_b, trip.mirror).stops} == lost
+        assert {row.state for row in describe(trip.at_b, trip.mirror)} == {PartitionState.STOPPED}
+
+
+@pytest.mark.parametrize("moment", moments(Moment.CREATED))
+def test_a_failback_brings_every_partition_back(trip: Trip, moment: Moment) -> None:
+    with grown(trip, moment) as topic:
+        assert failover(trip.at_b, trip.mirror).result.exit_code == 0
+        lost = [record for partition in (1, 2) for record in shown(trip.a, topic, partition)]
+        copied = sum(len(shown(trip.b, topic, p)) for p in (1, 2) if p in ends_of(trip.b, topic))
+    done = trip.back(strategy=Strategy.RECREATE)
     assert done.result.exit_code == 0, done.result
-    assert ends_of(cluster_pair.destination, topic) == {0: 100, 1: 100, 2: 100}
-    assert {row.partition: row.last_mirrored_offset for row in done.result.results} == {0: 100, 1: 100, 2: 100}
+    archived = archives_of(done).get(topic)
+    assert (archived["records"] if archived else 0) == len(lost) - copied
+    if moment in (Moment.UNSEEN, Moment.CREATED):
+        assert_holds(trip.a, f"{topic}.kmirror-archive.1", lost[: len(VALUES)], partition=1)
+    trip.copy_to_a()
+    trip.assert_same(topic, len(ends_of(trip.b, topic)))
 
 
-def test_partitions_that_the_destination_refuses_to_add_keep_a_topic_mirrored(
-    cluster_pair: ClusterPair, destination: Destination
-) -> None:
-    mirror, topic = mirrored(cluster_pair, destination, refresh_interval_seconds="1")
-    with LocalEngine(destination, mirror) as engine:
-        engine.catch_up()
-        with partitions_refused(cluster_pair.destination):
-            grow_and_fill(cluster_pair.source, topic, 2, VALUES)
-            wait_until(
-                lambda: any("THROTTLING_QUOTA_EXCEEDED" in str(row.error_message) for row in describe(destination))
-            )
-            assert wait(destination, mirror, Condition.HEALTHY, 1).exit_code == ExitCode.TIMED_OUT
-            done = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=3_000))
-            assert done.result.exit_code == ExitCode.TIMED_OUT
-            assert f"{topic}-1" in str(done.result.results[0].message)
-            assert {row.topic_state for row in describe(destination, mirror)} == {TopicState.PENDING_MIRROR}
-            drill = failover(destination, mirror, dry_run=True)
-            (lost,) = [row for row in drill.result.results if row.partition == 1]
-            assert lost.lag == 100
-            assert drill.result.totals is not None
-            assert drill.result.totals.known_lost_records == 100
-            stopped = failover(destination, mirror)
-        assert stopped.result.totals == failover(destination, mirror).result.totals or stopped.result.totals
-    assert [(row.partition, row.lag) for row in failover(destination, mirror).result.results] == [(0, 0), (1, 100)]
+@pytest.mark.parametrize("moment", moments(Moment.COPIED))
+def test_a_switchover_takes_every_partition_along(trip: Trip, moment: Moment) -> None:
+    with grown(trip, moment) as topic:
+        timeout_ms = 4_000 if moment is Moment.REFUSED else 100_000
+        request = SwitchoverRequest(trip.mirror, properties_of(trip.b), None, timeout_ms, 500, watch_s=0.1)
+        done = switchover(trip.at_b, request).result
+        assert done.exit_code == (ExitCode.TIMED_OUT if moment is Moment.REFUSED else 0), done
+    if moment is not Moment.REFUSED:
+        produce(trip.b, topic, ["from the new primary"], 2)
+        trip.copy_to_a()
+        trip.assert_same(topic, PARTITIONS)
 
 
-def test_a_topic_that_grew_after_it_was_added_is_stopped_with_all_its_partitions(
-    cluster_pair: ClusterPair, destination: Destination
-) -> None:
-    mirror, topic = mirrored(cluster_pair, destination, refresh_interval_seconds="1")
-    end = threading.Event()
-
-    def write() -> None:
-        while not end.wait(0.1):
-            produce(cluster_pair.source, topic, ["more"], 1)
-
-    writer = threading.Thread(target=write)
-    with LocalEngine(destination, mirror) as engine:
-        engine.catch_up()
-        grow_and_fill(cluster_pair.source, topic, 3, VALUES)
-        wait_until(lambda: ends_of(cluster_pair.destination, topic) == {0: 100, 1: 100, 2: 100})
-        record = destination.state().topic(mirror, topic)
-        assert record is not None
-        assert record.partitions == 3
-        drill = failover(destination, mirror, dry_run=True)
-        assert drill.result.totals is not None
-        assert drill.result.totals.known_lost_records == 0
-        writer.start()
-        try:
-            busy = promote(destination, PromoteRequest(mirror, idle_ms=2_000, timeout_ms=5_000))
-        finally:
-            end.set()
-            writer.join()
-        assert busy.result.exit_code == ExitCode.TIMED_OUT
-        done = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000))
-    assert done.result.exit_code == 0
-    ends = ends_of(cluster_pair.source, topic)
-    assert {row.partition: (row.result, row.last_mirrored_offset) for row in done.result.results} == {
-        partition: (Outcome.DONE, end) for partition, end in ends.items()
-    }
+def test_the_count_is_stored_before_a_record_is_copied_and_an_older_one_is_corrected(trip: Trip) -> None:
+    with grown(trip, Moment.CREATED) as topic:
+        assert stored_count(trip, topic) == 1
+    # as an older engine leaves it: the partitions exist, and are not counted
+    assert {row.reason for row in describe(trip.at_b, trip.mirror) if row.partition} == {Reason.NO_ENGINE}
+    with LocalEngine(trip.at_b, trip.mirror):
+        wait_until(lambda: sum(ends_of(trip.b, topic).values()) > 100)
+        assert stored_count(trip, topic) == PARTITIONS
+    (event,) = (one for one in trip.at_b.store.read_events(trip.mirror) if one.what == "partitions")
+    assert (event.result, event.details) == ("added", {"topic": topic, "partitions": PARTITIONS})
 
 
-def test_partitions_that_only_the_destination_has_are_told(cluster_pair: ClusterPair, destination: Destination) -> None:
-    mirror, topic = mirrored(cluster_pair, destination, refresh_interval_seconds="1")
-    grow(cluster_pair.destination, topic, 2)
-    with LocalEngine(destination, mirror) as engine:
-        engine.catch_up()
-        extra = [row for row in describe(destination, mirror) if row.partition == 1]
-        assert "the source has no such partition" in str(extra[0].error_message)
-        assert wait(destination, mirror, Condition.CAUGHT_UP, 20_000).exit_code == 0
-        drill = promote(destination, PromoteRequest(mirror, idle_ms=500), dry_run=True)
-        assert any(f"{topic}-1" in warning for warning in drill.result.warnings)
-        done = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000))
-        assert done.result.exit_code == 0
+def stored_count(trip: Trip, topic: str) -> int:
+    """Return how many partitions are counted in a topic's record."""
+    record = trip.at_b.state().topic(trip.mirror, topic)
+    assert record is not None
+    return record.partitions
+
+
+def forget_source(trip: Trip) -> None:
+    """Have the mirror name an address where nothing answers."""
+
+    def decide(state: State) -> Changes:
+        record = require_mirror(state, trip.mirror)
+        return Changes((replace(record, source={"bootstrap.servers": "127.0.0.1:1"}),))
+
+    change(trip.at_b, trip.mirror, decide)
+
+
+def test_a_source_that_is_gone_leaves_an_unknown_loss(trip: Trip) -> None:
+    with grown(trip, Moment.REFUSED) as topic:
+        pass
+    forget_source(trip)
+    lost = failover(trip.at_b, trip.mirror).result
+    assert lost.totals is not None
+    assert (lost.totals.known_lost_records, lost.totals.partitions_unknown) == (0, 2)
+    assert [f"{topic}-{row.partition}" in str(row.message) for row in lost.results] == [True] * PARTITIONS
+    assert "the number of its records is unknown" in str(lost.results[1].message)
+
+
+def test_partitions_that_only_the_destination_has_are_told(trip: Trip) -> None:
+    with grown(trip, Moment.COPIED) as topic:
+        grow(trip.b, topic, PARTITIONS + 1)
+        (extra,) = (row for row in describe(trip.at_b, trip.mirror) if row.partition == PARTITIONS)
+        assert "the source has no such partition" in str(extra.error_message)
+        assert extra.reason is Reason.PARTITIONS_DECREASED
+        told = [line for line in check(trip.at_b.properties, mirror=trip.mirror).lines if line.what == "partitions"]
+        assert [(line.cluster, line.ok) for line in told] == [("destination", True)]
+        assert f"{topic}-{PARTITIONS}" in told[0].message
+        assert wait(trip.at_b, trip.mirror, Condition.CAUGHT_UP, 20_000).exit_code == 0
+        assert wait(trip.at_b, trip.mirror, Condition.HEALTHY, 20_000).exit_code == 0
+        drill = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=500), dry_run=True).result
+        assert drill.exit_code == 0
+        assert f"{topic}-{PARTITIONS} exists on the destination only: nothing was copied to it" in drill.warnings
+        done = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=500, timeout_ms=60_000)).result
+        assert done.exit_code == 0
+        assert {row.partition: row.lag for row in done.results} == dict.fromkeys(range(PARTITIONS + 1), 0)

@@ -2,18 +2,93 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from enum import Enum, auto
 
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.errors import BrokerError
+from kmirror.ops.add.add import add
+from kmirror.ops.show.describe import describe
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
-from tests.support.mirrors import make_topic, produce, properties_of
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.round_trip import Trip
 from tests.support.waiting import wait_until
+
+VALUES = [f"value {number}" for number in range(100)]
+#: How many partitions the topic has in the end.
+PARTITIONS = 3
+_NEVER = "3600"
+
+
+class Moment(Enum):
+    """How far a mirror has followed a topic that got more partitions."""
+
+    #: The engine has not looked at the source since.
+    UNSEEN = auto()
+    #: The destination refuses to add them.
+    REFUSED = auto()
+    #: They exist at the destination; no engine copies them.
+    CREATED = auto()
+    #: A throttled engine copies them.
+    PARTLY = auto()
+    COPIED = auto()
+
+
+@contextmanager
+def grown(trip: Trip, moment: Moment) -> Iterator[str]:
+    """Mirror a topic that has got partitions with records in them, up to this moment; yield its name."""
+    topic = unique_topic()
+    settings = {"refresh_interval_seconds": _NEVER if moment in (Moment.UNSEEN, Moment.CREATED) else "1"}
+    if moment is Moment.PARTLY:
+        settings["throttle_bytes_per_second"] = "65536"
+    trip.mirror = new_mirror(trip.at_b, trip.a, **settings)
+    make_topic(trip.a, topic, retention_ms="-1")
+    produce(trip.a, topic, VALUES)
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    with ExitStack() as stack:
+        engine = stack.enter_context(LocalEngine(trip.at_b, trip.mirror))
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(trip.at_b, trip.mirror)))
+        if moment is Moment.REFUSED:
+            stack.enter_context(partitions_refused(trip.b))
+        values = [value * 500 for value in VALUES] if moment is Moment.PARTLY else VALUES
+        grow_and_fill(trip.a, topic, PARTITIONS, values)
+        if moment is Moment.CREATED:
+            grow(trip.b, topic, PARTITIONS)
+        elif moment is Moment.REFUSED:
+            wait_until(lambda: (known := trip.at_b.state().engine(trip.mirror)) is not None and known.lacking)
+        elif moment is Moment.PARTLY:
+            wait_until(lambda: 0 < sum(ends_of(trip.b, topic).values()) - 100 < 200)
+        elif moment is Moment.COPIED:
+            wait_until(lambda: ends_of(trip.b, topic) == ends_of(trip.a, topic))
+            wait_until(lambda: all(row.initial_copy_complete for row in describe(trip.at_b, trip.mirror)))
+        yield topic
+
+
+@contextmanager
+def writing(cluster: SandboxCluster, topic: str, partition: int) -> Iterator[None]:
+    """Write to a partition, ten times a second."""
+    end = threading.Event()
+
+    def write() -> None:
+        while not end.wait(0.1):
+            produce(cluster, topic, ["more"], partition)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        end.set()
+        writer.join()
 
 
 def grow(cluster: SandboxCluster, topic: str, count: int) -> None:
@@ -32,10 +107,11 @@ def ends_of(cluster: SandboxCluster, topic: str) -> dict[int, int]:
 
 
 def grow_and_fill(cluster: SandboxCluster, topic: str, count: int, values: Sequence[str]) -> None:
-    """Raise a topic of one partition to this many, and write to each that was added."""
+    """Raise a topic of one partition to this many, and write to each that was added, in batches of ten."""
     grow(cluster, topic, count)
-    for partition in range(1, count):
-        produce(cluster, topic, values, partition)
+    for first in range(0, len(values), 10):
+        for partition in range(1, count):
+            produce(cluster, topic, values[first : first + 10], partition)
 
 
 @contextmanager
@@ -45,8 +121,8 @@ def partitions_refused(cluster: SandboxCluster) -> Iterator[None]:
     make_topic(cluster, used)
     _limit_changes(cluster, 0.01)
     try:
-        # a quota lets the first change pass that exceeds it
-        with ClusterClient(client_config(properties_of(cluster))) as client:
+        # a quota lets the first change pass that exceeds it, unless an earlier test has used it up
+        with ClusterClient(client_config(properties_of(cluster))) as client, suppress(BrokerError):
             client.create_partitions({used: 20})
         yield
     finally:
