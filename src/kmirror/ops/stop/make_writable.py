@@ -17,7 +17,7 @@ from kmirror.cluster.topic_settings import topic_defaults, topic_settings
 from kmirror.cluster.trim import restore_settings, trim_compacted
 from kmirror.cluster.writable import probe_writable
 from kmirror.engine.histories.filler_end import filler_end
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.context import as_kmirror_error, now_ms
 from kmirror.ops.groups.sync import clamp_groups
@@ -27,7 +27,7 @@ from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import RUN_AGAIN, StopWork
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import settings_at_stop
-from kmirror.words import counted
+from kmirror.words import counted, listed
 
 
 def trim_fillers(work: StopWork) -> str:
@@ -48,7 +48,11 @@ def trim_fillers(work: StopWork) -> str:
         trims: dict[TopicPartition, int] = {}
         for partition in suspects:
             start, end = starts[partition].offset, ends[partition].offset
-            if start is None or end is None or start == end:
+            if start is None or end is None:
+                why = f"whether filler is left in {partition} is unknown: its leader does not say where its log is"
+                work.fail(partition.topic, UnreachableError(why, None, Reason.DESTINATION_UNREACHABLE))
+                continue
+            if start == end:
                 continue
             own = _writer_at(client, partition, start)
             if own is None or own < FIRST_OWN_PRODUCER_ID:
@@ -93,6 +97,11 @@ def clamp_group_offsets(work: StopWork) -> str:
             for partition in partitions
             if (start := starts[partition].offset) is not None and (end := ends[partition].offset) is not None
         }
+        if unknown := [str(partition) for partition in partitions if partition not in ranges]:
+            work.done.warnings.append(
+                f"offsets of groups in {listed(unknown)} were not checked: it is unknown where the logs "
+                f"start and end; {RUN_AGAIN}"
+            )
         work.done.groups += clamp_groups(work.destination, work.request.mirror, ranges)
     except (KmirrorError, OutcomeUnknown) as error:
         work.done.warnings.append(f"group offsets could not be read: {error}")
