@@ -9,7 +9,7 @@ from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.compare.difference import retention_note
 from kmirror.engine.compare.verification import PartitionVerdict
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, TimedOutError
 from kmirror.ops.add.plan import TopicPlan
 from kmirror.ops.bulk import Bulk
 from kmirror.ops.context import as_kmirror_error
@@ -95,8 +95,9 @@ def _refused(here: TopicPartition, message: str, hint: str, reason: Reason | Non
 
 
 def _uncompared(here: TopicPartition, error: KmirrorError) -> TopicResult:
+    outcome = Outcome.TIMED_OUT if isinstance(error, TimedOutError) else Outcome.REFUSED
     message = f"cannot compare {here} with its source: {error}"
-    return _refused(here, message, error.hint or "try again", error.reason)
+    return TopicResult(here.topic, None, outcome, message, error.reason, hint=error.hint or "try again")
 
 
 def _refusal(compared: _Compared, mirror: str) -> TopicResult | None:
