@@ -19,6 +19,7 @@ _GROUPS = "sync/groups.py"
 _REPORT = "ops/stop/report.py"
 _ENDS = "ops/stop/mirrored_end.py"
 _READY = "ops/stop/promote_readiness.py"
+_CHECKS = "ops/stop/promote_checks.py"
 _FORK = "ops/failback/fork.py"
 _READ = "cluster/protocol/read_up_to.py"
 _STRETCHES = "engine/histories/stretches.py"
@@ -742,6 +743,38 @@ MUTANTS = (
         "            if late > 10**9\n",
         "a record that arrived after the stop would count as copied",
         ("tests/unit/test_promote_readiness.py",),
+    ),
+    Mutant(
+        "do not ask for the source's partitions right before the stop",
+        _CHECKS,
+        "            if (trouble := self.checker.partition_trouble(self.waiting[name])) is not None:\n",
+        "            if (trouble := None) is not None:\n",
+        "a partition that was added a moment ago would be left behind",
+        ("tests/unit/test_promote_readiness.py",),
+    ),
+    Mutant(
+        "take a source that does not describe its topic for one without more partitions",
+        _READY,
+        "        if isinstance(there, str):\n",
+        "        if there is None:\n",
+        "a promote would stop a topic without knowing how many partitions it has",
+        ("tests/unit/test_promote_readiness.py",),
+    ),
+    Mutant(
+        "do not report partitions that are added during the stop",
+        _READY,
+        "    rows += [_added_after(topic_partition, None) for topic_partition in sorted(added)]\n",
+        "",
+        "a promote would succeed although the copy lacks a partition",
+        ("tests/unit/test_promote_readiness.py",),
+    ),
+    Mutant(
+        "stop only the partitions on record",
+        _REPORT,
+        "        counts.append(len(here.partitions))\n",
+        "        pass\n",
+        "partitions that an older engine did not count would be neither fenced nor counted",
+        ("tests/unit/test_stop_report.py",),
     ),
     Mutant(
         "take the wrong fork point in a failback",
