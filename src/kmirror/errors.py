@@ -65,15 +65,7 @@ class Reason(StrEnum):
 
 
 #: With these reasons nothing is copied now, as far as is known, whatever state is stored for the partition.
-NOT_COPYING = frozenset(
-    {
-        Reason.NO_ENGINE,
-        Reason.ENGINE_SILENT,
-        Reason.NO_WORKERS,
-        Reason.STATE_UNREADABLE,
-        Reason.PARTITION_MISSING,
-    }
-)
+NOT_COPYING = frozenset({Reason.NO_ENGINE, Reason.ENGINE_SILENT, Reason.NO_WORKERS, Reason.STATE_UNREADABLE})
 
 #: With these reasons source and destination no longer share one history: exit code 7.
 HISTORY_REASONS = frozenset(

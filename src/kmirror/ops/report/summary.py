@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kmirror.errors import NOT_COPYING
 from kmirror.ops.report.charts import Health, Span, spans_of
 from kmirror.ops.report.facts import ReportFacts
 from kmirror.ops.results import TopicResult, is_current
@@ -90,7 +89,7 @@ def _how_it_is(facts: ReportFacts) -> Iterator[str]:
         yield f"{counted(len(failed), 'partition')} {are} FAILED and not copied: {counts}; {named(failed)}."
     if facts.mirror.paused:
         yield "The mirror is paused by an operator."
-    idle = [row for row in facts.rows if row.reason in NOT_COPYING and row.reason != facts.engine.reason]
+    idle = [row for row in facts.rows if row.is_idle and row.reason != facts.engine.reason]
     if idle:
         yield f"{counted(len(idle), 'partition')} not copied: {one_line(idle[0].error_message)}."
     if not living:

@@ -33,6 +33,8 @@ class TopicState(StrEnum):
 
 
 _KEEPS_UP_MS = 10_000
+#: The reasons of partitions that are not copied, while others of their topic may be.
+_IDLE = NOT_COPYING | {Reason.PARTITION_MISSING}
 _COPIED = (PartitionState.MIRRORING, PartitionState.LOG_ALIGNMENT)
 
 
@@ -101,7 +103,7 @@ class PartitionRow:
     @property
     def is_idle(self) -> bool:
         """Return whether nothing is copied now, whatever the stored state."""
-        return self.reason in NOT_COPYING
+        return self.reason in _IDLE
 
     @property
     def is_copied(self) -> bool:
@@ -155,7 +157,7 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
                 f"{mirror}: {failed} of {counted(len(of_mirror), 'partition')} FAILED;"
                 f" `kmirror describe --mirror {mirror} --failed` says why"
             )
-        for cause in sorted(NOT_COPYING):
+        for cause in sorted(_IDLE):
             idle = [row for row in of_mirror if row.reason is cause]
             if idle:
                 what = "not known to be copied" if cause is Reason.STATE_UNREADABLE else "not copied"
