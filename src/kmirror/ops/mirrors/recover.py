@@ -20,7 +20,8 @@ from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import read_rows
-from kmirror.ops.show.rows import engine_in_charge, reports_of
+from kmirror.ops.show.lane_reports import reports_of
+from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.assignment import Recovery

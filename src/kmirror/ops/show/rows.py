@@ -23,12 +23,12 @@ from kmirror.ops.next_steps import failure_text
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
 from kmirror.ops.show.kept import kept_offsets, with_kept
+from kmirror.ops.show.lane_reports import Report, reports_of
 from kmirror.ops.show.tables import MirrorRow, PartitionRow, TopicState
 from kmirror.ops.show.totals import totals
 from kmirror.ops.show.unmirrored import UnmirroredPartition, unmirrored_partitions
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import (
-    FRESH_SECONDS,
     PENDING_PROMOTE,
     PENDING_STOP,
     DesiredState,
@@ -38,7 +38,6 @@ from kmirror.state.records import (
     PartitionRecord,
     PartitionState,
     ProgressRecord,
-    ProgressRow,
     Rebuild,
     RebuildStep,
     TopicRecord,
@@ -74,36 +73,6 @@ def engine_in_charge(state: State, mirror: str, now_ms: int) -> EngineRecord | N
     if engine is None or engine.state is EngineState.RELEASED or now_ms - engine.last_seen_ms >= engine.ttl_ms:
         return None
     return engine
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A lane's last report on a partition, and the record that contains it."""
-
-    record: ProgressRecord
-    row: ProgressRow
-
-    @property
-    def time_ms(self) -> int:
-        return self.record.time_ms
-
-    @property
-    def as_of_ms(self) -> int:
-        """The latest time at which the source's reported values held."""
-        seen_ms = self.row.source_seen_ms
-        return self.time_ms - int(FRESH_SECONDS * 1000) if seen_ms is None else seen_ms
-
-    @property
-    def caught_up_ms(self) -> int | None:
-        """When the destination last had all that the source has; None: never seen."""
-        source_offset, destination_offset = self.row.source_offset, self.row.destination_offset
-        if source_offset is not None and destination_offset is not None and destination_offset >= source_offset:
-            return self.as_of_ms
-        return self.row.caught_up_ms
-
-    def time_lag(self, lag: int | None, now_ms: int) -> int | None:
-        """Return an upper bound of the time in milliseconds for which the destination has been behind."""
-        return time_lag(lag, self.row.last_timestamp_ms, self.caught_up_ms, self.time_ms, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,17 +253,6 @@ def _state_without_topics(trouble: SourceTrouble) -> TopicState | None:
     if trouble is SourceTrouble.SILENT:
         return TopicState.SOURCE_UNAVAILABLE
     return TopicState.LINK_FAILED if trouble is SourceTrouble.REFUSED else None
-
-
-def reports_of(state: State, mirror: str) -> dict[TopicPartition, Report]:
-    """Return the last report on each partition of a mirror."""
-    found: dict[TopicPartition, Report] = {}
-    for progress in state.progress(mirror):
-        for row in progress.rows:
-            partition = TopicPartition(row.topic, row.partition)
-            if partition not in found or found[partition].time_ms < progress.time_ms:
-                found[partition] = Report(progress, row)
-    return found
 
 
 def _status_of(
