@@ -31,6 +31,7 @@ from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.records import PartitionState
 from kmirror.state.snapshot import Changes, State
 from tests.support.archiving import assert_holds
+from tests.support.groups import commit, committed
 from tests.support.growing import PARTITIONS, VALUES, Moment, ends_of, grow, grown, writing
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import produce, properties_of, selector
@@ -106,6 +107,7 @@ def test_a_promote_copies_everything_first(trip: Trip, moment: Moment) -> None:
             assert "THROTTLING_QUOTA_EXCEEDED" in str(refused.results[0].message)
             assert {row.topic_state for row in describe(trip.at_b, trip.mirror)} == {TopicState.PENDING_MIRROR}
             return
+        commit(trip.a, topic, topic, {1: 50, 2: 1_000})
         with writing(trip.a, topic, 2):
             busy = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=3_000, timeout_ms=2_000)).result
         assert busy.exit_code == ExitCode.TIMED_OUT, "a producer writes to a new partition"
@@ -114,6 +116,8 @@ def test_a_promote_copies_everything_first(trip: Trip, moment: Moment) -> None:
         assert {row.partition: (row.result, row.last_mirrored_offset) for row in done.results} == {
             partition: (Outcome.DONE, end) for partition, end in ends_of(trip.a, topic).items()
         }
+        # offsets of groups come along, and none is past its log
+        assert committed(trip.b, topic, topic) == {1: 50, 2: ends_of(trip.a, topic)[2]}
         for partition in range(PARTITIONS):
             assert_mirrored(trip.a, trip.b, topic, partition)
             record = trip.at_b.state().partition(trip.mirror, topic, partition)
@@ -155,6 +159,9 @@ def test_a_stop_counts_what_was_not_copied_as_lost_and_nothing_else(trip: Trip, 
         assert done.totals is not None
         assert done.totals.known_lost_records == sum(lost.values())
         assert (done.totals.rpo_ms == 0) == (not any(lost.values()))
+        if verb == "failover":
+            # the marker that fences the engine, on every partition there is
+            assert ends_of(trip.b, topic) == {p: (mirrored[p] or 0) + 1 for p in ends_of(trip.b, topic)}
         only_there = {row.partition for row in done.results if "exists on the source only" in str(row.message)}
         assert only_there == ({1, 2} if moment in (Moment.UNSEEN, Moment.REFUSED) else set())
         # the same again, and in a report, from what was stored
