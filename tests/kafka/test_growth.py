@@ -13,12 +13,17 @@ from itertools import product
 import pytest
 
 import kmirror
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.driver import Ending
 from kmirror.errors import ExitCode, Reason
+from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
 from kmirror.ops.context import change, require_mirror
 from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.report.facts import report_facts
 from kmirror.ops.results import Outcome
+from kmirror.ops.run.outcome import outcome
+from kmirror.ops.run.request import RunRequest
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.tables import TopicState
@@ -31,10 +36,21 @@ from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.records import PartitionState
 from kmirror.state.snapshot import Changes, State
 from tests.support.archiving import assert_holds
+from tests.support.clusters import unique_topic
 from tests.support.groups import commit, committed
-from tests.support.growing import PARTITIONS, VALUES, Moment, ends_of, grow, grown, writing
+from tests.support.growing import (
+    PARTITIONS,
+    VALUES,
+    Moment,
+    ends_of,
+    grow,
+    grow_and_fill,
+    grown,
+    partitions_refused,
+    writing,
+)
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import produce, properties_of, selector
+from tests.support.mirrors import make_topic, produce, properties_of, selector
 from tests.support.round_trip import Trip, archives_of
 from tests.support.visible import assert_mirrored, shown
 from tests.support.waiting import wait_until
@@ -212,6 +228,22 @@ def test_the_count_is_stored_before_a_record_is_copied_and_an_older_one_is_corre
         assert stored_count(trip, topic) == PARTITIONS
     (event,) = (one for one in trip.at_b.store.read_events(trip.mirror) if one.what == "partitions")
     assert (event.result, event.details) == ("added", {"topic": topic, "partitions": PARTITIONS})
+
+
+def test_a_run_has_not_caught_up_while_partitions_cannot_be_added(trip: Trip) -> None:
+    topic = unique_topic()
+    make_topic(trip.a, topic, retention_ms="-1")
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    grow_and_fill(trip.a, topic, 2, VALUES)
+    with partitions_refused(trip.b), LocalEngine(trip.at_b, trip.mirror) as engine:
+        wait_until(lambda: engine.engine.source.lacking)
+        wait_until(lambda: engine.engine.partitions.reached(TopicPartition(topic, 0)))
+        assert not engine.engine.caught_up
+        request = RunRequest((trip.mirror,), until_caught_up=True)
+        (own, added) = outcome(request, engine.engines, Ending.TIMED_OUT, {}).results
+    assert own.result is Outcome.DONE
+    assert (added.result, added.reason, added.lag) == (Outcome.TIMED_OUT, Reason.PARTITION_MISSING, 100)
+    assert "THROTTLING_QUOTA_EXCEEDED" in str(added.message)
 
 
 def stored_count(trip: Trip, topic: str) -> int:
