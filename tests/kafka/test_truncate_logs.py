@@ -123,7 +123,7 @@ def cut_and_look(cluster: SandboxCluster, tmp_path: Path) -> None:
 
     assert truncate(plan, log_dir) == 3, "the broker still runs"
     cluster.stop()
-    with locked(open_log_dirs([log_dir])), pytest.raises(UnreachableError):
+    with open_log_dirs([log_dir]) as dirs, locked(dirs), pytest.raises(UnreachableError):
         cluster.start()
     assert truncate(plan, log_dir, "--dry-run") == 0
     stored = contents(log_dir)

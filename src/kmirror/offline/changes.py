@@ -1,7 +1,7 @@
 """The three kinds of change made to files. Each can be repeated and undone.
 
 A crash leaves a change not begun, half done or done; doing it again finishes it, and undoing it again reverts it fully.
-What must be on disk before the next change is synced at once; moved file names with `sync_folder`. Paths are relative
+What must be on disk before the next change is synced at once; moved file names by the caller. Paths are relative
 to the log directory, `saved` is the name of our side file in it. `progress` is called with the number of bytes copied.
 """
 
@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from kmirror.errors import KmirrorError
+from kmirror.offline.folder import Folder
 from kmirror.offline.log_dir import OWN_PREFIX, Stamp
 from kmirror.work import Add
 
 _PIECE = 1 << 20
-_UNFINISHED = f"{OWN_PREFIX}unfinished"
+UNFINISHED = f"{OWN_PREFIX}unfinished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class Move:
     path: str
     saved: str
 
-    def do(self, root: Path, progress: Add) -> None:
+    def do(self, root: Folder, progress: Add) -> None:
         """Move the file to its side file. Raises OSError."""
-        _rename(root / self.path, root / self.saved)
+        _rename(root, self.path, self.saved)
 
-    def undo(self, root: Path, before: Stamp, progress: Add) -> None:
+    def undo(self, root: Folder, before: Stamp, progress: Add) -> None:
         """Move it back. Raises OSError."""
-        _rename(root / self.saved, root / self.path)
+        _rename(root, self.saved, self.path)
 
-    def explains(self, root: Path, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
+    def explains(self, root: Folder, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
         """Return whether the file is as before, or moved away."""
         return now is None or now == before
 
@@ -50,22 +50,20 @@ class Shorten:
     kept_bytes: int
     size_in_bytes: int
 
-    def do(self, root: Path, progress: Add) -> None:
+    def do(self, root: Folder, progress: Add) -> None:
         """Save the end and cut it off. Raises OSError."""
-        path, saved = root / self.path, root / self.saved
-        if path.stat().st_size == self.kept_bytes and self._is_saved(saved):
+        if root.size(self.path) == self.kept_bytes and self._is_saved(root):
             return
-        if not self._is_saved(saved):
-            self._save(path, saved, progress)
-        with path.open("r+b") as file:
+        if not self._is_saved(root):
+            self._save(root, progress)
+        with root.changer(self.path) as file:
             file.truncate(self.kept_bytes)
             os.fsync(file.fileno())
 
-    def undo(self, root: Path, before: Stamp, progress: Add) -> None:
+    def undo(self, root: Folder, before: Stamp, progress: Add) -> None:
         """Append the end again. Raises OSError."""
-        path, saved = root / self.path, root / self.saved
-        if path.stat().st_size < self.size_in_bytes or self._is_saved(saved):
-            with saved.open("rb") as source, path.open("r+b") as target:
+        if (root.size(self.path) or 0) < self.size_in_bytes or self._is_saved(root):
+            with root.reader(self.saved) as source, root.changer(self.path) as target:
                 target.seek(self.kept_bytes)
                 while piece := source.read(_PIECE):
                     target.write(piece)
@@ -73,28 +71,27 @@ class Shorten:
                 target.truncate(self.size_in_bytes)
                 target.flush()
                 os.fsync(target.fileno())
-        os.utime(path, ns=(before[1], before[1]))
+        root.set_time(self.path, before[1])
 
-    def explains(self, root: Path, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
+    def explains(self, root: Folder, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
         """Return whether the file is as before or cut, or while undoing has a size in between."""
         if undoing:
             return now is not None and self.kept_bytes <= now[0] <= self.size_in_bytes
         return now is not None and (now == before or now[0] == self.kept_bytes)
 
-    def _is_saved(self, saved: Path) -> bool:
-        return saved.exists() and saved.stat().st_size == self.size_in_bytes - self.kept_bytes
+    def _is_saved(self, root: Folder) -> bool:
+        return root.size(self.saved) == self.size_in_bytes - self.kept_bytes
 
-    def _save(self, path: Path, saved: Path, progress: Add) -> None:
-        unfinished = saved.with_name(_UNFINISHED)
-        with path.open("rb") as source, unfinished.open("wb") as target:
+    def _save(self, root: Folder, progress: Add) -> None:
+        with root.reader(self.path) as source, root.creator(UNFINISHED) as target:
             source.seek(self.kept_bytes)
             while piece := source.read(_PIECE):
                 target.write(piece)
                 progress(len(piece))
             target.flush()
             os.fsync(target.fileno())
-        os.replace(unfinished, saved)
-        sync_folder(saved.parent)
+        root.replace(UNFINISHED, self.saved)
+        root.sync(self.saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +102,20 @@ class Rewrite:
     before: str
     after: str
 
-    def do(self, root: Path, progress: Add) -> None:
+    def do(self, root: Folder, progress: Add) -> None:
         """Write the new content. Raises OSError."""
-        if (root / self.path).read_text(encoding="utf-8") != self.after:
-            write_text(root / self.path, self.after, root)
+        if root.text(self.path) != self.after:
+            root.write_text(self.path, self.after, UNFINISHED)
 
-    def undo(self, root: Path, before: Stamp, progress: Add) -> None:
+    def undo(self, root: Folder, before: Stamp, progress: Add) -> None:
         """Write the old content. Raises OSError."""
-        if (root / self.path).read_text(encoding="utf-8") != self.before:
-            write_text(root / self.path, self.before, root)
-        os.utime(root / self.path, ns=(before[1], before[1]))
+        if root.text(self.path) != self.before:
+            root.write_text(self.path, self.before, UNFINISHED)
+        root.set_time(self.path, before[1])
 
-    def explains(self, root: Path, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
+    def explains(self, root: Folder, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
         """Return whether the file has one of the two contents."""
-        return now is not None and (root / self.path).read_text(encoding="utf-8") in {self.before, self.after}
+        return now is not None and root.text(self.path) in {self.before, self.after}
 
 
 Change = Move | Shorten | Rewrite
@@ -137,35 +134,15 @@ def from_json(stored: Mapping[str, Any]) -> Change:
     return _KINDS[fields.pop("kind")](**fields)
 
 
-def write_text(path: Path, text: str, root: Path) -> None:
-    """Replace a file's content atomically and durably, or create the file; owner and mode stay. Raises OSError."""
-    unfinished = root / _UNFINISHED
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        if path.exists():
-            status = path.stat()
-            os.fchmod(file.fileno(), status.st_mode & 0o7777)
-            if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
-                os.fchown(file.fileno(), status.st_uid, status.st_gid)
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to disk. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _rename(path: Path, target: Path) -> None:
-    if path.exists():
-        if target.exists():
-            raise KmirrorError(f"{path} and {target} both exist", "check which is the right one; nothing was lost")
-        os.rename(path, target)
-    elif not target.exists():
-        raise KmirrorError(f"{path} and {target} are both missing", "restore it from another replica")
+def _rename(root: Folder, path: str, target: str) -> None:
+    if root.exists(path):
+        if root.exists(target):
+            raise KmirrorError(
+                f"{root.path / path} and {root.path / target} both exist",
+                "check which is the right one; nothing was lost",
+            )
+        root.replace(path, target)
+    elif not root.exists(target):
+        raise KmirrorError(
+            f"{root.path / path} and {root.path / target} are both missing", "restore it from another replica"
+        )

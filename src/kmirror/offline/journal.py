@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from kmirror.errors import RefusedError
 from kmirror.offline import changes
-from kmirror.offline.changes import Change, sync_folder, write_text
+from kmirror.offline.changes import UNFINISHED, Change, Rewrite
+from kmirror.offline.folder import is_path_inside, refused
 from kmirror.offline.log_dir import OWN_PREFIX, LogDir, Stamp, stamps_of
 from kmirror.offline.survey import CutSummary
 
@@ -75,18 +75,18 @@ class Journal:
             "changes": [changes.to_json(change) for change in journal.changes],
             "files": {path: list(stamp) for path, stamp in journal.stamps.items()},
         }
-        write_text(log_dir.path / journal.name, json.dumps(document, indent=1) + "\n", log_dir.path)
+        log_dir.folder.write_text(journal.name, json.dumps(document, indent=1) + "\n", UNFINISHED)
         return journal
 
     def remove(self, log_dir: LogDir) -> None:
         """Remove the side files, and the journal last. Raises OSError."""
-        journal = log_dir.path / self.name
-        for path in log_dir.path.glob(self.saved_files):
-            if path != journal:
-                path.unlink()
-        sync_folder(log_dir.path)
-        journal.unlink(missing_ok=True)
-        sync_folder(log_dir.path)
+        folder = log_dir.folder
+        for name in folder.names():
+            if name.startswith(f"{OWN_PREFIX}{self.run}.") and name != self.name:
+                folder.remove(name)
+        folder.sync(self.name)
+        folder.remove(self.name)
+        folder.sync(self.name)
 
     def touched_since(self, log_dir: LogDir) -> str | None:
         """Return the first file that is neither as before nor as the cut makes it, None if there is none.
@@ -98,31 +98,60 @@ class Journal:
         undoing = self.phase is Phase.UNDOING
         for path in sorted(self.stamps.keys() | now.keys()):
             was, found, change = self.stamps.get(path), now.get(path), by_path.get(path)
-            if not (was == found if change is None else change.explains(log_dir.path, was, found, undoing=undoing)):
+            if not (was == found if change is None else change.explains(log_dir.folder, was, found, undoing=undoing)):
                 return path
         return None
 
 
 def journals_of(log_dir: LogDir) -> list[Journal]:
     """Return the journals of a log directory, oldest first. Raises RefusedError: one cannot be read."""
-    runs = [(int(match["run"]), path) for path in log_dir.path.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [_read(path) for _, path in sorted(runs)]
-
-
-def _read(path: Path) -> Journal:
     try:
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if stored["version"] != _VERSION:
-            raise ValueError(f"version {stored['version']}")
-        return Journal(
-            stored["run"],
-            Phase(stored["phase"]),
-            stored["plan"],
-            tuple(CutSummary(**summary) for summary in stored["partitions"]),
-            tuple(changes.from_json(change) for change in stored["changes"]),
-            {name: (size, time) for name, (size, time) in stored["files"].items()},
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        runs = [(int(match["run"]), name) for name in log_dir.folder.names() if (match := _NAME.fullmatch(name))]
+    except OSError as error:
+        raise refused(error) from None
+    return [_read(log_dir, name, run) for run, name in sorted(runs)]
+
+
+def _read(log_dir: LogDir, name: str, run: int) -> Journal:
+    try:
+        journal = _parsed(json.loads(log_dir.text(name) or ""))
+        if journal.run != run:
+            raise ValueError(f"it says that it is {journal.name}")
+        return journal
+    except OSError as error:
+        raise refused(error) from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RefusedError(
-            f"{path} cannot be read: {error}", "use the version of kmirror that wrote it, or restore the file"
+            f"{log_dir.path / name} cannot be read: {error}",
+            "use the version of kmirror that wrote it, or restore the file",
         ) from None
+
+
+def _parsed(stored: dict[str, Any]) -> Journal:
+    """Return the journal in a document. Raises ValueError, TypeError or KeyError: it is not one that we write."""
+    if stored["version"] != _VERSION:
+        raise ValueError(f"version {stored['version']}")
+    journal = Journal(
+        stored["run"],
+        Phase(stored["phase"]),
+        stored["plan"],
+        tuple(CutSummary(**summary) for summary in stored["partitions"]),
+        tuple(changes.from_json(change) for change in stored["changes"]),
+        {name: (size, time) for name, (size, time) in stored["files"].items()},
+    )
+    saved = f"{OWN_PREFIX}{journal.run}."
+    for change in journal.changes:
+        if not is_path_inside(change.path) or change.path.startswith(OWN_PREFIX) or change.path not in journal.stamps:
+            raise ValueError(f"{change.path!r} is not the path of one of the broker's files")
+        if not isinstance(change, Rewrite) and not (change.saved.startswith(saved) and is_path_inside(change.saved)):
+            raise ValueError(f"{change.saved!r} is not the name of a saved file")
+    numbers = [value for stamp in journal.stamps.values() for value in stamp]
+    for one in (*journal.summaries, *journal.changes):
+        for field in fields(one):
+            value = getattr(one, field.name)
+            if type(value) is not (int if field.type == "int" else str):
+                raise ValueError(f"{field.name} is {value!r}")
+            numbers += [value] if isinstance(value, int) else []
+    if not all(type(number) is int and number >= 0 for number in (journal.run, *numbers)):
+        raise ValueError("it holds something else where a number belongs")
+    return journal

@@ -18,6 +18,7 @@ from pathlib import Path
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.properties import parse_properties
 from kmirror.errors import RefusedError, UsageError
+from kmirror.offline.folder import Folder, refused, without_groups
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
@@ -41,18 +42,20 @@ _LEFT_OVER = re.compile(r"[0-9]{20}\.[a-z]+\.deleted|(leader-epoch-checkpoint|pa
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A log directory, and the broker in its `meta.properties`."""
+    """An open log directory, and the broker in its `meta.properties`."""
 
-    path: Path
+    folder: Folder
     cluster_id: str
     node_id: str
 
+    @property
+    def path(self) -> Path:
+        """Where it is, for messages."""
+        return self.folder.path
+
     def text(self, name: str) -> str | None:
         """Return the text of a file, None if it does not exist. Raises OSError, and ValueError if it is not text."""
-        try:
-            return (self.path / name).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
+        return self.folder.text(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,42 +67,54 @@ class SegmentFile:
     kind: str
 
 
-def open_log_dirs(paths: Sequence[Path]) -> list[LogDir]:
-    """Return the log directories at these paths, each once.
+@contextmanager
+def open_log_dirs(paths: Sequence[Path]) -> Iterator[list[LogDir]]:
+    """Open the log directories at these paths, each once; as root, files in them are used as their owner.
 
     Raises:
         UsageError: a path is not a directory.
         RefusedError: one is not a log directory, or they belong to several brokers.
     """
-    found: dict[Path, LogDir] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise UsageError(f"--log-dir: {path} is not a directory", "give a directory of the broker's log.dirs")
-        real = path.resolve()
-        found.setdefault(real, _opened(real))
-    dirs = list(found.values())
-    for one in dirs[1:]:
-        if (one.cluster_id, one.node_id) != (dirs[0].cluster_id, dirs[0].node_id):
-            raise RefusedError(
-                f"{dirs[0].path} and {one.path} belong to different brokers", "run the command once for each broker"
-            )
-    return dirs
+    with ExitStack() as stack:
+        stack.enter_context(without_groups())
+        found: dict[tuple[int, int], Folder] = {}
+        for path in paths:
+            try:
+                folder = Folder(path.resolve())
+            except OSError as error:
+                raise UsageError(
+                    f"--log-dir: {path} is not a directory that can be read: {error.strerror}",
+                    "give a directory of the broker's log.dirs",
+                ) from None
+            stack.callback(folder.close)
+            found.setdefault(folder.identity, folder)
+        dirs = [_opened(folder) for folder in found.values()]
+        for one in dirs[1:]:
+            if (one.cluster_id, one.node_id) != (dirs[0].cluster_id, dirs[0].node_id):
+                raise RefusedError(
+                    f"{dirs[0].path} and {one.path} belong to different brokers", "run the command once for each broker"
+                )
+        yield dirs
 
 
-def _opened(path: Path) -> LogDir:
+def _opened(folder: Folder) -> LogDir:
     try:
-        properties = parse_properties((path / _META).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        text = folder.text(_META)
+    except OSError as error:
+        raise refused(error) from None
+    if text is None:
         raise RefusedError(
-            f"{path} is not a log directory: it has no {_META}", "give the directories in log.dirs, not their parents"
-        ) from None
+            f"{folder.path} is not a log directory: it has no {_META}",
+            "give the directories in log.dirs, not their parents",
+        )
+    properties = parse_properties(text)
     cluster_id = properties.get("cluster.id")
     node_id = properties.get("node.id") or properties.get("broker.id")
     if not cluster_id or not node_id:
         raise RefusedError(
-            f"{path / _META} names no cluster and node", "only a formatted log directory can be truncated"
+            f"{folder.path / _META} names no cluster and node", "only a formatted log directory can be truncated"
         )
-    return LogDir(path, cluster_id, node_id)
+    return LogDir(folder, cluster_id, node_id)
 
 
 @contextmanager
@@ -110,47 +125,32 @@ def locked(dirs: Sequence[LogDir]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for one in dirs:
-            stack.enter_context(_locked(one.path))
+            stack.enter_context(_locked(one.folder))
         yield
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    path = folder / _LOCK
+def _locked(folder: Folder) -> Iterator[None]:
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = folder.open(_LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise RefusedError(f"{path} cannot be opened: {error.strerror}", "run as the broker's user") from None
+            raise refused(error) from None
         try:
-            _give_to_owner(descriptor, folder)
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise RefusedError(
-                    f"{folder} is in use by a broker or another command",
+                    f"{folder.path} is in use by a broker or another command",
                     "stop the broker and wait until its process has ended",
                 ) from None
-            if _is_same(descriptor, path):
+            # a stopping broker may have removed the file that we locked
+            status = folder.status(_LOCK)
+            if status is not None and os.path.samestat(os.fstat(descriptor), status):
                 yield
                 return
         finally:
             os.close(descriptor)
-
-
-def _give_to_owner(descriptor: int, folder: Path) -> None:
-    """Give a lock file that we created as root to the broker's user, who must be able to open it."""
-    owner, made = folder.stat(), os.fstat(descriptor)
-    if os.geteuid() == 0 and made.st_uid != owner.st_uid and made.st_uid == 0:
-        os.fchown(descriptor, owner.st_uid, owner.st_gid)
-
-
-def _is_same(descriptor: int, path: Path) -> bool:
-    """Return whether the locked file is still the one at its path; a stopping broker may have removed it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,17 +165,16 @@ def folders_of(log_dir: LogDir) -> Folders:
     """Return the partitions that have a folder here. Raises OSError."""
     in_use: set[TopicPartition] = set()
     moving: set[TopicPartition] = set()
-    with os.scandir(log_dir.path) as entries:
-        for entry in entries:
-            marked = _MOVING.fullmatch(entry.name)
-            found = _FOLDER.fullmatch(marked["name"] if marked else entry.name)
-            if found and entry.is_dir():
-                partition = TopicPartition(found["topic"], int(found["partition"]))
-                (moving if marked else in_use).add(partition)
+    for name in log_dir.folder.names():
+        marked = _MOVING.fullmatch(name)
+        found = _FOLDER.fullmatch(marked["name"] if marked else name)
+        if found:
+            partition = TopicPartition(found["topic"], int(found["partition"]))
+            (moving if marked else in_use).add(partition)
     return Folders(frozenset(in_use), frozenset(moving))
 
 
-def segment_files(folder: Path) -> list[SegmentFile]:
+def segment_files(log_dir: LogDir, folder: str) -> list[SegmentFile]:
     """Return the files of a partition's segments, by offset.
 
     Raises:
@@ -183,12 +182,12 @@ def segment_files(folder: Path) -> list[SegmentFile]:
         OSError: the folder cannot be read.
     """
     found: list[SegmentFile] = []
-    for entry in sorted(os.listdir(folder)):
+    for entry in log_dir.folder.names(folder):
         if match := _SEGMENT_FILE.fullmatch(entry):
             found.append(SegmentFile(entry, int(match["offset"]), match["kind"]))
         elif entry not in {EPOCHS, METADATA} and not _LEFT_OVER.fullmatch(entry):
             raise RefusedError(
-                f"{folder.name} holds {entry}, which is unknown",
+                f"{folder} holds {entry}, which is unknown",
                 "if the broker left it, start and cleanly stop the broker; otherwise move it away",
             )
     return found
@@ -200,17 +199,8 @@ Stamp = tuple[int, int]
 
 def stamps_of(log_dir: LogDir) -> dict[str, Stamp]:
     """Return size and time of every file below a log directory except its lock and our files. Raises OSError."""
-    found: dict[str, Stamp] = {}
-    _stamp(log_dir.path, "", found)
-    return found
-
-
-def _stamp(folder: Path | str, prefix: str, found: dict[str, Stamp]) -> None:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            name = f"{prefix}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                _stamp(entry.path, f"{name}/", found)
-            elif name != _LOCK and not name.startswith(OWN_PREFIX):
-                status = entry.stat(follow_symlinks=False)
-                found[name] = (status.st_size, status.st_mtime_ns)
+    return {
+        name: (status.st_size, status.st_mtime_ns)
+        for name, status in log_dir.folder.statuses().items()
+        if name != _LOCK and not name.startswith(OWN_PREFIX)
+    }

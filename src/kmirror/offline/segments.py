@@ -15,10 +15,10 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from kmirror.cluster.protocol.batch import BatchHeader, CorruptBatchError, batch_headers, crc_of
 from kmirror.errors import RefusedError
+from kmirror.offline.folder import Folder
 from kmirror.work import Add, unwatched
 
 _SNAPSHOT = struct.Struct(">hIi")
@@ -60,13 +60,14 @@ class Amount:
         )
 
 
-def open_transactions(snapshot: Path) -> dict[int, int]:
+def open_transactions(root: Folder, snapshot: str) -> dict[int, int]:
     """Return the first offsets of the open transactions in a producer snapshot, by producer id.
 
     Returns nothing for a snapshot that is missing or has another version. Raises OSError.
     """
     try:
-        data = snapshot.read_bytes()
+        with root.reader(snapshot) as file:
+            data = file.read()
     except FileNotFoundError:
         return {}
     if len(data) < _SNAPSHOT.size or data[:2] != _SNAPSHOT_VERSION:
@@ -77,7 +78,12 @@ def open_transactions(snapshot: Path) -> dict[int, int]:
 
 
 def kept_part(
-    segment: Path, base_offset: int, cut_offset: int, open_before: Mapping[int, int], progress: Add = unwatched
+    root: Folder,
+    segment: str,
+    base_offset: int,
+    cut_offset: int,
+    open_before: Mapping[int, int],
+    progress: Add = unwatched,
 ) -> KeptPart:
     """Return what stays of a segment if the log is cut at an offset; `open_before` are transactions open at its start.
 
@@ -88,7 +94,7 @@ def kept_part(
         OSError: the file cannot be read.
     """
     size_in_bytes, log_end_offset, still_open = 0, base_offset, dict(open_before)
-    data = _mapped(segment)
+    data = _mapped(root, segment)
     try:
         for header in batch_headers(data):
             if header.base_offset >= cut_offset:
@@ -101,13 +107,13 @@ def kept_part(
             elif header.is_transactional:
                 still_open.setdefault(header.producer_id, header.base_offset)
     except CorruptBatchError as error:
-        raise RefusedError(f"{segment.name}: {error.message}", RECOVER_FIRST) from None
+        raise RefusedError(f"{_name(segment)}: {error.message}", RECOVER_FIRST) from None
     if size_in_bytes != len(data):
-        raise RefusedError(f"{segment.name} ends with an incomplete batch at offset {log_end_offset}", RECOVER_FIRST)
+        raise RefusedError(f"{_name(segment)} ends with an incomplete batch at offset {log_end_offset}", RECOVER_FIRST)
     return KeptPart(size_in_bytes, log_end_offset, still_open)
 
 
-def amount(segment: Path, position: int = 0, progress: Add = unwatched) -> Amount:
+def amount(root: Folder, segment: str, position: int = 0, progress: Add = unwatched) -> Amount:
     """Return how much a segment holds from a position, the start of a batch; bytes count up to the end of the file.
 
     `progress` is called with the number of bytes counted.
@@ -118,7 +124,7 @@ def amount(segment: Path, position: int = 0, progress: Add = unwatched) -> Amoun
     """
     records = batches = 0
     log_end_offset: int | None = None
-    data = _mapped(segment)[position:]
+    data = _mapped(root, segment)[position:]
     with suppress(CorruptBatchError):  # an unclean end of the last segment; it is removed too
         for header in batch_headers(data):
             _require_format(header, segment)
@@ -129,7 +135,7 @@ def amount(segment: Path, position: int = 0, progress: Add = unwatched) -> Amoun
     return Amount(records, batches, len(data), log_end_offset)
 
 
-def _require_good(data: memoryview, header: BatchHeader, cut_offset: int, segment: Path) -> None:
+def _require_good(data: memoryview, header: BatchHeader, cut_offset: int, segment: str) -> None:
     _require_format(header, segment)
     if header.next_offset > cut_offset:
         raise RefusedError(
@@ -138,23 +144,27 @@ def _require_good(data: memoryview, header: BatchHeader, cut_offset: int, segmen
         )
     if crc_of(data[header.position : header.position + header.size_in_bytes]) != header.crc:
         raise RefusedError(
-            f"{segment.name}: the batch at offset {header.base_offset} is corrupt; the broker would truncate the"
+            f"{_name(segment)}: the batch at offset {header.base_offset} is corrupt; the broker would truncate the"
             " log there",
             "restore this replica from another broker",
         )
 
 
-def _require_format(header: BatchHeader, segment: Path) -> None:
+def _require_format(header: BatchHeader, segment: str) -> None:
     if header.magic != 2:
         raise RefusedError(
-            f"{segment.name} holds message format {header.magic} (offset {header.base_offset})",
+            f"{_name(segment)} holds message format {header.magic} (offset {header.base_offset})",
             "only logs in format 2 can be truncated; recreate the topic instead",
         )
 
 
-def _mapped(path: Path) -> memoryview:
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _mapped(root: Folder, path: str) -> memoryview:
     """Return a file's bytes; they are unmapped when nothing refers to them any more."""
-    with path.open("rb") as file:
+    with root.reader(path) as file:
         if file.seek(0, 2) == 0:
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -16,7 +16,9 @@ from pathlib import Path
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import RefusedError
 from kmirror.offline.checkpoints import cut_epochs, parse_offsets, parse_topic_id
+from kmirror.offline.folder import Folder, refused
 from kmirror.offline.log_dir import (
+    CLEANED,
     EPOCHS,
     HIGH_WATERMARKS,
     LOG_STARTS,
@@ -138,8 +140,9 @@ def survey(dirs: Sequence[LogDir], planned: Sequence[PlannedCut], watch: Watch =
         for one in dirs:
             _offsets(one, HIGH_WATERMARKS)
             _offsets(one, RECOVERY_POINTS)
+            _offsets(one, CLEANED)
     except OSError as error:
-        raise RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user") from None
+        raise refused(error) from None
     total = sum(
         _bytes_to_read(one, cut) for cut in planned for one in dirs if cut.topic_partition in known[one.path].in_use
     )
@@ -173,17 +176,17 @@ def _surveyed(
     except RefusedError as error:
         finding = error
     except OSError as error:
-        finding = RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user")
+        finding = refused(error)
     return Surveyed(cut, log_dir, finding)
 
 
 def _bytes_to_read(log_dir: LogDir, cut: PlannedCut) -> int:
     """Return the size of the segments that a cut affects; 0 if that cannot be read."""
-    folder = log_dir.path / str(cut.topic_partition)
+    folder = str(cut.topic_partition)
     try:
-        logs = [file for file in segment_files(folder) if file.kind == "log"]
+        logs = [file for file in segment_files(log_dir, folder) if file.kind == "log"]
         affected = [file for file in logs if file.offset >= _last_kept(logs, cut.cut_offset).offset]
-        return sum((folder / file.name).stat().st_size for file in affected)
+        return sum(log_dir.folder.size(f"{folder}/{file.name}") or 0 for file in affected)
     except (OSError, RefusedError):
         return 0
 
@@ -199,9 +202,9 @@ def _survey_log(
     log_dir: LogDir, cut: PlannedCut, starts: Mapping[TopicPartition, int], progress: Add
 ) -> PartitionCut | NothingToCut:
     """Return what the cut does to a log in this directory. Raises RefusedError and OSError."""
-    folder = log_dir.path / str(cut.topic_partition)
+    folder = str(cut.topic_partition)
     _require_same_topic(log_dir, cut)
-    files = segment_files(folder)
+    files = segment_files(log_dir, folder)
     logs = [file for file in files if file.kind == "log"]
     if not logs:
         raise RefusedError(f"{cut.topic_partition} has no segment", RECOVER_FIRST)
@@ -218,7 +221,7 @@ def _survey_log(
             f"{cut.topic_partition} begins at {log_start}, after the cut at {cut.cut_offset}",
             "none of the common history is left here; recreate the topic instead",
         )
-    planned = _cut_at(folder, files, cut.cut_offset, progress)
+    planned = _cut_at(log_dir.folder, folder, files, cut.cut_offset, progress)
     if planned.log_end_before <= cut.cut_offset and not planned.removed.size_in_bytes:
         return NothingToCut(planned.log_end_before)
     if cut.expected_log_end is not None and planned.log_end_before > cut.expected_log_end:
@@ -229,7 +232,7 @@ def _survey_log(
         )
     safe = planned
     while safe.kept.open_transactions:
-        safe = _cut_at(folder, files, min(safe.kept.open_transactions.values()))
+        safe = _cut_at(log_dir.folder, folder, files, min(safe.kept.open_transactions.values()))
     if safe.cut_offset < log_start:
         raise RefusedError(
             f"{cut.topic_partition}: a transaction that is open at the cut began at {safe.cut_offset}, before the "
@@ -251,18 +254,21 @@ class _CutAt:
     removed: Amount
 
 
-def _cut_at(folder: Path, files: Sequence[SegmentFile], cut_offset: int, progress: Add = unwatched) -> _CutAt:
+def _cut_at(
+    root: Folder, folder: str, files: Sequence[SegmentFile], cut_offset: int, progress: Add = unwatched
+) -> _CutAt:
     """Return the result of cutting a log. Raises RefusedError and OSError."""
     logs = [file for file in files if file.kind == "log"]
     last_kept = _last_kept(logs, cut_offset)
-    still_open = open_transactions(folder / f"{last_kept.offset:020d}.snapshot")
-    kept = kept_part(folder / last_kept.name, last_kept.offset, cut_offset, still_open, progress)
-    removed = amount(folder / last_kept.name, kept.size_in_bytes, progress)
+    segment = f"{folder}/{last_kept.name}"
+    still_open = open_transactions(root, f"{folder}/{last_kept.offset:020d}.snapshot")
+    kept = kept_part(root, segment, last_kept.offset, cut_offset, still_open, progress)
+    removed = amount(root, segment, kept.size_in_bytes, progress)
     gone = [file for file in logs if file.offset > last_kept.offset]
     for file in gone:
-        removed += amount(folder / file.name, progress=progress)
+        removed += amount(root, f"{folder}/{file.name}", progress=progress)
     log_end_before = max(removed.log_end_offset or 0, gone[-1].offset if gone else 0, kept.log_end_offset)
-    return _CutAt(cut_offset, log_end_before, last_kept, (folder / last_kept.name).stat().st_size, kept, removed)
+    return _CutAt(cut_offset, log_end_before, last_kept, root.size(segment) or 0, kept, removed)
 
 
 def _last_kept(logs: Sequence[SegmentFile], cut_offset: int) -> SegmentFile:

@@ -7,15 +7,14 @@ snapshots, its later segments, last first, and the end of its last remaining seg
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import PartlyDoneError, RefusedError
-from kmirror.offline.changes import Change, Move, Rewrite, Shorten, sync_folder
+from kmirror.offline.changes import Change, Move, Rewrite, Shorten
 from kmirror.offline.checkpoints import lowered
+from kmirror.offline.folder import refused
 from kmirror.offline.journal import Journal, Phase, journals_of
 from kmirror.offline.log_dir import (
     CLEAN_SHUTDOWN,
@@ -38,15 +37,14 @@ _RUN_AGAIN = "leave the broker stopped; run the same command again to finish, or
 
 
 def require_possible(log_dir: LogDir, cuts: Sequence[PartitionCut]) -> None:
-    """Refuse a cut for which there is not enough space, or no permission to write. Raises RefusedError."""
-    names = [name for name in (RECOVERY_POINTS, HIGH_WATERMARKS, CLEANED) if (log_dir.path / name).exists()]
-    folders = [str(cut.summary.topic_partition) for cut in cuts]
-    for path in [log_dir.path, *(log_dir.path / name for name in (*names, *folders))]:
-        if not os.access(path, os.W_OK) or os.geteuid() not in {0, path.stat().st_uid}:
-            raise RefusedError(f"{path} belongs to another user", "run as the broker's user, or as root")
-    status = os.statvfs(log_dir.path)
+    """Refuse a cut for which there is not enough space, or no permission to write. Raises RefusedError and OSError."""
+    folder = log_dir.folder
+    names = [name for name in (RECOVERY_POINTS, HIGH_WATERMARKS, CLEANED) if folder.exists(name)]
+    for name in [".", *names, *(f"{cut.summary.topic_partition}/." for cut in cuts)]:
+        if not folder.is_ours(name):
+            raise RefusedError(f"{folder.path / name} belongs to another user", "run as the broker's user, or as root")
     needed = sum(cut.segment.size_in_bytes - cut.segment.kept_bytes for cut in cuts if cut.segment) + _SPARE_BYTES
-    if status.f_bavail * status.f_frsize < needed:
+    if folder.free_bytes() < needed:
         raise RefusedError(
             f"{log_dir.path} has too little free space for the saved files: {needed:,} bytes are needed",
             "free some space; whole segments are moved, not copied",
@@ -83,7 +81,7 @@ def carry_out(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint, watch: 
         Meter(watch, f"cutting the logs in {log_dir.path}", "byte", _cut_off(journal)) as meter,
     ):
         for change in journal.changes:
-            change.do(log_dir.path, meter.add)
+            change.do(log_dir.folder, meter.add)
             checkpoint(f"cut {change.path}")
         _sync(log_dir, journal)
         journal.write(log_dir, Phase.CUT)
@@ -100,7 +98,7 @@ def undo_cut(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint, watch: W
         journal.write(log_dir, Phase.UNDOING)
         checkpoint("undo journal")
         for change in reversed(journal.changes):
-            change.undo(log_dir.path, journal.stamps[change.path], meter.add)
+            change.undo(log_dir.folder, journal.stamps[change.path], meter.add)
             checkpoint(f"undo {change.path}")
         _sync(log_dir, journal)
         journal.write(log_dir, Phase.UNDONE)
@@ -115,17 +113,20 @@ def _cut_off(journal: Journal) -> int:
 
 
 def remove_undone(log_dir: LogDir) -> None:
-    """Remove files left by an undo that was interrupted at its very end. Raises RefusedError and OSError."""
+    """Remove files left by an undo that was interrupted at its very end. Raises RefusedError."""
     for journal in journals_of(log_dir):
         if journal.phase is Phase.UNDONE:
-            journal.remove(log_dir)
+            try:
+                journal.remove(log_dir)
+            except OSError as error:
+                raise refused(error) from None
 
 
 def _changes_of(log_dir: LogDir, run: int, cuts: Sequence[PartitionCut]) -> tuple[Change, ...]:
     ends = {cut.summary.topic_partition: cut.summary.log_end_after for cut in cuts}
     points = {cut.summary.topic_partition: cut.recovery_point for cut in cuts}
     found: list[Change] = []
-    if (log_dir.path / CLEAN_SHUTDOWN).exists():
+    if log_dir.folder.exists(CLEAN_SHUTDOWN):
         found.append(Move(CLEAN_SHUTDOWN, f"{OWN_PREFIX}{run}.kafka_cleanshutdown"))
     found += _lowered(log_dir, RECOVERY_POINTS, points)
     found += _lowered(log_dir, HIGH_WATERMARKS, ends)
@@ -152,8 +153,9 @@ def _rewritten(path: str, before: str | None, after: str | None) -> list[Change]
 
 
 def _sync(log_dir: LogDir, journal: Journal) -> None:
-    for folder in sorted({str(Path(change.path).parent) for change in journal.changes} | {"."}):
-        sync_folder(log_dir.path / folder)
+    by_folder = {change.path.rpartition("/")[0]: change.path for change in journal.changes}
+    for path in (journal.name, *by_folder.values()):
+        log_dir.folder.sync(path)
 
 
 @contextmanager

@@ -5,12 +5,14 @@ The locks of all log directories are held from the first read to the last change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import PartlyDoneError, RefusedError
+from kmirror.offline.folder import refused
 from kmirror.offline.journal import Journal, Phase
 from kmirror.offline.log_dir import LogDir, locked, open_log_dirs
 from kmirror.offline.survey import CutSummary, Finding, NotHere, NothingToCut, PartitionCut, survey
@@ -73,8 +75,7 @@ def truncate_logs(
         RefusedError: the broker runs or is another cluster's, no partition is here, or `agree` returned False.
         PartlyDoneError: it was interrupted half-way.
     """
-    dirs = _opened(plan, log_dirs)
-    with locked(dirs):
+    with _locked(plan, log_dirs) as dirs:
         abandoned: list[tuple[LogDir, Journal]] = []
         unfinished: dict[Path, Journal] = {}
         for one in dirs:
@@ -113,8 +114,11 @@ def truncate_logs(
             for one in dirs
         ]
         works = [work for work in works if work.unfinished or work.cuts]
-        for work in works:
-            require_possible(work.log_dir, work.cuts)
+        try:
+            for work in works:
+                require_possible(work.log_dir, work.cuts)
+        except OSError as error:
+            raise refused(error) from None
         findings = {item.planned.topic_partition: item.finding for item in found}
         partitions = [cut.topic_partition for cut in plan.partitions]
         rows = [_row(partition, findings.get(partition), half_done.get(partition)) for partition in partitions]
@@ -128,8 +132,11 @@ def truncate_logs(
             return preview
         if works and not agree(Preview(dirs[0].cluster_id, dirs[0].node_id, tuple(d.path for d in dirs), preview)):
             raise RefusedError("not confirmed: nothing was changed")
-        for log_dir, journal in abandoned:
-            journal.write(log_dir, Phase.ABANDONED)
+        try:
+            for log_dir, journal in abandoned:
+                journal.write(log_dir, Phase.ABANDONED)
+        except OSError as error:
+            raise refused(error) from None
         for one in dirs:
             remove_undone(one)
         saved = [_cut(work, plan.digest, checkpoint, watch) for work in works]
@@ -151,8 +158,7 @@ def undo_truncation(
         RefusedError: the broker runs or has run since, another plan's cut came later, or it is another cluster's.
         PartlyDoneError: it was interrupted half-way.
     """
-    dirs = _opened(plan, log_dirs)
-    with locked(dirs):
+    with _locked(plan, log_dirs) as dirs:
         works = [(one, journal) for one in dirs if (journal := _to_undo(one, plan))]
         restore_offsets = {summary.topic_partition: summary for _, journal in works for summary in journal.summaries}
         if not dry_run:
@@ -172,14 +178,17 @@ def undo_truncation(
         return VerbResult.of(VERB, plan.mirror, rows, dry_run=dry_run)
 
 
-def _opened(plan: TruncationPlan, log_dirs: Sequence[Path]) -> list[LogDir]:
-    dirs = open_log_dirs(log_dirs)
-    if dirs[0].cluster_id != plan.cluster_id:
-        raise RefusedError(
-            f"{dirs[0].path} belongs to cluster {dirs[0].cluster_id}, the plan is for {plan.cluster_id}",
-            "give the log directories of the cluster that failback was run against",
-        )
-    return dirs
+@contextmanager
+def _locked(plan: TruncationPlan, log_dirs: Sequence[Path]) -> Iterator[list[LogDir]]:
+    """Open and lock the log directories. Raises UsageError and RefusedError."""
+    with open_log_dirs(log_dirs) as dirs:
+        if dirs[0].cluster_id != plan.cluster_id:
+            raise RefusedError(
+                f"{dirs[0].path} belongs to cluster {dirs[0].cluster_id}, the plan is for {plan.cluster_id}",
+                "give the log directories of the cluster that failback was run against",
+            )
+        with locked(dirs):
+            yield dirs
 
 
 def _to_undo(log_dir: LogDir, plan: TruncationPlan) -> Journal | None:
@@ -210,7 +219,7 @@ def _touched(log_dir: LogDir, journal: Journal) -> str | None:
     try:
         return journal.touched_since(log_dir)
     except OSError as error:
-        raise RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user") from None
+        raise refused(error) from None
 
 
 def _cut(work: _Work, digest: str, checkpoint: Checkpoint, watch: Watch) -> TopicResult:

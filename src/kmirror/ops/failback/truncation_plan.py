@@ -78,7 +78,7 @@ def read_plan(path: str | Path) -> TruncationPlan:
         stored = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--plan: cannot read {path}: {error.strerror}", _HINT) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--plan: {path} is not JSON: {error}", _HINT) from None
     try:
         return parse_plan(stored)
