@@ -33,7 +33,28 @@ def at_time(epoch_ms: int) -> str:
 def listed(names: Sequence[str], most: int = 20) -> str:
     """Return `a, b and 3 more`: the first `most` names, and how many more there are."""
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(visible, names[:most])) + (f" and {more} more" if more > 0 else "")
+
+
+def is_plain(text: str) -> bool:
+    """Return whether a text has only characters that a terminal shows: no control, bidi, format or line characters."""
+    return text.isprintable()
+
+
+def visible(text: str) -> str:
+    """Return a text in which each character that a terminal obeys rather than shows is an escape such as `\\x1b`."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else _escape(one) for one in text)
+
+
+def visible_lines(text: str) -> str:
+    """Return the same for a text of several lines, which stay lines."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character)
+    return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
 def one_line(text: str | None) -> str:

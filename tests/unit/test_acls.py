@@ -224,12 +224,12 @@ def test_rights_are_stored_whole() -> None:
 
 def test_the_commands_for_an_administrator() -> None:
     (one,) = acls("group", "a b", "ann", "DESCRIBE", prefixed=True)
-    assert kafka_acls_line(one._replace(host="10.0.0.1"), "--bootstrap-server b:9092") == (
+    assert kafka_acls_line(one._replace(host="10.0.0.1"), ("--bootstrap-server", "b:9092")) == (
         "kafka-acls --bootstrap-server b:9092 --add --allow-principal User:ann --allow-host 10.0.0.1 "
         "--operation Describe --group 'a b' --resource-pattern-type prefixed"
     )
     (everybody,) = acls("cluster", "kafka-cluster", "*", "ALTER_CONFIGS", deny=True)
-    assert kafka_acls_line(everybody, "--bootstrap-server b:9092", remove=True) == (
+    assert kafka_acls_line(everybody, ("--bootstrap-server", "b:9092"), remove=True) == (
         "kafka-acls --bootstrap-server b:9092 --remove --force --deny-principal 'User:*' "
         "--operation AlterConfigs --cluster"
     )

@@ -68,10 +68,10 @@ def test_principals_that_lack_the_same_share_a_sentence_with_its_time() -> None:
 
 
 def test_a_command_grants_all_that_one_principal_lacks_of_a_kind() -> None:
-    assert grant_command(WRITE, "--bootstrap-server b:1") == (
+    assert grant_command(WRITE, ("--bootstrap-server", "b:1")) == (
         "kafka-acls --bootstrap-server b:1 --add --allow-principal User:a --operation Write --topic orders --topic pay"
     )
-    assert grant_command(IDS, "--bootstrap-server b:1") == (
+    assert grant_command(IDS, ("--bootstrap-server", "b:1")) == (
         "kafka-acls --bootstrap-server b:1 --add --allow-principal 'User:a b' --allow-host 10.0.0.1 --operation Write"
         " --transactional-id app- --resource-pattern-type prefixed"
     )

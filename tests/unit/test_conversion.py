@@ -165,11 +165,11 @@ def test_flows_that_are_not_enabled_are_listed_and_a_file_of_another_kind_is_ref
 
 def test_the_rights_for_mirrormaker_2s_topics_are_those_of_what_is_enabled() -> None:
     settings = parse_settings({"emit.checkpoints.enabled": "true", "source.cluster.alias": "A"})
-    assert Grant("--topic A.checkpoints.internal", ("CREATE", "WRITE")) in destination_grants(settings, [])
+    assert Grant(("--topic", "A.checkpoints.internal"), ("CREATE", "WRITE")) in destination_grants(settings, [])
     assert not [grant for grant in destination_grants(parse_settings({}), []) if "internal" in str(grant)]
     only = {"sync.group.offsets.enabled": "false"}
     reads = [
-        Grant("--group '*'", ("DESCRIBE",)) in source_grants(parse_settings({**only, **more}), [])
+        Grant(("--group", "*"), ("DESCRIBE",)) in source_grants(parse_settings({**only, **more}), [])
         for more in ({}, {"emit.checkpoints.enabled": "true"})
     ]
     assert reads == [False, True]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from kmirror.cli import tables
 from kmirror.cli.demo_output import CommandRunner, DemoOutput, RunningCommand
 from kmirror.cli.options import Call, verb
+from kmirror.commands import on_mirror
 from kmirror.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class _Demo:
     def _kill(self, engine: RunningCommand, traffic: LiveProducer, here: Watcher, there: Watcher) -> None:
         self._output.heading("Pull the plug half-way")
         if engine.exit_code is not None:
-            raise _StepFailedError(f"kmirror run --mirror {MIRROR}", engine.exit_code)
+            raise _StepFailedError(on_mirror("run", MIRROR), engine.exit_code)
         before = there.total()
         self._output.say(f"The producer writes {_BURST:,} more records as fast as it can; the engine copies them.")
         burst = threading.Thread(target=traffic.burst, args=(_BURST,), name="kmirror-demo-burst", daemon=True)
@@ -195,7 +196,7 @@ class _Demo:
         copied = there.total()
         if copied != acknowledged:
             self._output.say(f"b has {copied:,} records, which is not the same.")
-            raise _StepFailedError(f"kmirror run --mirror {MIRROR} --until-caught-up", ExitCode.HISTORIES_DIFFER)
+            raise _StepFailedError(on_mirror("run", MIRROR, "--until-caught-up"), ExitCode.HISTORIES_DIFFER)
         self._output.say(f"b has {copied:,} records: none lost, none copied twice.")
 
     def _lose_source(self, kmirror: CommandRunner, source: SandboxCluster) -> None:

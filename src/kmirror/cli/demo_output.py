@@ -6,7 +6,6 @@ The output of a command is shown as it arrives, line by line, also while other c
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kmirror.cli.screen import Screen
+from kmirror.commands import command_line
 
 _INDENT = "   "
 
@@ -42,7 +42,7 @@ class DemoOutput:
 
     def command(self, arguments: Sequence[str]) -> None:
         """Write a command as a user would type it."""
-        self._write(f"{_INDENT}$ {shlex.join(arguments)}", "bold")
+        self._write(f"{_INDENT}$ {command_line(*arguments)}", "bold")
 
     def printed(self, line: str) -> None:
         """Write a line of a command's output."""

@@ -16,6 +16,7 @@ import click
 
 from kmirror.cli.main import kmirror
 from kmirror.cli.options import IRREVERSIBLE, Verb
+from kmirror.commands import on_mirror
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.patterns import is_plain_name
 
@@ -327,7 +328,7 @@ def check_replication_factor(request: Request, setting: int) -> None:
         now = "the brokers' default" if setting == -1 else str(setting)
         raise RefusedError(
             f"--replication-factor {wanted} differs from the mirror's replication.factor, which is {now}",
-            f"leave it out, or `kmirror config --mirror {request.mirrors[0]} --set replication.factor={wanted}` first",
+            f"leave it out, or `{on_mirror('config', request.mirrors[0])} --set replication.factor={wanted}` first",
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from click.shell_completion import CompletionItem
 from kmirror.cli.name_cache import cached_mirrors, cached_topics
 from kmirror.cli.output import Output, output_for
 from kmirror.cli.screen import Screen
+from kmirror.commands import command_line
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.durations import parse_duration
 
@@ -82,7 +82,7 @@ class Call:
 
         properties = read_properties(path)
         for file in exposed_files(path, properties):
-            command = f"chmod o-rwx {shlex.quote(str(file))}"
+            command = command_line("chmod", "o-rwx", str(file))
             self.output.screen.note_once(f"kmirror: warning: any local user can read the secrets in {file}: {command}")
         return properties
 

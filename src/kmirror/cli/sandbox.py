@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kmirror.cli.options import Call, VerbGroup, folder_option, verb
+from kmirror.commands import command_line, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,15 +74,18 @@ def up_verb(
     if done.status.client_files:
         for file in done.status.client_files:
             note(f"client properties: {file}")
-        mirror_file = shlex.quote(str(folder / "a" / MIRROR_FILE))
-        login = shlex.quote(str(folder / "b" / "kmirror.properties"))
-        flags = f"--mirror-config {mirror_file} --bootstrap-server {destination} --command-config {login}"
-        note(f"to mirror a to b: kmirror create --mirror m {flags}")
+        flags = (
+            *option("--mirror-config", str(folder / "a" / MIRROR_FILE)),
+            *option("--bootstrap-server", destination),
+            *option("--command-config", str(folder / "b" / "kmirror.properties")),
+        )
+        note(f"to mirror a to b: {command_line('kmirror', 'create', '--mirror', 'm', *flags)}")
         note("user kmirror has no ACLs yet, admin is a super user; to see the commands that grant what kmirror needs:")
-        note(f"                  kmirror check {flags}")
+        note(f"                  {command_line('kmirror', 'check', *flags)}")
         return 0
     note(f"to mirror a to b: echo bootstrap.servers={source} >a.properties")
-    note(f"                  kmirror create --mirror m --mirror-config a.properties --bootstrap-server {destination}")
+    flags = ("--mirror-config", "a.properties", *option("--bootstrap-server", destination))
+    note(f"                  {command_line('kmirror', 'create', '--mirror', 'm', *flags)}")
     return 0
 
 

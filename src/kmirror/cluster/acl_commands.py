@@ -1,15 +1,19 @@
-"""`kafka-acls` commands for an administrator to copy, with the cluster's address and our principal filled in."""
+"""Commands of Kafka's tools for an administrator to copy, with the cluster's address and our principal filled in."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.commands import Arguments, command_line, option, options
 
 #: A placeholder for an unknown principal.
 UNKNOWN_PRINCIPAL = "User:NAME"
+#: How Kafka's tools log in as an administrator.
+AS_ADMIN = ("--command-config", "admin.properties")
+#: Says that the name of a resource is a prefix.
+PREFIXED = ("--resource-pattern-type", "prefixed")
 #: Mechanisms whose user name is the principal's name.
 _NAMED_BY_LOGIN = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
 
@@ -21,34 +25,49 @@ def login_principal(config: ClientConfig) -> str | None:
     return None
 
 
-def admin_options(config: ClientConfig) -> str:
+def admin_options(config: ClientConfig) -> Arguments:
     """Return the options for Kafka's tools to reach a cluster; `admin.properties` has an administrator's login."""
     servers = ",".join(
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in config.bootstrap_servers
     )
-    login = "" if config.security_protocol == "PLAINTEXT" else " --command-config admin.properties"
-    return f"--bootstrap-server {servers}{login}"
+    login = () if config.security_protocol == "PLAINTEXT" else AS_ADMIN
+    return (*option("--bootstrap-server", servers), *login)
 
 
-def grant_line(config: ClientConfig, operations: Iterable[str], resource: str) -> str:
-    """Return the command that grants us operations on a resource, given like `--topic orders`."""
-    flags = " ".join(f"--operation {operation_flag(one)}" for one in operations)
-    principal = shlex.quote(_principal(config))
-    return f"kafka-acls {admin_options(config)} --add --allow-principal {principal} {flags} {resource}"
+def grant_line(config: ClientConfig, operations: Iterable[str], *resource: str) -> str:
+    """Return the command that grants us operations on a resource, given like `--topic`, `orders`."""
+    return command_line(
+        "kafka-acls",
+        *admin_options(config),
+        "--add",
+        *option("--allow-principal", _principal(config)),
+        *options("--operation", map(operation_flag, operations)),
+        *resource,
+    )
+
+
+def alter_topic(config: ClientConfig, topic: str, settings: str) -> str:
+    """Return the command that changes settings of a topic, given like `retention.ms=MS`."""
+    return command_line(
+        "kafka-configs",
+        *admin_options(config),
+        *("--alter", "--entity-type", "topics"),
+        *option("--entity-name", topic),
+        *option("--add-config", settings),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Rights on one resource, given like `--topic orders`."""
+    """Rights on one resource, given like `("--topic", "orders")`."""
 
-    resource: str
+    resource: Arguments
     operations: tuple[str, ...]
     prefixed: bool = False
 
     def line(self, config: ClientConfig) -> str:
         """Return the command that grants them to the principal of `config`."""
-        pattern = " --resource-pattern-type prefixed" if self.prefixed else ""
-        return grant_line(config, self.operations, f"{self.resource}{pattern}")
+        return grant_line(config, self.operations, *self.resource, *(PREFIXED if self.prefixed else ()))
 
 
 def operation_flag(operation: str) -> str:

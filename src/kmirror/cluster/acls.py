@@ -10,13 +10,12 @@ Creating a binding that exists and deleting one that does not have no effect, so
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
-from kmirror.cluster.acl_commands import grant_line, operation_flag
+from kmirror.cluster.acl_commands import PREFIXED, grant_line, operation_flag
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import (
     ANY_HOST,
@@ -28,6 +27,7 @@ from kmirror.cluster.protocol.acl_binding import (
 )
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.commands import Arguments, command_line, option
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 
 _SECURITY_DISABLED = 54
@@ -178,22 +178,22 @@ def broker_acls(
     return _bindings(client.config, answer)
 
 
-def kafka_acls_line(binding: AclBinding, cluster: str, *, remove: bool = False) -> str:
+def kafka_acls_line(binding: AclBinding, cluster: Arguments, *, remove: bool = False) -> str:
     """Return the command that adds, or removes, an ACL; `cluster` as from `admin_options`."""
     permission = binding.permission.lower()
-    where = "--cluster"
+    where: Arguments = ("--cluster",)
     if binding.resource_type is not ResourceType.CLUSTER:
-        where = f"{_FLAGS[binding.resource_type]} {shlex.quote(binding.resource_name)}"
-    parts = [
-        f"kafka-acls {cluster}",
-        "--remove --force" if remove else "--add",
-        f"--{permission}-principal {shlex.quote(binding.principal)}",
-        "" if binding.host == ANY_HOST else f"--{permission}-host {binding.host}",
-        f"--operation {operation_flag(binding.operation)}",
-        where,
-        "--resource-pattern-type prefixed" if binding.pattern_type is PatternType.PREFIXED else "",
-    ]
-    return " ".join(part for part in parts if part)
+        where = option(_FLAGS[binding.resource_type], binding.resource_name)
+    return command_line(
+        "kafka-acls",
+        *cluster,
+        *(("--remove", "--force") if remove else ("--add",)),
+        *option(f"--{permission}-principal", binding.principal),
+        *(() if binding.host == ANY_HOST else option(f"--{permission}-host", binding.host)),
+        *option("--operation", operation_flag(binding.operation)),
+        *where,
+        *(PREFIXED if binding.pattern_type is PatternType.PREFIXED else ()),
+    )
 
 
 def _described(resource_type: ResourceType | None) -> Any:

@@ -17,6 +17,7 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
 
 _ACKS_ALL = -1
@@ -70,7 +71,7 @@ def _verdict(config: ClientConfig, partition: TopicPartition, code: int) -> Kmir
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
         return UnreachableError(
             f"{partition}: we lack WRITE on the topic",
-            grant_line(config, ("WRITE",), f"--topic {partition.topic}"),
+            grant_line(config, ("WRITE",), *option("--topic", partition.topic)),
             Reason.NOT_AUTHORIZED,
         )
     return BrokerError(code, code_name(code), f"probing the right to write to {partition}")

@@ -5,19 +5,19 @@ Unknown parts are None, and `unknown` says why; an empty list means that nothing
 
 from __future__ import annotations
 
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kmirror.cluster.acl_commands import operation_flag
+from kmirror.cluster.acl_commands import PREFIXED, operation_flag
 from kmirror.cluster.protocol.acl_binding import ANY_HOST, PatternType, ResourceType
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.columns import TEXT, TIME, Column, Type, document, list_of, object_of, one_of
+from kmirror.commands import Arguments, command_line, option, options
 from kmirror.settings.durations import format_duration
 from kmirror.sync.client_rights import LackingRight
-from kmirror.words import at_time, counted
+from kmirror.words import at_time, counted, listed
 
 _MOST_NAMED = 5
 _FLAGS = {
@@ -53,17 +53,18 @@ class ClientGaps:
         return document(CLIENTS, self)
 
 
-def grant_command(right: LackingRight, cluster: str) -> str:
+def grant_command(right: LackingRight, cluster: Arguments) -> str:
     """Return the command with which an administrator grants a right; `cluster` as of `admin_options`."""
-    flag = _FLAGS[right.resource_type]
-    parts = [
-        f"kafka-acls {cluster} --add --allow-principal {shlex.quote(right.principal)}",
-        "" if right.host == ANY_HOST else f"--allow-host {right.host}",
-        f"--operation {operation_flag(right.operation)}",
-        *(f"{flag} {shlex.quote(name)}" for name in right.names),
-        "--resource-pattern-type prefixed" if right.pattern_type is PatternType.PREFIXED else "",
-    ]
-    return " ".join(part for part in parts if part)
+    return command_line(
+        "kafka-acls",
+        *cluster,
+        "--add",
+        *option("--allow-principal", right.principal),
+        *(() if right.host == ANY_HOST else option("--allow-host", right.host)),
+        *option("--operation", operation_flag(right.operation)),
+        *options(_FLAGS[right.resource_type], right.names),
+        *(PREFIXED if right.pattern_type is PatternType.PREFIXED else ()),
+    )
 
 
 def gap_sentences(gaps: ClientGaps) -> Iterator[str]:
@@ -95,8 +96,7 @@ def _who(right: LackingRight) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return listed(names, _MOST_NAMED)
 
 
 def _as_of(seen_ms: int | None, found_ms: int) -> str:

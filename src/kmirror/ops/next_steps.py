@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
+from kmirror.commands import on_mirror, on_topics
 from kmirror.errors import Reason
 from kmirror.words import at_time
 
-_RESET = (
-    "to archive the mirror topic's records and copy the new topic: kmirror recover --mirror {mirror} --topics"
-    " {topic} --accept-reset"
-)
-_DIVERGED = (
-    "to archive records that the source does not have and copy the topic again: kmirror recover --mirror {mirror}"
-    " --topics {topic} --accept-divergence"
-)
+_RESET = "to archive the mirror topic's records and copy the new topic: {recover} --accept-reset"
+_DIVERGED = "to archive records that the source does not have and copy the topic again: {recover} --accept-divergence"
 _STEPS = {
-    Reason.SOURCE_TRUNCATED: "to continue without them: kmirror recover --mirror {mirror} --topics {topic}"
-    " --accept-loss",
-    Reason.DESTINATION_TRUNCATED: (
-        "to continue without the lost records: kmirror recover --mirror {mirror} --topics {topic} --accept-loss; or, "
-        + _DIVERGED
-    ),
+    Reason.SOURCE_TRUNCATED: "to continue without them: {recover} --accept-loss",
+    Reason.DESTINATION_TRUNCATED: ("to continue without the lost records: {recover} --accept-loss; or, " + _DIVERGED),
     Reason.SOURCE_TOPIC_RECREATED: _RESET,
     Reason.PARTITIONS_DECREASED: _RESET,
     Reason.SOURCE_DIVERGED: _DIVERGED,
@@ -27,28 +18,28 @@ _STEPS = {
     Reason.OFFSET_MISMATCH: f"stop the client that writes to it; then, {_DIVERGED}",
     Reason.SOURCE_TOPIC_DELETED: (
         "the mirror topic is kept as it is; a running engine resumes within 5 minutes after it is back, or"
-        " immediately with: kmirror recover --mirror {mirror} --topics {topic}"
+        " immediately with: {recover}"
     ),
     Reason.DESTINATION_TOPIC_DELETED: (
-        "it is not recreated automatically; to mirror it again: kmirror add --mirror {mirror} --topics {topic}, if"
-        " no other topic has its name"
+        "it is not recreated automatically; to mirror it again: {add}, if no other topic has its name"
     ),
     Reason.NOT_AUTHORIZED: (
-        "kmirror check --mirror {mirror} prints the command that grants it; a running engine resumes within 5 minutes "
-        "after that, or immediately with: kmirror recover --mirror {mirror} --topics {topic}"
+        "{check} prints the command that grants it; a running engine resumes within 5 minutes "
+        "after that, or immediately with: {recover}"
     ),
     Reason.FENCED: "kmirror events and kmirror list show which engine is in charge now",
 }
-_DEFAULT = (
-    "fix the cause; a running engine resumes within 5 minutes, or immediately with: "
-    "kmirror recover --mirror {mirror} --topics {topic}"
-)
+_DEFAULT = "fix the cause; a running engine resumes within 5 minutes, or immediately with: {recover}"
 
 
 def next_step(reason: Reason | None, mirror: str, topic: str) -> str:
     """Return what an operator can do about a FAILED partition, with the command to type."""
     step = _DEFAULT if reason is None else _STEPS.get(reason, _DEFAULT)
-    return step.format(mirror=mirror, topic=topic)
+    return step.format(
+        recover=on_topics("recover", mirror, [topic]),
+        add=on_topics("add", mirror, [topic]),
+        check=on_mirror("check", mirror),
+    )
 
 
 def failure_text(message: str | None, since_ms: int | None, reason: Reason | None, mirror: str, topic: str) -> str:

@@ -24,6 +24,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.topic_settings import topic_settings
+from kmirror.commands import on_mirror, on_topics
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.engine.bulk.runner import Runtime as TaskRuntime
@@ -128,7 +129,7 @@ class TopicRebuilder:
             raise RefusedError(
                 f"{counted(len(recent), 'topic')} of mirror {self._mirror} rebuilt within the last hour: no more are "
                 f"rebuilt automatically (source.reset.auto.max.topics={limit})",
-                f"check the source; then: kmirror recover --mirror {self._mirror} --accept-reset",
+                f"check the source; then: {on_mirror('recover', self._mirror)} --accept-reset",
             )
 
     def carry_out(self, topic: str) -> None:
@@ -388,7 +389,7 @@ def _require_space(client: ClusterClient, topic: str, mirror: str) -> None:
     if found is not None and found.topic_bytes > found.free_bytes:
         raise RefusedError(
             f"an archive of {topic} needs {found.topic_bytes:,} bytes, but {found.free_bytes:,} are free",
-            f"free some space; then: kmirror recover --mirror {mirror} --topics {topic} --accept-reset",
+            f"free some space; then: {on_topics('recover', mirror, [topic])} --accept-reset",
         )
 
 
@@ -406,8 +407,7 @@ def _require_id(destination: Destination, record: TopicRecord) -> None:
     if found.error_code or found.printed_topic_id != record.destination_topic_id:
         raise RefusedError(
             f"mirror topic {record.topic} was deleted or recreated",
-            f"nothing of it can be archived; to mirror it again: kmirror add --mirror {record.mirror} "
-            f"--topics {record.topic}",
+            "nothing of it can be archived; to mirror it again: " + on_topics("add", record.mirror, [record.topic]),
             Reason.DESTINATION_TOPIC_DELETED,
         )
 

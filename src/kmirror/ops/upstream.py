@@ -14,6 +14,7 @@ from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.security.client_config import client_config
+from kmirror.commands import option
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.context import as_kmirror_error
 from kmirror.state.records import DesiredState, MirrorRecord
@@ -123,7 +124,7 @@ def stored_state_on(properties: Mapping[str, str], timeout_ms: int | None = None
     if topic is not None and topic.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
         raise UnreachableError(
             f"we lack READ on topic {STATE_TOPIC} there, if there is one",
-            grant_line(config, ("READ",), f"--topic {STATE_TOPIC}"),
+            grant_line(config, ("READ",), *option("--topic", STATE_TOPIC)),
             Reason.NOT_AUTHORIZED,
         )
     store = StateStore(config)

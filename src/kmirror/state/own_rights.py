@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from kmirror.cluster.acl_commands import Grant
 from kmirror.cluster.protocol.codes import Code
+from kmirror.commands import option
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 
 #: Prefix of kmirror's own topics.
 OWN_TOPICS = "__kmirror_"
 
-OWN_TOPICS_GRANT = Grant(f"--topic {OWN_TOPICS}", ("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS"), prefixed=True)
-OWN_IDS_GRANT = Grant(f"--transactional-id {OWN_TRANSACTIONAL_IDS}", ("WRITE",), prefixed=True)
+OWN_TOPICS_GRANT = Grant(option("--topic", OWN_TOPICS), ("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS"), prefixed=True)
+OWN_IDS_GRANT = Grant(option("--transactional-id", OWN_TRANSACTIONAL_IDS), ("WRITE",), prefixed=True)
 
 
 def lacking_grant(code: int) -> Grant:

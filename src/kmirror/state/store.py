@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from kmirror.cluster.acl_commands import admin_options
+from kmirror.cluster.acl_commands import alter_topic
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
@@ -489,6 +489,5 @@ class StateStore:
         if found != cleanup_policy:
             raise RefusedError(
                 f"topic {topic} has cleanup.policy={found}, which would lose kmirror's state",
-                f"kafka-configs {admin_options(self._client.config)} --alter --entity-type topics "
-                f"--entity-name {topic} --add-config cleanup.policy={cleanup_policy}",
+                alter_topic(self._client.config, topic, f"cleanup.policy={cleanup_policy}"),
             )

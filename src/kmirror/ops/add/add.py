@@ -16,6 +16,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.topic_settings import topic_settings
+from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add.adopt import Clusters, refusals
 from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
@@ -263,7 +264,7 @@ def _check_at_destination(destination: Destination, work: AddWork) -> None:
     for topic, found in present.items():
         if isinstance(found, int):
             message = f"no right to read the settings of {topic} on the destination"
-            hint = grant_line(destination.config, ("DESCRIBE_CONFIGS", "ALTER_CONFIGS"), f"--topic {topic}")
+            hint = grant_line(destination.config, ("DESCRIBE_CONFIGS", "ALTER_CONFIGS"), *option("--topic", topic))
             work.refuse(topic, RefusedError(message, hint, Reason.NOT_AUTHORIZED))
         else:
             wanted = work.plans[topic].settings

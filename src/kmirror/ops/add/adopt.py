@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.commands import on_mirror
 from kmirror.engine.compare.difference import retention_note
 from kmirror.engine.compare.verification import PartitionVerdict
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, TimedOutError
@@ -126,6 +127,6 @@ def _refusal(compared: _Compared, mirror: str) -> TopicResult | None:
         here,
         f"{here} is not a prefix of its source: they fork at offset {fork} ({what});"
         f" {counted(bounds.end - fork, 'record')} after it",
-        f"`kmirror failback --mirror {mirror} --mirror-config FILE` archives them and resumes from the fork",
+        f"`{on_mirror('failback', mirror)} --mirror-config FILE` archives them and resumes from the fork",
         Reason.DESTINATION_WRITTEN,
     )

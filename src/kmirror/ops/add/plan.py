@@ -13,6 +13,7 @@ from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.gone import is_gone
@@ -314,7 +315,9 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
         return _refused(
             topic,
             f"cannot describe topic {topic} on the destination: {code_name(here.error_code)}",
-            grant_line(facts.destination_login, ("DESCRIBE",), f"--topic {topic}") if is_forbidden else "try again",
+            grant_line(facts.destination_login, ("DESCRIBE",), *option("--topic", topic))
+            if is_forbidden
+            else "try again",
             Reason.NOT_AUTHORIZED if is_forbidden else None,
         )
     if len(here.partitions) != len(there.partitions):
@@ -383,6 +386,6 @@ def _not_authorized(topic: str, source_topic: str, missing: list[str], login: Cl
     return _refused(
         topic,
         f"the source does not grant us {' and '.join(missing)} on topic {source_topic}, if there is one",
-        grant_line(login, missing, f"--topic {source_topic}"),
+        grant_line(login, missing, *option("--topic", source_topic)),
         Reason.NOT_AUTHORIZED,
     )

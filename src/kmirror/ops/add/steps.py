@@ -18,6 +18,7 @@ from kmirror.cluster.authorized import missing_rights
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.plan import Action, FilterChange, TopicPlan, require_unchanged
 from kmirror.ops.add.topic_admin import NewTopic, TopicAdmin, await_topics
@@ -211,7 +212,7 @@ def _done(plan: TopicPlan, work: AddWork, lacking: Mapping[str, list[str]], logi
     if plan.topic not in lacking:
         return TopicResult(plan.topic, None, Outcome.DONE, text)
     missing = " and ".join(lacking[plan.topic])
-    grant = grant_line(login, lacking[plan.topic], f"--topic {plan.topic}")
+    grant = grant_line(login, lacking[plan.topic], *option("--topic", plan.topic))
     return TopicResult(
         plan.topic,
         None,

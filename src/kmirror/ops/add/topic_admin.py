@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import ClusterMetadata
+from kmirror.commands import option
 from kmirror.errors import KmirrorError
 from kmirror.state.client import Deadline, ask, client
 from kmirror.state.store import StateStore
@@ -136,7 +137,7 @@ class TopicAdmin:
                 def again(name: str = name, first: dict[str, Any] = first) -> Any:
                     return first.pop(name, None) or request([items[name]])[name]
 
-                grant = grant_line(self._login, (operation,), f"--topic {name}")
+                grant = grant_line(self._login, (operation,), *option("--topic", name))
                 try:
                     ask(again, self._admin, self._watch, Deadline(_TIMEOUT_S), f"{what} {name}", grant)
                 except KmirrorError as error:

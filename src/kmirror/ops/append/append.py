@@ -16,6 +16,7 @@ from kmirror.cluster.pipeline_queue import Appending, AppendStoppedError
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topic_settings import topic_settings
+from kmirror.commands import on_topics
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.ops.append.lines import Line, Span, read_lines, spans_of
@@ -129,7 +130,7 @@ def _check(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]
 def _not_writable(destination: Destination, state: State, topic: TopicRecord) -> dict[int | None, KmirrorError]:
     """Return why partitions of a mirror topic may not be written to now; the key None means all others."""
     mirror, name = topic.mirror, topic.topic
-    pause = f"`kmirror pause --mirror {mirror} --topics {name}` first, and `kmirror resume` afterwards"
+    pause = f"`{on_topics('pause', mirror, [name])}` first, and `kmirror resume` afterwards"
     state.require_readable(mirror)
     if topic.desired is not DesiredState.PAUSED:
         return {None: RefusedError(f"{name} is mirrored by {mirror}: engines append to it", pause)}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.commands import Arguments, on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.context import now_ms
 from kmirror.ops.rights.producer_block import unblocking_lines
@@ -26,7 +27,7 @@ class BlockedView:
 
 
 def blocked_views(
-    state: State, mirror: str, cluster: str, source_acls: Callable[[], Collection[AclBinding]]
+    state: State, mirror: str, cluster: Arguments, source_acls: Callable[[], Collection[AclBinding]]
 ) -> list[BlockedView]:
     """Report the denials that a mirror's records have and the source has, or may have.
 
@@ -55,12 +56,12 @@ def blocked_views(
         found.append(BlockedView(message, "it is lifted if the promote gives up", is_wanted=True))
     elif waiting:
         message = f"denies everyone WRITE on {_named(waiting)}, left behind by a promote that was killed{unconfirmed}"
-        hint = f"`kmirror promote --mirror {mirror}` resumes it or lifts the denial; or have an administrator run:"
+        hint = f"`{on_mirror('promote', mirror)}` resumes it or lifts the denial; or have an administrator run:"
         found.append(BlockedView(message, f"{hint}\n{_lines(waiting, cluster)}", is_wanted=False))
     return found
 
 
-def _lines(records: Collection[RightsRecord], cluster: str) -> str:
+def _lines(records: Collection[RightsRecord], cluster: Arguments) -> str:
     return unblocking_lines([binding for one in records for binding in one.blocked], cluster)
 
 

@@ -6,11 +6,10 @@ hint is a warning: it works, but not as well as it might, or not for every topic
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 
-from kmirror.cluster.acl_commands import Grant, admin_options, grant_line
+from kmirror.cluster.acl_commands import PREFIXED, Grant, admin_options, grant_line
 from kmirror.cluster.acls import describe_acls
 from kmirror.cluster.authorized import (
     OPERATIONS,
@@ -24,6 +23,7 @@ from kmirror.cluster.groups import visible_groups
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.commands import Arguments, command_line, option, options
 from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import Reason
 from kmirror.ops.check.blocked import blocked_views
@@ -176,13 +176,13 @@ def _check_own_rights(
     with findings.catching(DESTINATION, "kmirror's own"):
         for name, missing in lacking_on_own(client).items():
             ids = name == OWN_TRANSACTIONAL_IDS
-            resource = f"--transactional-id {name} --resource-pattern-type prefixed" if ids else f"--topic {name}"
+            resource = (*option("--transactional-id", name), *PREFIXED) if ids else option("--topic", name)
             findings.add(
                 DESTINATION,
                 f"rights on transactional ids {name}*" if ids else f"rights on topic {name}",
                 False,
                 f"we lack {', '.join(missing)}",
-                grant_line(client.config, missing, resource),
+                grant_line(client.config, missing, *resource),
                 Reason.NOT_AUTHORIZED,
             )
     names = [topic.topic for topic in topics]
@@ -235,8 +235,8 @@ def _check_filling(
                 "to fill by markers:",
                 grant_line(config, ("ALTER",), "--cluster"),
                 "to fill by empty transactions:",
-                grant_line(config, ("WRITE", "DESCRIBE"), f"--transactional-id {ids} --resource-pattern-type prefixed"),
-                grant_line(config, ("WRITE",), _topic_options([topic.topic for topic in topics])),
+                grant_line(config, ("WRITE", "DESCRIBE"), *option("--transactional-id", ids), *PREFIXED),
+                grant_line(config, ("WRITE",), *_topic_options([topic.topic for topic in topics])),
             )
         ),
     )
@@ -251,17 +251,17 @@ def _check_trimming(findings: Findings, client: ClusterClient, topics: list[str]
             "trimming logs",
             f"we lack {needed} on {len(lacking)} of {counted(len(topics), 'topic')}: it is needed where the log is to "
             "begin above 0, now or later; for compact-only topics ALTER_CONFIGS too",
-            grant_line(client.config, ("DELETE",), _topic_options(lacking)),
+            grant_line(client.config, ("DELETE",), *_topic_options(lacking)),
         )
     elif topics:
         findings.ok(DESTINATION, "trimming logs", f"we have {needed} on {counted(len(topics), 'topic')}")
 
 
-def _topic_options(topics: list[str]) -> str:
+def _topic_options(topics: list[str]) -> Arguments:
     """Return topics as options of kafka-acls; with too many, or none yet, a placeholder."""
     if not 0 < len(topics) <= _TOPICS_IN_HINT:
-        return "--topic TOPIC"
-    return " ".join(f"--topic {topic}" for topic in topics)
+        return option("--topic", "TOPIC")
+    return options("--topic", topics)
 
 
 def _stored_state(
@@ -361,7 +361,7 @@ def _check_source_groups(findings: Findings, client: ClusterClient, settings: Se
         findings.ok(SOURCE, "rights on groups", "there is no group to sync offsets of")
     else:
         message = "no group is visible to sync offsets of: there is none, or kmirror lacks DESCRIBE on groups"
-        findings.warn(SOURCE, "rights on groups", message, grant_line(client.config, ("DESCRIBE",), "--group '*'"))
+        findings.warn(SOURCE, "rights on groups", message, grant_line(client.config, ("DESCRIBE",), "--group", "*"))
     return groups
 
 
@@ -369,13 +369,13 @@ def _check_groups(findings: Findings, cluster: str, client: ClusterClient, group
     some = groups[:_GROUPS_ASKED]
     lacking = groups_lacking(client, some, needed)
     if lacking:
-        names = " ".join(f"--group {shlex.quote(group)}" for group in lacking[:_TOPICS_IN_HINT])
+        names = options("--group", lacking[:_TOPICS_IN_HINT])
         findings.add(
             cluster,
             "rights on groups",
             False,
             f"we lack {needed} on {len(lacking)} of {counted(len(some), 'group')}: their offsets cannot be synced",
-            grant_line(client.config, (needed,), names),
+            grant_line(client.config, (needed,), *names),
             Reason.NOT_AUTHORIZED,
         )
     elif some:
@@ -392,8 +392,8 @@ def _check_schemas(findings: Findings, client: ClusterClient, mirrored: Collecti
         "schemas",
         f"the source has a topic {_SCHEMAS}, used by schema registries, and it is not mirrored: schema ids in"
         " records are copied unchanged, so consumers of the mirror need a registry that has them",
-        f"mirror it too (kmirror add --topics {_SCHEMAS}) for a registry at the destination, or let consumers there"
-        " use the source's registry",
+        f"mirror it too ({command_line('kmirror', 'add', '--topics', _SCHEMAS)}) for a registry at the destination, or"
+        " let consumers there use the source's registry",
     )
 
 
@@ -407,7 +407,7 @@ def _check_topics(
             f"rights on topic {topic}",
             False,
             f"we lack {', '.join(missing)}",
-            grant_line(client.config, missing, f"--topic {topic}"),
+            grant_line(client.config, missing, *option("--topic", topic)),
             Reason.NOT_AUTHORIZED,
         )
     if topics and not lacking:

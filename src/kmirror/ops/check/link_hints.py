@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from kmirror.commands import on_mirror
 from kmirror.errors import Reason
 
 _REFUSED = (
-    "`kmirror check --mirror {mirror}` shows the cause; copying resumes automatically once the source accepts the"
-    " connection; to change its credentials: kmirror config --mirror {mirror} --set KEY=VALUE, or change where its"
+    "`{check}` shows the cause; copying resumes automatically once the source accepts the"
+    " connection; to change its credentials: {config} --set KEY=VALUE, or change where its"
     " secrets are stored; a running engine picks that up within seconds, except for environment variables"
 )
 _STEPS = {
     Reason.SOURCE_CLUSTER_CHANGED: (
         "nothing is copied from it, and copying resumes automatically once the right cluster is back; if its address"
-        " has changed: kmirror config --mirror {mirror} --set bootstrap.servers=HOST:PORT"
+        " has changed: {config} --set bootstrap.servers=HOST:PORT"
     )
 }
 
@@ -20,4 +21,5 @@ _STEPS = {
 def refused_text(message: str | None, reason: Reason | None, mirror: str) -> str:
     """Return the text on a refused link: what happened, since when if known, what to type."""
     step = _REFUSED if reason is None else _STEPS.get(reason, _REFUSED)
-    return f"{message or 'the source refuses the connection'}; {step.format(mirror=mirror)}"
+    what = step.format(check=on_mirror("check", mirror), config=on_mirror("config", mirror))
+    return f"{message or 'the source refuses the connection'}; {what}"

@@ -15,6 +15,7 @@ from kmirror.cluster.acls import NoAuthorizerError, describe_acls
 from kmirror.cluster.authorized import may_write_transactions, missing_rights
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
+from kmirror.commands import option
 from kmirror.engine.archive.archive_topic import archive_prefix
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.rights.protection import ProbeCache, decide_protection, survey
@@ -47,14 +48,14 @@ def destination_grants(settings: Settings, topics: Collection[str]) -> tuple[Gra
     cluster: tuple[str, ...] = ("ALTER",) if changes_acls else ("CLUSTER_ACTION", "DESCRIBE")
     if settings.sync_quotas_enabled:
         cluster += ("ALTER_CONFIGS",)
-    groups = [Grant("--group '*'", ("READ",))] if settings.sync_group_offsets_enabled else []
+    groups = [Grant(("--group", "*"), ("READ",))] if settings.sync_group_offsets_enabled else []
     return (
         OWN_TOPICS_GRANT,
         OWN_IDS_GRANT,
-        *(Grant(f"--topic {name}", ("CREATE", "WRITE")) for name in own_topics(settings)),
-        *(Grant(f"--topic {name}", _ON_MIRROR_TOPICS) for name in _named(topics)),
-        *(Grant(f"--topic {archive_prefix(name)}", _ON_ARCHIVES, prefixed=True) for name in _named(topics)),
-        Grant("--cluster", cluster),
+        *(Grant(option("--topic", name), ("CREATE", "WRITE")) for name in own_topics(settings)),
+        *(Grant(option("--topic", name), _ON_MIRROR_TOPICS) for name in _named(topics)),
+        *(Grant(option("--topic", archive_prefix(name)), _ON_ARCHIVES, prefixed=True) for name in _named(topics)),
+        Grant(("--cluster",), cluster),
         *groups,
     )
 
@@ -64,16 +65,21 @@ def source_grants(settings: Settings, topics: Collection[str], *, has_mirrors: b
 
     With `has_mirrors` it is itself the destination of mirrors, whose stored state has their deferred settings.
     """
-    stored = [Grant(f"--topic {STATE_TOPIC}", ("READ",))] if has_mirrors else []
+    stored = [Grant(option("--topic", STATE_TOPIC), ("READ",))] if has_mirrors else []
     reads_groups = settings.sync_group_offsets_enabled or settings.emit_checkpoints_enabled
-    groups = [Grant("--group '*'", ("DESCRIBE",))] if reads_groups else []
+    groups = [Grant(("--group", "*"), ("DESCRIBE",))] if reads_groups else []
     cluster = []
     if settings.sync_topic_acls_enabled or settings.compare_scram_users_enabled:
         cluster.append("DESCRIBE")
     if settings.sync_quotas_enabled:
         cluster.append("DESCRIBE_CONFIGS")
-    on_cluster = [Grant("--cluster", tuple(cluster))] if cluster else []
-    return (*(Grant(f"--topic {name}", _ON_SOURCE_TOPICS) for name in _named(topics)), *groups, *on_cluster, *stored)
+    on_cluster = [Grant(("--cluster",), tuple(cluster))] if cluster else []
+    return (
+        *(Grant(option("--topic", name), _ON_SOURCE_TOPICS) for name in _named(topics)),
+        *groups,
+        *on_cluster,
+        *stored,
+    )
 
 
 def grant_lines(client: ClusterClient, grants: Iterable[Grant]) -> list[str]:

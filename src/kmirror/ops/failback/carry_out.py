@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
+from kmirror.commands import command_line, option
 from kmirror.errors import ExitCode, Reason, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import await_topics
@@ -182,9 +183,10 @@ def _plan_cuts(run: FailbackRun) -> str:
     if run.cuts:
         ordered = tuple(sorted(run.cuts, key=lambda cut: (cut.topic, cut.partition)))
         write_plan(TruncationPlan(destination.cluster_id, run.mirror.name, now_ms(), ordered), request.plan)
+        truncate = command_line("kmirror", "truncate-logs", *option("--plan", str(request.plan)), "--log-dir", "DIR")
         run.warnings.append(
-            f"the plan is {request.plan}. Next: stop all brokers of this cluster cleanly; on each, run `kmirror "
-            f"truncate-logs --plan {request.plan} --log-dir DIR`; start them; run the same failback command again"
+            f"the plan is {request.plan}. Next: stop all brokers of this cluster cleanly; on each, run `{truncate}`; "
+            "start them; run the same failback command again"
         )
     return "planned"
 

@@ -5,7 +5,6 @@ Nothing is changed here.
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.log_dirs import partition_sizes
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.commands import command_line, option
 from kmirror.engine.bulk.ranges import bytes_per_offset
 from kmirror.engine.compare.counting import RangeToCount, RecordCount, count_records
 from kmirror.engine.histories.fork import Fork
@@ -176,8 +176,12 @@ def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata]
             "stop these consumers, or move them to the new primary, and run the same command again; brokers do "
             "not report how long a member has been silent: a dead one leaves the group when its session.timeout.ms has "
             "passed (45 s by default), so wait that long, and check with\n"
-            f"kafka-consumer-groups {admin_options(destination.config)} --describe --members "
-            f"--group {shlex.quote(groups[0].group)}",
+            + command_line(
+                "kafka-consumer-groups",
+                *admin_options(destination.config),
+                *("--describe", "--members"),
+                *option("--group", groups[0].group),
+            ),
         )
     time.sleep(max(0.0, watch_s - (time.monotonic() - began)))
     after = ask(dict.fromkeys(partitions, LATEST), log_end=True)

@@ -17,6 +17,7 @@ from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.commands import option
 from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import BrokerError, Reason, UnreachableError
@@ -96,7 +97,7 @@ class _Job:
             self.close()
             raise UnreachableError(f"writing to {topic}: not done within {_TIMEOUT_S:g} s", "the engine retries")
         if errors:
-            grant = grant_line(destination.config, ("CREATE", "WRITE"), f"--topic {topic}")
+            grant = grant_line(destination.config, ("CREATE", "WRITE"), *option("--topic", topic))
             raise known_error(errors[0], f"writing to {topic}", grant)
 
     def _taken(self, destination: Destination, topics: Iterable[str]) -> list[JobEvent] | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from kmirror.cluster.acl_commands import AS_ADMIN
+from kmirror.commands import option
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.context import (
     PENDING_ADD,
@@ -112,7 +114,7 @@ def _left_at_source(state: State, mirror: str) -> tuple[str, ...]:
     if not blocked:
         return ()
     servers = require_mirror(state, mirror).source.get("bootstrap.servers", "SOURCE")
-    lines = unblocking_lines(blocked, f"--bootstrap-server {servers} --command-config admin.properties")
+    lines = unblocking_lines(blocked, (*option("--bootstrap-server", servers), *AS_ADMIN))
     return (f"the source still refuses writes to topics that moved; to let producers write there again:\n{lines}",)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.commands import on_mirror
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror
 from kmirror.ops.next_steps import next_step
@@ -104,7 +105,7 @@ def recover(
     asked_ms = now_ms()
     numbers = _record(destination, mirror, retries, trims=consent is not None and consent.trim)
     if engine_in_charge(destination.state(), mirror, now_ms()) is None:
-        hint = f"no engine is in charge; `kmirror run --mirror {mirror}` starts one"
+        hint = f"no engine is in charge; `{on_mirror('run', mirror)}` starts one"
         results += [_done(retry, f"will be retried{retry.note}") for retry in retries]
         return _result(mirror, results, dry_run, warnings=[hint])
     with Meter(watch, "waiting for the engine to resume copying", "partition", len(retries)) as meter:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from kmirror import __version__
+from kmirror.commands import on_mirror
 from kmirror.ops.report.charts import Health, line, strip
 from kmirror.ops.report.facts import ClusterFacts, ReportFacts
 from kmirror.ops.report.html import Content, Html, join, tag
@@ -451,7 +452,7 @@ def _details(event: Event) -> str:
 
 
 def _footer(facts: ReportFacts) -> Html:
-    command = f"kmirror report --mirror {facts.mirror.name} --html FILE"
+    command = on_mirror("report", facts.mirror.name, "--html", "FILE")
     sources = (
         "Times are UTC. State, lag and offsets are those of kmirror describe at the time of this report; lag, rates and"
         " states over time were recorded by engines once a minute and are kept for two days; events are kept forever."

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from kmirror.cluster.acl_commands import admin_options
 from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, kafka_acls_line
 from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
+from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, PartlyDoneError, Reason
 from kmirror.ops.context import Destination
 from kmirror.ops.rights.protection import is_mirrored, write_rights
@@ -140,7 +141,7 @@ def _await(destination: Destination, present: Collection[AclBinding], absent: Co
 
 
 def _error(
-    topic: str, failed: Mapping[AclBinding, KmirrorError], give: Collection[AclBinding], cluster: str
+    topic: str, failed: Mapping[AclBinding, KmirrorError], give: Collection[AclBinding], cluster: Arguments
 ) -> KmirrorError | None:
     if not failed:
         return None

@@ -22,6 +22,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, TimedOutError
 from kmirror.ops.context import Destination, actor, change, naming_cluster, now_ms, source_client
 from kmirror.ops.rights.protection import is_mirrored, raise_first, survey, write_rights
@@ -213,7 +214,7 @@ class ProducerBlock:
         return Event(now_ms(), self._mirror, "block-producers", actor(), result, details)
 
 
-def unblocking_lines(bindings: Collection[AclBinding], cluster: str) -> str:
+def unblocking_lines(bindings: Collection[AclBinding], cluster: Arguments) -> str:
     """Return the commands with which an administrator unblocks producers; `cluster` as from `admin_options`."""
     lines = [kafka_acls_line(one, cluster, remove=True) for one in sorted(bindings)]
     more = [f"and {counted(len(lines) - _LINES_IN_HINT, 'more topic')}"] if len(lines) > _LINES_IN_HINT else []

@@ -24,6 +24,7 @@ from kmirror.cluster.principal_probe import PrincipalProbe, probe_principal
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, Reason, RefusedError
 from kmirror.ops.context import Destination, change
 from kmirror.state.records import PENDING_STOP, DesiredState, TopicRecord
@@ -114,7 +115,10 @@ def survey(
 
 
 def decide_protection(
-    surveyed: AclSurvey, topic: str, ours: Collection[AclBinding], cluster: str = "--bootstrap-server DESTINATION"
+    surveyed: AclSurvey,
+    topic: str,
+    ours: Collection[AclBinding],
+    cluster: Arguments = ("--bootstrap-server", "DESTINATION"),
 ) -> Protection:
     """Return how to protect a topic; `ours` are the denials made for it before. Changes nothing."""
     if surveyed.detected_only is not None:

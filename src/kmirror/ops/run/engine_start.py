@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.commands import on_mirror
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.side_jobs import JobView
 from kmirror.engine.spark.application import SparkRuntime
@@ -87,7 +88,7 @@ class EngineStart:
             if is_being_stopped(state, mirror):
                 raise RefusedError(
                     f"mirror {mirror} is being stopped as a whole",
-                    f"if that was interrupted, `kmirror failover --mirror {mirror}` completes it",
+                    f"if that was interrupted, `{on_mirror('failover', mirror)}` completes it",
                 )
         except RefusedError:
             self._lease.release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kmirror.commands import on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, as_kmirror_error
 from kmirror.ops.groups.commit import reason_text
@@ -68,5 +69,5 @@ def _why(row: GroupResult) -> str:
 
 
 def _trouble(mirror: str, message: str, reason: Reason | None) -> TopicResult:
-    hint = f"`kmirror describe --mirror {mirror} --groups` shows each group; run it again to sync them"
+    hint = f"`{on_mirror('describe', mirror)} --groups` shows each group; run it again to sync them"
     return TopicResult(None, None, Outcome.FAILED, f"group offsets of {mirror}: {message}", reason, hint=hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.commands import on_mirror
 from kmirror.engine.control.driver import Ending
 from kmirror.engine.control.engines import Engines, NotCopied
 from kmirror.engine.control.journal import Level
@@ -86,4 +87,4 @@ def _left_out(mirror: str, not_copied: NotCopied, ending: Ending) -> TopicResult
 
 
 def _hint(mirror: str) -> str:
-    return f"`kmirror describe --mirror {mirror} --failed` shows all of them"
+    return f"`{on_mirror('describe', mirror)} --failed` shows all of them"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kmirror.commands import on_mirror
 from kmirror.engine.control.health import no_workers_text
 from kmirror.errors import Reason
 from kmirror.settings.durations import format_duration
@@ -55,10 +56,10 @@ class EngineHealth:
             if self.age_ms is None:
                 ahead = ", from a clock that is ahead of this host's: whether it still runs is unknown"
                 return f"the engine cannot be judged: {last}{ahead}; set the clocks, and check {process}"
-            take_over = f"`kmirror run --mirror {self.mirror} --take-over` replaces it"
+            take_over = f"`{on_mirror('run', self.mirror)} --take-over` replaces it"
             return f"the engine does not report: {last}; check {process}, or {take_over}"
         in_brackets = f" ({last})" if last else ""
-        return f"no engine copies mirror {self.mirror}{in_brackets}; `kmirror run --mirror {self.mirror}` starts one"
+        return f"no engine copies mirror {self.mirror}{in_brackets}; `{on_mirror('run', self.mirror)}` starts one"
 
     def _when(self) -> str:
         if self.age_ms is not None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from kmirror.columns import COUNT, DURATION, END, FLAG, OFFSET, TEXT, TIME, Column, Table, Type, one_of
+from kmirror.commands import on_mirror
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.results import REASON
 from kmirror.ops.show.kept import kept_offsets
@@ -155,7 +156,7 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
         if failed := sum(row.failed for row in of_mirror):
             yield (
                 f"{mirror}: {failed} of {counted(len(of_mirror), 'partition')} FAILED;"
-                f" `kmirror describe --mirror {mirror} --failed` says why"
+                f" `{on_mirror('describe', mirror)} --failed` says why"
             )
         for cause in sorted(_IDLE):
             idle = [row for row in of_mirror if row.reason is cause]

@@ -18,6 +18,7 @@ from itertools import groupby
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.commands import on_mirror
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.context import Destination, cluster_id_of, naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
@@ -190,15 +191,15 @@ def _hint(condition: Condition, row: PartitionRow) -> str:
     """Return what to do about a topic that is not ready."""
     if condition is Condition.STOPPED:
         if row.topic_state is TopicState.PENDING_STOPPED:
-            return f"a promote waits for it: `kmirror promote --mirror {row.mirror} --dry-run` shows what is missing"
-        return f"`kmirror promote --mirror {row.mirror}` stops it, `kmirror failover` does so without its source"
+            return f"a promote waits for it: `{on_mirror('promote', row.mirror)} --dry-run` shows what is missing"
+        return f"`{on_mirror('promote', row.mirror)}` stops it, `kmirror failover` does so without its source"
     if row.state is PartitionState.FAILED:
-        return f"`kmirror describe --mirror {row.mirror} --failed` shows what failed"
+        return f"`{on_mirror('describe', row.mirror)} --failed` shows what failed"
     return {
-        Reason.NO_ENGINE: f"`kmirror run --mirror {row.mirror}` starts an engine",
-        Reason.ENGINE_SILENT: f"`kmirror run --mirror {row.mirror} --take-over` replaces an engine that is stuck",
+        Reason.NO_ENGINE: f"`{on_mirror('run', row.mirror)}` starts an engine",
+        Reason.ENGINE_SILENT: f"`{on_mirror('run', row.mirror)} --take-over` replaces an engine that is stuck",
         Reason.NO_WORKERS: "start Spark workers that the engine's master can use, or check the engine's log",
-        Reason.PAUSED_BY_OPERATOR: f"`kmirror resume --mirror {row.mirror}` resumes it",
+        Reason.PAUSED_BY_OPERATOR: f"`{on_mirror('resume', row.mirror)}` resumes it",
     }.get(row.reason or Reason.PROMOTED, "wait longer")
 
 

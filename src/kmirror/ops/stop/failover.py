@@ -13,6 +13,7 @@ from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.authorized import cluster_operations, missing_operations, missing_rights
 from kmirror.cluster.fence import log_ends
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.commands import option
 from kmirror.errors import Reason
 from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror
 from kmirror.ops.evidence import evidence_of
@@ -210,7 +211,7 @@ def _dry_run(
         ]
     for name, rights in sorted(lacking.items()):
         message = f"the destination does not grant us {' and '.join(rights)} on topic {name}"
-        hint = grant_line(destination.config, rights, f"--topic {name}")
+        hint = grant_line(destination.config, rights, *option("--topic", name))
         done.results.append(TopicResult(name, None, Outcome.FAILED, message, Reason.NOT_AUTHORIZED, hint=hint))
     if request.always_fence and not may_fence:
         done.warnings.append(

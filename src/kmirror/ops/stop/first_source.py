@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kmirror.cluster.acl_commands import admin_options
+from kmirror.cluster.acl_commands import alter_topic
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
@@ -106,8 +106,7 @@ class FirstSource:
             yield (
                 f"{_names(unknown)}: the source is a mirror too, and the settings of its own source were never known "
                 f"here: they keep {kept}, so no record is deleted by time or size; set what you want: "
-                f"kafka-configs {admin_options(login)} --alter --entity-type topics "
-                f"--entity-name {unknown[0].topic} --add-config retention.ms=MS,retention.bytes=BYTES"
+                + alter_topic(login, unknown[0].topic, "retention.ms=MS,retention.bytes=BYTES")
             )
 
 

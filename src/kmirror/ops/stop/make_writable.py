@@ -16,6 +16,7 @@ from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.topic_settings import topic_defaults, topic_settings
 from kmirror.cluster.trim import restore_settings, trim_compacted
 from kmirror.cluster.writable import probe_writable
+from kmirror.commands import option
 from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.add.topic_admin import TopicAdmin
@@ -119,7 +120,7 @@ def apply_settings(work: StopWork) -> str:
         for topic in work.left:
             found = present.get(topic.topic, 0)
             if isinstance(found, int):
-                hint = grant_line(destination.config, ("DESCRIBE_CONFIGS",), f"--topic {topic.topic}")
+                hint = grant_line(destination.config, ("DESCRIBE_CONFIGS",), *option("--topic", topic.topic))
                 message = f"the settings of {topic.topic} cannot be read"
                 work.fail(topic.topic, KmirrorError(message, hint, Reason.NOT_AUTHORIZED))
             elif change := settings_at_stop(topic, found, defaults):

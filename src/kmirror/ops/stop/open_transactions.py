@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from kmirror.cluster.acl_commands import AS_ADMIN
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.transactions import transactions_of
+from kmirror.commands import command_line, option
 from kmirror.errors import NOT_COPYING, KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.durations import format_duration
@@ -105,10 +107,14 @@ def _with_names(
 
 def abort_command(source: Mapping[str, str], partition: TopicPartition, start_offset: int) -> str:
     """Return the command that ends an open transaction by its first offset there; `source`: client properties."""
-    login = "" if source.get("security.protocol", "PLAINTEXT") == "PLAINTEXT" else " --command-config admin.properties"
-    return (
-        f"kafka-transactions.sh --bootstrap-server {source.get('bootstrap.servers', 'SOURCE')}{login} abort "
-        f"--topic {partition.topic} --partition {partition.partition} --start-offset {start_offset}"
+    return command_line(
+        "kafka-transactions.sh",
+        *option("--bootstrap-server", source.get("bootstrap.servers", "SOURCE")),
+        *(() if source.get("security.protocol", "PLAINTEXT") == "PLAINTEXT" else AS_ADMIN),
+        "abort",
+        *option("--topic", partition.topic),
+        *("--partition", str(partition.partition)),
+        *("--start-offset", str(start_offset)),
     )
 
 

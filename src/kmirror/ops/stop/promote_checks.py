@@ -14,6 +14,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.topic_settings import topic_settings
+from kmirror.commands import on_topics
 from kmirror.engine.control.side_jobs import JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, as_kmirror_error, naming_cluster, require_mirror, source_client
@@ -118,7 +119,7 @@ def verify_trouble(
     found: dict[str, list[TopicResult]] = {}
     for row in outcome.rows:
         if row.result is not Outcome.DONE:
-            hint = f"kmirror verify --mirror {mirror} --topics {row.topic} shows the first difference"
+            hint = f"{on_topics('verify', mirror, [row.topic])} shows the first difference"
             found.setdefault(row.topic, []).append(
                 TopicResult(row.topic, row.partition, Outcome.FAILED, row.message, row.reason, hint=hint)
             )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from kmirror.commands import on_topics
 from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError
 from kmirror.ops.context import Destination, actor, change, now_ms
 from kmirror.state.client import boottime
@@ -140,7 +141,7 @@ def _not_promotable(name: str, topic: TopicRecord | None) -> RefusedError:
         verb = "remove" if topic.stop_reason is Reason.REMOVED else "failover"
         return RefusedError(
             f"{name} cannot be promoted now: a {verb} of it has started",
-            f"`kmirror {verb} --topics {name}` finishes it",
+            f"`{on_topics(verb, topic.mirror, [name])}` finishes it",
         )
     return RefusedError(f"{name} cannot be promoted now: {topic.pending_operation}", "check with `kmirror describe`")
 

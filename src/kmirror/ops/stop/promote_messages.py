@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from kmirror.commands import on_topics
 from kmirror.errors import Reason
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.promote_claim import has_unfinished_promote
@@ -66,5 +67,5 @@ def half_stopped_warnings(topics: Iterable[TopicRecord], mirror: str, chosen: Co
         return []
     return [
         f"a promote was interrupted while it was stopping {listed(names, _MOST_NAMED)}: neither mirrored "
-        f"nor writable until `kmirror promote --mirror {mirror} --topics {','.join(names[:_MOST_NAMED])}` finishes it"
+        f"nor writable until `{on_topics('promote', mirror, names[:_MOST_NAMED])}` finishes it"
     ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.commands import on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, naming_cluster, now_ms, source_client
 from kmirror.ops.results import Outcome, TopicResult
@@ -130,7 +131,7 @@ class ReadinessChecker:
                     and record.state is PartitionState.FAILED
                     and (row is None or row.state is PartitionState.FAILED)
                 ):
-                    hint = f"`kmirror describe --mirror {topic.mirror} --failed` shows the cause; it stays mirrored"
+                    hint = f"`{on_mirror('describe', topic.mirror)} --failed` shows the cause; it stays mirrored"
                     failed.append(
                         TopicResult(*partition, Outcome.FAILED, record.message or "FAILED", record.reason, hint=hint)
                     )

@@ -14,6 +14,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.columns import document
+from kmirror.commands import option
 from kmirror.engine.compare.difference import retention_note
 from kmirror.engine.compare.verification import Extent, PartitionVerdict, Piece
 from kmirror.errors import Reason, UsageError
@@ -149,7 +150,7 @@ def _topic_trouble(
     ):
         code = found.error_code if found else Code.UNKNOWN_TOPIC_OR_PARTITION
         if code == Code.TOPIC_AUTHORIZATION_FAILED:
-            grant = grant_line(login, _NEEDED, f"--topic {name}")
+            grant = grant_line(login, _NEEDED, *option("--topic", name))
             return row(Reason.NOT_AUTHORIZED, f"no right to DESCRIBE topic {name} of the {side}", grant)
         if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
             reason = Reason.DESTINATION_TOPIC_DELETED if side == "destination" else Reason.SOURCE_TOPIC_DELETED
