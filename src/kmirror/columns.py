@@ -2,8 +2,9 @@
 
 `docs/json.md` and the schemas in `kmirror/schemas` are generated from these declarations.
 
-A table has the same columns when piped into a script: headers without spaces, `-` for unknown, one row per line, never
-cut. Only the last column may contain spaces.
+A table has the same columns when piped into a script: headers without spaces, `-` for unknown, one row per line. Only
+the last column may contain spaces. No cell is longer than any topic's name can be, the last one than any sentence of
+ours; control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from kmirror.words import UNKNOWN
+from kmirror.words import UNKNOWN, visible
 
 R = TypeVar("R")
+
+#: Topics have at most 249 characters; groups may have thousands.
+_LONGEST_NAME, _LONGEST_TEXT = 256, 4096
 
 
 class Cell(NamedTuple):
@@ -102,11 +106,12 @@ class Column(Generic[R]):
     #: Which rows have the key; None if all do.
     only: Only[R] | None = None
 
-    def shown(self, row: R) -> Cell:
-        """Return the cell of a row in this column."""
+    def shown(self, row: R, longest: int) -> Cell:
+        """Return the cell of a row in this column, of at most `longest` characters."""
         found = (self.cell or self.value)(row)
         code = self.code(row) if self.code else str(found) if isinstance(found, Enum) else None
-        return Cell(UNKNOWN if found is None else str(found), code)
+        text = UNKNOWN if found is None else visible(str(found)[: longest + 1])
+        return Cell(text if len(text) <= longest else f"{text[: longest - 1]}…", code)
 
 
 def document(fields: Iterable[Column[R]], row: R) -> dict[str, Any]:
@@ -135,6 +140,11 @@ class Table(Generic[R]):
     def type(self) -> Type:
         """The type of the rows as `--json` prints them."""
         return list_of(object_of(self.columns))
+
+    def cells(self, row: R) -> list[Cell]:
+        """Return the cells of a row; a longer text is cut, and whole in JSON."""
+        shown = self.shown
+        return [column.shown(row, _LONGEST_TEXT if column is shown[-1] else _LONGEST_NAME) for column in shown]
 
     def document(self, row: R) -> dict[str, Any]:
         """Return a row as `--json` prints it."""

@@ -1,12 +1,20 @@
-"""Format counts, rates and times for people. Pure: no clock."""
+"""Format counts, rates, times and foreign text for people. Pure: no clock.
+
+Names and messages from clusters may hold characters that a terminal obeys. JSON keeps them, as escapes; everywhere else
+`visible` shows them as escapes.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 #: Shown for an unknown value.
 UNKNOWN = "-"
+
+_NOT_ASCII = re.compile(r"[^\n -~]")
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -57,6 +65,16 @@ def _escape(character: str) -> str:
     return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
+def json_text(document: object, indent: int | None = None) -> str:
+    """Return JSON in which only characters that a terminal shows are not escaped."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    return text if text.replace("\n", "").isprintable() else _NOT_ASCII.sub(_json_escape, text)
+
+
 def one_line(text: str | None) -> str:
     """Return a text on one line, `-` if it is empty or None."""
-    return " ".join(text.split()) if text and text.strip() else UNKNOWN
+    return visible(" ".join(text.split())) if text and text.strip() else UNKNOWN
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]

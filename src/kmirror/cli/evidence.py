@@ -14,6 +14,7 @@ from typing import Any
 from kmirror.cli.atomic_file import AtomicFile
 from kmirror.columns import OBJECT, Column, Only, document, list_of
 from kmirror.errors import UsageError
+from kmirror.words import json_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Report:
     def write(self, found: Mapping[str, Any]) -> None:
         """Write the report. Raises KmirrorError if the file can no longer be written."""
         whole = {**found, **document(FILE, self)}
-        self.file.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+        self.file.write(json_text(whole, indent=2) + "\n")
 
 
 #: What the file holds besides the report itself.

@@ -347,6 +347,15 @@ def _output(given: dict[str, Any]) -> str:
     return chosen_output("json" if as_json else kind)
 
 
+class _ScreenHandler(logging.Handler):
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._screen.note(self.format(record))
+
+
 @contextmanager
 def _logging(session: Session) -> Iterator[None]:
     """Log to standard error at the level that `-v` asks for."""
@@ -354,7 +363,7 @@ def _logging(session: Session) -> Iterator[None]:
         yield
         return
     logger = logging.getLogger("kmirror")
-    handler = logging.StreamHandler(session.screen.err)
+    handler = _ScreenHandler(session.screen)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     before = logger.level
     logger.addHandler(handler)

@@ -6,7 +6,6 @@ standard error in both formats.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kmirror.cli import tables
 from kmirror.cli.screen import Screen
 from kmirror.columns import Cell, R, Table
-from kmirror.words import counted, one_line
+from kmirror.words import counted, json_text, one_line
 from kmirror.work import unwatched
 
 if TYPE_CHECKING:
@@ -146,11 +145,11 @@ class TableOutput:
     def check_line(self, line: CheckLine) -> None:
         from kmirror.ops.check.findings import CHECKS
 
-        cells = [column.shown(line) for column in CHECKS.shown]
+        cells = CHECKS.cells(line)
         text = "  ".join(cell.text.ljust(width) for cell, width in zip(cells, _CHECK_WIDTHS, strict=True))
         self._styled(text, cells[0])
         # commands to copy: each on a line of its own, which only the terminal may fold
-        for text in (*line.message.splitlines()[1:], *(line.hint or "").splitlines()):
+        for text in (*line.message.split("\n")[1:], *(line.hint.split("\n") if line.hint else ())):
             self.screen.line(f"      {text}")
 
     def check(self, report: CheckReport) -> None:
@@ -208,8 +207,10 @@ class TableOutput:
         if not self.screen.is_terminal:
             yield unwatched
             return
-        with self.screen.console().status(what, refresh_per_second=4) as status:
-            yield lambda found: status.update(f"{what}: {found}")
+        from rich.text import Text
+
+        with self.screen.console().status(Text(what), refresh_per_second=4) as status:
+            yield lambda found: status.update(Text(f"{what}: {found}"))
 
     def failure(self, error: ErrorInfo, document: Any) -> None:
         show_error(self.screen, error)
@@ -256,7 +257,7 @@ class JsonOutput:
     def following(self, table: Table[R]) -> Callable[[Sequence[R]], None]:
         def show(rows: Sequence[R]) -> None:
             for row in rows:
-                self.screen.line(json.dumps(table.document(row), ensure_ascii=False))
+                self.screen.line(json_text(table.document(row)))
 
         return show
 
@@ -299,7 +300,7 @@ class JsonOutput:
         show_error(self.screen, error)
 
     def _print(self, document: Any) -> None:
-        self.screen.line(json.dumps(document, indent=2, ensure_ascii=False))
+        self.screen.line(json_text(document, indent=2))
 
 
 def output_for(kind: str, screen: Screen, verbosity: int = 0) -> Output:
@@ -317,5 +318,5 @@ def _show_warnings(screen: Screen, outcome: VerbResult | VerifyOutcome) -> None:
 def show_error(screen: Screen, error: ErrorInfo) -> None:
     """Write the message on one line and the hint below it, line by line, to standard error."""
     screen.note(f"kmirror: {one_line(error.message)}")
-    for text in (error.hint or "").splitlines():
+    for text in error.hint.split("\n") if error.hint else ():
         screen.note(f"  {one_line(text)}")

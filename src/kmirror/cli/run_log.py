@@ -6,7 +6,6 @@ the level of a line.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from kmirror.engine.control.driver import COPYING
 from kmirror.engine.control.journal import Level
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason
 from kmirror.ops.results import Outcome
-from kmirror.words import at_time, byte_rate, counted, one_line
+from kmirror.words import at_time, byte_rate, counted, json_text, one_line, visible
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView
@@ -51,11 +50,11 @@ class Entry:
 
     def text(self) -> str:
         """Return it as `TIME LEVEL MIRROR MESSAGE`."""
-        return f"{_time(self.time_ms)} {self.level:<7} {self.mirror} {one_line(self.message)}"
+        return f"{_time(self.time_ms)} {self.level:<7} {visible(self.mirror)} {one_line(self.message)}"
 
     def json(self) -> str:
         """Return it as one JSON object."""
-        return json.dumps({**document(LINE, self), **self.fields}, ensure_ascii=False)
+        return json_text({**document(LINE, self), **self.fields})
 
 
 #: The keys that every JSON line has.

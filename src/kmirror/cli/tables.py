@@ -56,13 +56,13 @@ class RowWriter(Generic[R]):
     """Format the rows of a table as they arrive: the heading once, columns that only widen."""
 
     def __init__(self, table: Table[R]) -> None:
-        self._columns = table.shown
+        self._table, self._columns = table, table.shown
         self._widths = [0] * len(self._columns)
         self._has_heading = False
 
     def lines(self, rows: Sequence[R]) -> Iterator[str]:
         """Yield the lines of more rows, the first time below the heading."""
-        cells_of_rows = [[column.shown(row).text for column in self._columns] for row in rows]
+        cells_of_rows = [[cell.text for cell in self._table.cells(row)] for row in rows]
         if not self._has_heading:
             cells_of_rows.insert(0, [column.header for column in self._columns])
             self._has_heading = True

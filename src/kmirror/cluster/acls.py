@@ -29,6 +29,7 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import Arguments, command_line, option
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
+from kmirror.words import visible
 
 _SECURITY_DISABLED = 54
 _NOT_CONTROLLER = 41
@@ -260,7 +261,7 @@ def _refusal(config: ClientConfig, code: int, detail: str | None, what: str, rig
             grant_line(config, (right,), "--cluster"),
             Reason.NOT_AUTHORIZED,
         )
-    return BrokerError(code, code_name(code), what, detail)
+    return BrokerError(code, code_name(code), what, visible(detail or ""))
 
 
 def _chunks(bindings: Sequence[AclBinding]) -> Iterable[Sequence[AclBinding]]:

@@ -56,6 +56,7 @@ from kmirror.errors import (
     UnreachableError,
     UsageError,
 )
+from kmirror.words import visible
 
 _LARGEST_BATCH = 2**31 - 1
 _TRIES = 20
@@ -302,7 +303,7 @@ class OffsetAppender:
                     Reason.FENCED,
                 )
             elif code not in _NOTHING_WRITTEN and code != Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
-                detail = answer.error_message if answer else None
+                detail = visible(answer.error_message or "") if answer else None
                 raise BrokerError(code, code_name(code), f"appending to {self._partition}", detail)
             self._client.pause(attempt)
             self._leader = None

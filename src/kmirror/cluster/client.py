@@ -25,6 +25,7 @@ from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID, Exchange, FrameError, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.words import visible
 
 __all__ = [
     "EARLIEST",
@@ -536,4 +537,4 @@ class ClusterClient:
 def require(code: int, what: str, detail: str | None = None) -> None:
     """Raise BrokerError unless `code` is 0."""
     if code:
-        raise BrokerError(code, code_name(code), what, detail)
+        raise BrokerError(code, code_name(code), what, visible(detail or ""))

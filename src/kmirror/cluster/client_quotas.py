@@ -16,6 +16,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
+from kmirror.words import visible
 
 
 def describe_quotas(client: ClusterClient, timeout: float | None = None) -> frozenset[Quota]:
@@ -96,4 +97,4 @@ def _raise_for(client: ClusterClient, code: int, detail: str | None, what: str, 
             Reason.NOT_AUTHORIZED,
         )
     if code:
-        raise BrokerError(code, code_name(code), what, detail)
+        raise BrokerError(code, code_name(code), what, visible(detail or ""))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kmirror.columns import DURATION, TEXT, TIME, Column, Table, one_of
-from kmirror.words import at_time
+from kmirror.words import at_time, visible
 
 _MOST_NAMES = 10
 
@@ -126,4 +126,4 @@ def blocked_sentences(rows: Iterable[BlockedTopic], lines: str) -> list[str]:
 def _named(topics: Collection[str]) -> str:
     shown = sorted(topics)
     more = f" and {len(shown) - _MOST_NAMES} more" if len(shown) > _MOST_NAMES else ""
-    return ", ".join(shown[:_MOST_NAMES]) + more
+    return ", ".join(map(visible, shown[:_MOST_NAMES])) + more

@@ -158,6 +158,8 @@ def _compiled(pattern: str) -> Any:
 
     options = re2.Options()
     options.log_errors = False
+    # a group may have a line break in its name, and `.*` means every group
+    options.dot_nl = True
     return re2.compile(pattern, options)
 
 

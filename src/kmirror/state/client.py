@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError, UsageError
+from kmirror.words import visible
 
 Answer = TypeVar("Answer")
 
@@ -234,7 +235,7 @@ def known_error(error: Any, what: str, grant: str | None = None) -> KmirrorError
         KafkaError.UNSUPPORTED_SASL_MECHANISM,
         KafkaError.ILLEGAL_SASL_STATE,
     ):
-        return unreachable(f"{what}: {error.str()}", Reason.AUTHENTICATION_FAILED)
+        return unreachable(f"{what}: {visible(error.str())}", Reason.AUTHENTICATION_FAILED)
     if code in (
         KafkaError._TRANSPORT,
         KafkaError._TIMED_OUT,
@@ -244,5 +245,5 @@ def known_error(error: Any, what: str, grant: str | None = None) -> KmirrorError
         KafkaError._MSG_TIMED_OUT,
         KafkaError.REQUEST_TIMED_OUT,
     ):
-        return unreachable(f"{what}: {error.str()}")
-    return refused(code, error.name(), what, error.str(), grant)
+        return unreachable(f"{what}: {visible(error.str())}")
+    return refused(code, error.name(), what, visible(error.str()), grant)

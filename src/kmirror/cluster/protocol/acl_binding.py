@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from kmirror.words import visible
+
 #: How ACLs write any principal, any host, any name.
 EVERYONE = "User:*"
 ANY_HOST = "*"
@@ -83,4 +85,4 @@ class AclBinding(NamedTuple):
         prefix = "*" if self.pattern_type is PatternType.PREFIXED else ""
         host = "" if self.host == ANY_HOST else f" from {self.host}"
         what = f"{self.permission} {self.operation} on {self.resource_type.lower()} {self.resource_name}{prefix}"
-        return f"{what} for {self.principal}{host}"
+        return visible(f"{what} for {self.principal}{host}")

@@ -10,6 +10,7 @@ from kmirror.cluster.security.kerberos import KerberosClient
 from kmirror.cluster.security.msk import MskLogin
 from kmirror.cluster.security.tokens import TOKENS, Token, TokenSource
 from kmirror.errors import Reason, UnreachableError
+from kmirror.words import visible
 
 _UNSUPPORTED_SASL_MECHANISM = 33
 #: Kerberos needs the most, three; something that never ends the login is not a broker.
@@ -52,7 +53,7 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
             if answer.error_code:
                 if bearer is not None:
                     bearer.forget()
-                raise _refusal(config, address, answer.error_message or "authentication failed")
+                raise _refusal(config, address, visible(answer.error_message or "authentication failed"))
             lifetime_ms = answer.session_lifetime_ms or 0
             mechanism.receive(answer.auth_bytes or b"")
     except (ValueError, KeyError, OverflowError) as error:

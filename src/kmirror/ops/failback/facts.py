@@ -35,7 +35,7 @@ from kmirror.settings.table import stored_settings
 from kmirror.state.records import PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_internal
-from kmirror.words import at_time, counted, listed
+from kmirror.words import at_time, counted, listed, visible
 from kmirror.work import Meter, Watch
 
 _NAMED = 5
@@ -404,7 +404,7 @@ def partitions_of(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:
 def _named_group(group: LiveGroup) -> str:
     members = [f"{one.client_id} on {one.host.lstrip('/')} (member {one.member_id})" for one in group.members]
     who = _some(members) if members else "its members are unknown"
-    return f"group {group.group} ({_some(group.topics)}): {who}"
+    return f"group {visible(group.group)} ({_some(group.topics)}): {who}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,10 +1,12 @@
-"""HTML that is safe by construction: text is escaped unless it was created here. Pure."""
+"""HTML that is safe by construction: text is escaped unless it was created here, control characters too. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
 from typing import TypeAlias
+
+from kmirror.words import visible_lines
 
 _VOID = frozenset({"br", "meta", "rect", "path", "line", "input"})
 
@@ -21,7 +23,7 @@ Content: TypeAlias = "str | Iterable[Content] | None"
 def tag(name: str, *content: Content, **attributes: str | float | None) -> Html:
     """Return an element, without attributes that are None; `_` in their names becomes `-`, and `class_` is `class`."""
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(visible_lines(str(value)))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -37,7 +39,7 @@ def join(*content: Content) -> Html:
         if isinstance(part, Html):
             written.append(part)
         elif isinstance(part, str):
-            written.append(escape(part, quote=False))
+            written.append(escape(visible_lines(part), quote=False))
         elif part is not None:
             written.append(join(*part))
     return Html("".join(written))

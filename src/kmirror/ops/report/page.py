@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from kmirror.settings.durations import format_duration
 from kmirror.state.events import Event
 from kmirror.state.history_records import HistoryPoint, TimedPoint
 from kmirror.state.records import PartitionState
-from kmirror.words import UNKNOWN, at_time, counted, one_line
+from kmirror.words import UNKNOWN, at_time, counted, json_text, one_line
 
 #: Marks a page that `kmirror report` may overwrite.
 GENERATOR = '<meta name="generator" content="kmirror report">'
@@ -447,7 +446,7 @@ def _weight(event: Event) -> str | None:
 
 
 def _details(event: Event) -> str:
-    text = one_line(json.dumps(event.details, ensure_ascii=False)) if event.details else UNKNOWN
+    text = one_line(json_text(event.details)) if event.details else UNKNOWN
     return text if len(text) <= _LONGEST_DETAIL else f"{text[:_LONGEST_DETAIL]}… (`kmirror events` shows all)"
 
 

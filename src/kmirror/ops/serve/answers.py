@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,6 +14,7 @@ from kmirror.ops.serve.page import page_text
 from kmirror.ops.serve.recent import HISTORY, LastHour
 from kmirror.ops.serve.service import Service, StuckError
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS, MirrorRow
+from kmirror.words import json_text, visible_lines
 
 _TEXT, _JSON, _HTML = "text/plain; charset=utf-8", "application/json", "text/html; charset=utf-8"
 #: The page contains all that it needs, and connects only to this server.
@@ -37,7 +37,7 @@ class Answer:
     @classmethod
     def of_text(cls, status: HTTPStatus, text: str) -> Answer:
         """Return a plain text answer."""
-        return cls(status, _TEXT, f"{text}\n".encode())
+        return cls(status, _TEXT, f"{visible_lines(text)}\n".encode())
 
 
 #: The keys of /status.json.
@@ -118,10 +118,10 @@ def _history(service: Service, accept: str) -> Answer:
 
 def _json(make: Callable[[], object]) -> Answer:
     try:
-        return Answer(HTTPStatus.OK, _JSON, json.dumps(make(), ensure_ascii=False).encode())
+        return Answer(HTTPStatus.OK, _JSON, json_text(make()).encode())
     except StuckError as stuck:
         error = {"error": {"code": 1, "message": str(stuck), "hint": None, "reason": None}}
-        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _JSON, json.dumps(error).encode())
+        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _JSON, json_text(error).encode())
 
 
 def _metrics(service: Service, accept: str) -> Answer:

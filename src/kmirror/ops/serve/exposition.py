@@ -14,6 +14,7 @@ from typing import Any
 
 from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, RunStatus, Value
 from kmirror.state.records import LATENCY_BOUNDS, Latencies
+from kmirror.words import visible_lines
 
 _OPENMETRICS = "application/openmetrics-text"
 _BOUNDS = (*(repr(bound) for bound in LATENCY_BOUNDS), "+Inf")
@@ -60,4 +61,4 @@ def _histogram(name: str, labels: str, value: Latencies) -> Iterator[str]:
 
 @lru_cache(maxsize=65536)
 def _label(name: str, value: str) -> str:
-    return f'{name}="{value.translate(_ESCAPES)}"'
+    return f'{name}="{visible_lines(value).translate(_ESCAPES)}"'

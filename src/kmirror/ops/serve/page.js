@@ -8,8 +8,13 @@ const BAD_RESULTS = ["FAILED", "LOSS_ACCEPTED", "DESTINATION_TRUNCATED", "NO_WOR
 
 // -- words ---------------------------------------------------------------------------------------------------------
 
+/** Return text in which characters that are not shown, or turn others around, are escapes. */
+function visible(text) {
+  return String(text).replace(/(?!\n)[\p{C}\p{Zl}\p{Zp}]/gu, found => "\\u{" + found.codePointAt(0).toString(16) + "}");
+}
+
 function escaped(text) {
-  return String(text).replace(/[&<>"']/g, found => `&#${found.charCodeAt(0)};`);
+  return visible(text).replace(/[&<>"']/g, found => `&#${found.charCodeAt(0)};`);
 }
 
 /** Return text as markup in which no time is broken at the end of a line. */

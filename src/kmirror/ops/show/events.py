@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +12,7 @@ from kmirror.ops.context import Destination, known_mirror, now_ms
 from kmirror.ops.run.retrying import is_transient
 from kmirror.settings.durations import parse_timestamp
 from kmirror.state.events import Event, EventPage
-from kmirror.words import at_time, one_line
+from kmirror.words import at_time, json_text, one_line
 
 #: The pause between two reads, and the time-out of one.
 _FOLLOW_S, _FOLLOW_TIMEOUT_S = 1.0, 5.0
@@ -40,7 +39,7 @@ EVENTS: Table[Event] = Table(
             "further facts; the keys depend on `what`",
             lambda event: dict(event.details),
             "DETAILS",
-            cell=lambda event: one_line(json.dumps(event.details, ensure_ascii=False)),
+            cell=lambda event: one_line(json_text(event.details)),
         ),
     ),
     "TIME MIRROR WHO WHAT RESULT DETAILS",
