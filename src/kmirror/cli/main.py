@@ -23,7 +23,7 @@ from kmirror import __version__
 from kmirror.cli.failures import INTERRUPTED, explain
 from kmirror.cli.options import COMPLETE_VARIABLE, Session, VerbGroup
 from kmirror.cli.screen import Screen
-from kmirror.errors import UsageError
+from kmirror.errors import ExitCode, KmirrorError, UsageError
 
 #: The sections of `kmirror --help`: by verb, its module and its summary.
 SECTIONS = {
@@ -99,6 +99,9 @@ class Verbs(VerbGroup):
                 formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in verbs.items()])
 
 
+#: Verbs that change nothing themselves, but are used for what their exit code says.
+_CODE_MATTERS = frozenset({"wait", "verify"})
+
 kmirror = Verbs(
     "kmirror",
     help="Mirror Kafka topics between stock clusters with the same offsets, record for record."
@@ -141,12 +144,17 @@ def guarded(session: Session, arguments: Sequence[str], work: Callable[[], int])
     except (KeyboardInterrupt, click.Abort):
         session.screen.note("kmirror: interrupted")
         code = INTERRUPTED
-    except BrokenPipeError as error:
-        # the reader of a help text is gone; verbs write through `Screen`, which handles that
-        failure = error if session.output else None
+    except OSError as error:
+        # a help text has no reader or no room; verbs write through `Screen`, which handles that
+        if session.output:
+            failure = error
+        elif not isinstance(error, BrokenPipeError):
+            failure = KmirrorError(f"standard output cannot be written: {error.strerror}")
     except Exception as error:
         failure = error
-    return int(code) if failure is None else _report(failure, session, arguments)
+    if failure is not None:
+        return _report(failure, session, arguments)
+    return int(code or _lost_output(session))
 
 
 def entry_point() -> None:
@@ -156,6 +164,7 @@ def entry_point() -> None:
 
 def run_process(run: Callable[[Sequence[str]], int], command: Callable[[], click.Command]) -> NoReturn:
     """Run this process's command line with `run` and exit, or answer a shell that completes `command`."""
+    _open_missing_streams()
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         from kmirror.cli.completion import answer
 
@@ -169,9 +178,31 @@ def run_process(run: Callable[[Sequence[str]], int], command: Callable[[], click
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
+
+
+def _open_missing_streams() -> None:
+    """Open the streams that the caller closed (`>&-`), or a connection would get their number and take our output."""
+    for number, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            # gets the lowest number that is free: this one
+            os.set_inheritable(os.open(os.devnull, flags), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
+
+
+def _lost_output(session: Session) -> int:
+    """Return the exit code of a command that succeeded: what only shows something fails if that cannot be written.
+
+    For others the code says what happened to the clusters.
+    """
+    verb = session.verb
+    shows = verb is None or ((not verb.changes or session.dry_run) and verb.name not in _CODE_MATTERS)
+    return ExitCode.UNEXPECTED if shows and session.screen.failure is not None else ExitCode.OK
 
 
 def _report(failure: Exception, session: Session, arguments: Sequence[str]) -> int:
@@ -190,7 +221,7 @@ def _report(failure: Exception, session: Session, arguments: Sequence[str]) -> i
         document = VerbResult.failed(name, session.mirror or "", error, dry_run=session.dry_run).to_json()
     output = session.output or output_for(_written_output(arguments), session.screen)
     if session.verbosity > 1:
-        traceback.print_exception(failure, file=session.screen.err)
+        session.screen.note("".join(traceback.format_exception(failure)).rstrip())
     output.failure(info, document)
     return int(error.exit_code)
 
