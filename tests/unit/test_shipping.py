@@ -88,4 +88,4 @@ def test_the_cache_is_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(tmp_path))
 
     assert cache_folder({}) == tmp_path / ".cache" / "kmirror"
-    assert cache_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/kmirror")
+    assert cache_folder({"XDG_CACHE_HOME": str(tmp_path / "caches")}) == tmp_path / "caches/kmirror"

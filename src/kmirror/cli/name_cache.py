@@ -31,7 +31,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 def cache_names(destination: Destination) -> None:
     """Cache the names of the destination's mirrors and mirror topics. Ignores errors: this is only a convenience."""
-    with suppress(KmirrorError, OSError):
+    # RuntimeError: this user has no home folder
+    with suppress(KmirrorError, OSError, RuntimeError):
         state = destination.state()
         topics = [(mirror.name, topic.topic) for mirror in state.mirrors for topic in state.topics(mirror.name)]
         text = lines_of((mirror.name for mirror in state.mirrors), topics)
@@ -94,7 +95,12 @@ def _completions(incomplete: str, names: Iterable[str]) -> list[str]:
 
 def _cached_names() -> Iterator[tuple[str, str]]:
     """Yield mirrors with each of their topics, and once with an empty topic."""
-    for path in sorted(names_folder(os.environ).glob("[!.]*")):
+    with suppress(RuntimeError):
+        yield from _names_in(names_folder(os.environ))
+
+
+def _names_in(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob("[!.]*")):
         with suppress(OSError):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 mirror, _, topic = line.partition(" ")

@@ -83,7 +83,7 @@ def launch(
     try:
         if gateway.needs_scripts(options.master, options.conf, home, environ):
             return start(gateway.script_command(home, java_options, settings))
-        classes = ClassArchive.locate(java, home, cache_folder(environ) / "java")
+        classes = _class_archive(java, home, environ)
         if classes is None:
             return start(gateway.direct_command(java, home, java_options))
         if classes.exists:
@@ -97,6 +97,13 @@ def launch(
         return start(gateway.direct_command(java, home, [*java_options, *classes.record(class_list)]), classes)
     except GatewayError as error:
         raise RefusedError(error.message, f"see {options.log_file}") from error
+
+
+def _class_archive(java: Path, home: Path, environ: Mapping[str, str]) -> ClassArchive | None:
+    try:
+        return ClassArchive.locate(java, home, cache_folder(environ) / "java")
+    except OSError:
+        return None
 
 
 def _home_of_links(home: Path, place: Path) -> Path:

@@ -27,9 +27,21 @@ UNPACKED = "kmdeps"
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return kmirror's folder for files that can be made again, in XDG_CACHE_HOME or ~/.cache."""
+    """Return kmirror's folder for files that can be made again, in XDG_CACHE_HOME or ~/.cache; made if there is none.
+
+    Java takes classes from there, so it must be this user's own, or one that root made for it, such as a volume.
+
+    Raises OSError: it cannot be made, or belongs to another user.
+    """
     base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kmirror"
+    try:
+        folder = (Path(base) if base else Path.home() / ".cache") / "kmirror"
+    except RuntimeError:
+        raise FileNotFoundError("this user has no home folder") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.stat().st_uid not in {0, os.geteuid()}:
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
 
 
 def worker_archive(folder: Path, distributions: Sequence[str] = WORKER_DISTRIBUTIONS) -> Path:

@@ -13,6 +13,7 @@ from kmirror.engine.lane_count import lanes_of
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.shipping import cache_folder
+from kmirror.errors import RefusedError
 from kmirror.ops.run.request import RunRequest
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord
@@ -33,9 +34,20 @@ def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file
 
 
 def new_log_file() -> Path:
-    """Return a log file for Spark in the user's cache folder; delete old ones of runs that have ended."""
-    folder = cache_folder(os.environ) / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
+    """Return a log file for Spark in the user's cache folder; delete old ones of runs that have ended.
+
+    Raises RefusedError: the folder cannot be used.
+    """
+    try:
+        folder = cache_folder(os.environ) / "logs"
+        folder.mkdir(exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} is not writable")
+    except OSError as error:
+        raise RefusedError(
+            f"the cache folder, into which Spark logs, cannot be used: {error}",
+            "set XDG_CACHE_HOME to a folder of this user that kmirror may write to",
+        ) from None
     kept = sorted(folder.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)
     for old in kept[:-_KEPT_LOGS]:
         if not Path("/proc", old.stem.removeprefix("spark-")).exists():
