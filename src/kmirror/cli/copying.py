@@ -56,6 +56,12 @@ if TYPE_CHECKING:
         metavar="[HOST:]PORT",
         help="Serve /healthz, /readyz, /metrics and a status page over HTTP, on localhost unless HOST is given.",
     ),
+    click.Option(
+        ["--http-host"],
+        metavar="NAME",
+        multiple=True,
+        help="A name under which clients ask, besides localhost, this machine's name, HOST and addresses. Repeatable.",
+    ),
     click.Option(["--metrics-port"], metavar="PORT", help="Same as --http PORT."),
     click.Option(
         ["--log-format"],
@@ -86,6 +92,7 @@ def run_verb(
     take_over: bool,
     spark_conf: dict[str, str],
     http: str | None,
+    http_host: tuple[str, ...],
     metrics_port: str | None,
     log_format: str,
     log_file: str | None,
@@ -94,6 +101,8 @@ def run_verb(
         raise UsageError("--timeout requires --until-caught-up", "to copy for a fixed time, give --for")
     if http is not None and metrics_port is not None:
         raise UsageError("--http and --metrics-port exclude each other", "give --http alone")
+    if http_host and http is None and metrics_port is None:
+        raise UsageError("--http-host requires --http", "without --http nothing listens")
     from kmirror.cli.log_file import LogFile
     from kmirror.cli.run_log import RunLog
     from kmirror.cli.service_manager import ServiceManager
@@ -104,8 +113,9 @@ def run_verb(
 
     flag, where = ("--http", http) if http is not None else ("--metrics-port", metrics_port)
     address = None if where is None else Address.parse(where, flag)
+    hosts = tuple(name.lower() for name in http_host)
     request = RunRequest(
-        mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf, all_mirrors, address
+        mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf, all_mirrors, address, hosts
     )
     seconds = 0.0
     service_manager = ServiceManager.of_this_process()

@@ -23,6 +23,8 @@ class RunRequest:
     all_mirrors: bool = False
     #: Where to answer HTTP; None for nowhere.
     http: Address | None = None
+    #: Names under which clients may ask, besides those of this machine.
+    http_hosts: tuple[str, ...] = ()
 
     @property
     def named(self) -> tuple[str, ...]:

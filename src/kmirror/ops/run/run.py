@@ -82,7 +82,11 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
         watch(_view(request, began, phase, [note] if note is not None else [], level))
 
     with stopping() as stop, at_hangup(stop) as hangup, closing(recent), ExitStack() as stack:
-        listening = stack.enter_context(serving(request.http, service)) if request.http is not None else None
+        listening = (
+            stack.enter_context(serving(request.http, service, request.http_hosts))
+            if request.http is not None
+            else None
+        )
         process = f"kmirror {__version__}, process {os.getpid()} on {socket.gethostname()}"
         show(_phase(request), f"{process}, Spark master {request.master}; Spark logs to {log_file}")
         if listening is not None:

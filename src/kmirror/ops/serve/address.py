@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 
@@ -35,3 +36,13 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def named_host(header: str) -> str | None:
+    """Return the name in a `Host` header; None if it is an address, or there is none."""
+    host = re.sub(r":[0-9]*$", "", header.strip()).strip("[]").lower().removesuffix(".")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host or None
+    return None

@@ -10,18 +10,13 @@ from kmirror import __version__, columns
 from kmirror.columns import Column, Type, document
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.metrics import PHASES, RunStatus
-from kmirror.ops.serve.page import page_text
+from kmirror.ops.serve.page import page_policy, page_text
 from kmirror.ops.serve.recent import HISTORY, LastHour
 from kmirror.ops.serve.service import Service, StuckError
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS, MirrorRow
 from kmirror.words import json_text, visible_lines
 
 _TEXT, _JSON, _HTML = "text/plain; charset=utf-8", "application/json", "text/html; charset=utf-8"
-#: The page contains all that it needs, and connects only to this server.
-_PAGE_POLICY = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
-    " img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-}
 _NOT_COPYING = "copying has not begun"
 
 
@@ -89,7 +84,7 @@ def answer(service: Service, path: str, accept: str) -> Answer:
 
 
 def _page(service: Service, accept: str) -> Answer:
-    return Answer(HTTPStatus.OK, _HTML, page_text(), _PAGE_POLICY)
+    return Answer(HTTPStatus.OK, _HTML, page_text(), {"Content-Security-Policy": page_policy()})
 
 
 def _health(service: Service, accept: str) -> Answer:

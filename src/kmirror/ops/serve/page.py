@@ -1,7 +1,12 @@
-"""The HTML page of a running engine: one document that needs only the other paths of its server."""
+"""The HTML page of a running engine: one document that needs only the other paths of its server.
+
+Its policy names its script and its style by their hashes: no other one is run, whatever becomes part of the page.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from functools import cache
 from importlib.resources import files
 
@@ -15,9 +20,22 @@ def page_text() -> bytes:
     return text.encode()
 
 
+@cache
+def page_policy() -> str:
+    """Return the page's Content-Security-Policy."""
+    return (
+        f"default-src 'none'; script-src {_hash(script())}; style-src {_hash(style())}; img-src data:;"
+        " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
 def script() -> str:
     """Return the script of the page."""
     return _part("page.js")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _part(name: str) -> str:
