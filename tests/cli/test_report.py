@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,49 @@ def test_a_report_takes_the_ones_before_along(tmp_path: Path) -> None:
     last = {"verb": "verify", "warnings": ["größer 2"], "earlier": [first, second]}
     assert json.loads(file.read_text(encoding="utf-8")) == last
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "evidence.json"
+    reports = [Report.at(str(file)) for _ in range(20)]
+    with ThreadPoolExecutor(20) as pool:
+        for written in [pool.submit(one.write, {"verb": "verify", "n": n}) for n, one in enumerate(reports)]:
+            written.result()
+    last = json.loads(file.read_text(encoding="utf-8"))
+    assert sorted([last["n"], *(one["n"] for one in last["earlier"])]) == list(range(20))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_is_written_is_on_disk_under_a_name_that_nobody_can_foresee(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "dr.html"
+    file.touch(0o640)
+    synced: list[bool] = []
+    names: list[str] = []
+    sync, rename = os.fsync, os.replace
+
+    def synced_too(descriptor: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        sync(descriptor)
+
+    def renamed_too(name: Path, target: Path) -> None:
+        names.append(name.name)
+        rename(name, target)
+
+    monkeypatch.setattr(os, "fsync", synced_too)
+    monkeypatch.setattr(os, "replace", renamed_too)
+    for _ in range(2):
+        AtomicFile.at(str(file), "--html", "the report").write("page")
+    assert synced == [False, True] * 2
+    assert len(set(names)) == 2
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+def test_no_device_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="is not a regular file"):
+        AtomicFile.at(str(tmp_path / "fifo"), "--html", "the report")
 
 
 @pytest.mark.parametrize("held", ["my notes", "[]", "{}", '{"verb": "verify", "earlier": 1}'])
@@ -75,13 +121,11 @@ def test_a_disk_that_fills_leaves_the_file_that_was_there(tmp_path: Path, monkey
     file = tmp_path / "dr.html"
     file.write_text("old", encoding="utf-8")
 
-    def fill(self: Path, text: str, encoding: str) -> int:
-        with self.open("w", encoding=encoding) as begun:
-            begun.write(text[:3])
+    def fill(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     whole = AtomicFile.at(str(file), "--html", "the report")
-    monkeypatch.setattr(Path, "write_text", fill)
+    monkeypatch.setattr(os, "fsync", fill)
     with pytest.raises(KmirrorError, match="No space left"):
         whole.write("new and longer")
     assert file.read_text(encoding="utf-8") == "old"

@@ -1,12 +1,13 @@
-"""A file that is replaced atomically: the old content stays until the new one is complete."""
+"""A file that a verb writes at its end, and of which it is checked at its beginning that it can be written."""
 
 from __future__ import annotations
 
-import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from kmirror.errors import KmirrorError, UsageError
+from kmirror.files import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +26,20 @@ class AtomicFile:
         """
         file = cls(Path(path).expanduser(), what)
         try:
-            file._unfinished.touch()
-            file._unfinished.unlink()
+            tempfile.TemporaryFile(dir=file.path.parent).close()
         except OSError as error:
             raise UsageError(
                 f"{flag}: cannot write {file.path}: {error.strerror}", "give a file in a writable directory"
             ) from None
         if file.path.is_dir():
             raise UsageError(f"{flag}: {file.path} is a directory", "name a file in it")
+        if file.path.exists() and not file.path.is_file():
+            raise UsageError(f"{flag}: {file.path} is not a regular file", "name another file")
         return file
 
     def write(self, text: str) -> None:
         """Replace the file's content. Raises KmirrorError if it can no longer be written."""
         try:
-            self._unfinished.write_text(text, encoding="utf-8")
-            os.replace(self._unfinished, self.path)
+            replace_file(self.path, text)
         except OSError as error:
-            self._unfinished.unlink(missing_ok=True)
             raise KmirrorError(f"{self.what} {self.path} cannot be written: {error.strerror}") from error
-
-    @property
-    def _unfinished(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.{os.getpid()}")

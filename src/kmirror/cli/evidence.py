@@ -1,19 +1,20 @@
 """The file of `--report`: evidence of what a verb did, as one JSON document.
 
-Evidence is never lost: the new document keeps a report that the file held before, under `earlier`.
+Evidence is never lost: the new document keeps the reports that the file holds when it is written, under `earlier`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kmirror.cli.atomic_file import AtomicFile
 from kmirror.columns import OBJECT, Column, Only, document, list_of
-from kmirror.errors import UsageError
+from kmirror.errors import KmirrorError, UsageError
+from kmirror.files import alone_in
 from kmirror.words import json_text
 
 
@@ -32,12 +33,17 @@ class Report:
             UsageError: it cannot, or the file holds something else.
         """
         file = AtomicFile.at(path, "--report", "the report")
-        return cls(file, _reports_in(file.path))
+        _reports_in(file.path)
+        return cls(file)
 
     def write(self, found: Mapping[str, Any]) -> None:
         """Write the report. Raises KmirrorError if the file can no longer be written."""
-        whole = {**found, **document(FILE, self)}
-        self.file.write(json_text(whole, indent=2) + "\n")
+        try:
+            with alone_in(self.file.path.parent):
+                whole = {**found, **document(FILE, replace(self, earlier=_reports_in(self.file.path)))}
+                self.file.write(json_text(whole, indent=2) + "\n")
+        except OSError as error:
+            raise KmirrorError(f"{self.file.what} {self.file.path} cannot be written: {error.strerror}") from error
 
 
 #: What the file holds besides the report itself.
@@ -62,6 +68,6 @@ def _reports_in(path: Path) -> tuple[Mapping[str, Any], ...]:
         earlier = last.pop("earlier", [])
         if "verb" in last and all("verb" in one for one in earlier):
             return (*earlier, last)
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         pass
     raise UsageError(f"--report: {path} is not a kmirror report", "name another file")

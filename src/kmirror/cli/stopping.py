@@ -10,7 +10,7 @@ from kmirror.cli import tables
 from kmirror.cli.direction import direction
 from kmirror.cli.evidence import Report
 from kmirror.cli.options import MASTER, Call, duration_option, mirror_option, report_option, topics_option, verb
-from kmirror.errors import UsageError
+from kmirror.errors import KmirrorError, UsageError
 
 if TYPE_CHECKING:
     from kmirror.ops.context import Destination
@@ -221,7 +221,11 @@ def _ask(call: Call, destination: Destination, mirror: str, preview: VerbReport,
 def show_stopped(call: Call, done: VerbReport, evidence: Report | None) -> int:
     """Show what a verb that stops topics did, write its report, and return the exit code."""
     if evidence:
-        evidence.write(done.evidence)
+        try:
+            evidence.write(done.evidence)
+        except KmirrorError as error:
+            # the exit code says what happened to the clusters
+            call.output.screen.note(f"kmirror: warning: {error}")
     call.output.result(done.result)
     if not call.dry_run and done.result.exit_code == 0:
         seconds = (done.evidence["endedMs"] - done.evidence["beganMs"]) / 1000

@@ -8,7 +8,6 @@ from __future__ import annotations
 import binascii
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.columns import COUNT, END, OFFSET, TEXT, TIME, Column, Only, Type, document, list_of, object_of
 from kmirror.errors import UsageError
+from kmirror.files import replace_file
 from kmirror.offline.survey import PlannedCut
 
 _VERSION = 1
@@ -111,14 +111,8 @@ def write_plan(plan: TruncationPlan, path: str | Path) -> None:
     """Write a plan's file atomically. Raises UsageError: it cannot be written."""
     parse_plan(plan.to_json())  # never write a plan that cannot be read
     target = Path(path).expanduser()
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            json.dump(plan.to_json(), file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, target)
+        replace_file(target, json.dumps(plan.to_json(), indent=2) + "\n")
     except OSError as error:
         raise UsageError(
             f"--plan: cannot write {path}: {error.strerror}", "give a file in a writable directory"
