@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 
+from kmirror.cluster import principal_probe
 from kmirror.cluster.acl_commands import login_principal
 from kmirror.cluster.acls import await_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.fence import log_ends
-from kmirror.cluster.principal_probe import probe_principal
+from kmirror.cluster.principal_probe import PROBE_PREFIX, probe_principal
 from kmirror.cluster.protocol.acl_binding import Permission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
@@ -185,6 +189,57 @@ def test_without_an_authorizer_or_the_right_to_change_acls_it_says_so(
     assert warning == f"foreign writes to {topic} are only detected: {found.detected_only}"
     assert protect_claimed(destination, mirror, parse_settings({"read.only": "detect"}), [topic]) == []
     assert not any(one.permission is Permission.DENY for one in describe_acls(admin))
+
+
+def test_a_killed_probe_s_acls_are_deleted_by_the_next_command(
+    guarded_cluster: SandboxCluster,
+    admin: ClusterClient,
+    make_mirror: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    give(admin, kmirror_rights(), acls("cluster", "kafka-cluster", "kmirror", "ALTER", "DESCRIBE"))
+    wait_until(lambda: describe_acls(admin))
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    with monkeypatch.context() as as_killed:
+        as_killed.setattr(os, "getpid", lambda: ended.pid)
+        as_killed.setattr(principal_probe, "delete_acls", lambda *_: None)
+        as_killed.setattr(principal_probe, "_seen", _Killed())
+        with pytest.raises(KeyboardInterrupt):
+            probe_principal(admin, describe_acls(admin), ["User:app"])
+
+    def left() -> list[str]:
+        return [one.resource_name for one in describe_acls(admin) if one.resource_name.startswith(PROBE_PREFIX)]
+
+    wait_until(left)
+    topic = unique_topic()
+    destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
+    protect(destination, mirror, [topic])
+    wait_until(lambda: not left())
+
+
+class _Killed:
+    """Ends the process when the ACLs are there."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self, client: ClusterClient, names: Collection[str], node_id: int | None = None) -> dict[str, bool]:
+        self._calls += 1
+        if self._calls > 1:
+            raise KeyboardInterrupt
+        return dict.fromkeys(names, False)
+
+
+def test_probes_that_run_are_left_alone() -> None:
+    now = int(time.time())
+    machine = principal_probe._machine()
+    is_abandoned = principal_probe._is_abandoned
+    assert not is_abandoned(f"{PROBE_PREFIX}{now}-{machine}-{os.getpid()}-x-0")
+    assert not is_abandoned(f"{PROBE_PREFIX}{now}-00000000-1-x-0")
+    assert not is_abandoned("orders")
+    assert is_abandoned(f"{PROBE_PREFIX}{now - 3600}-00000000-1-x-0")
+    assert is_abandoned(f"{PROBE_PREFIX}{now}-{machine}-999999999-x-0")
 
 
 def test_one_finds_out_who_one_is(guarded_cluster: SandboxCluster, admin: ClusterClient) -> None:

@@ -4,14 +4,22 @@ Brokers do not say which principal a client is, whether it is a super user, or w
 covers (`allow.everyone.if.no.acl.found`: they hide the values of settings whose type they do not know). But they act on
 it. So we try it out with names of topics that do not exist and never will: create an ACL for such a name, ask for the
 topic, delete the ACL. No one else is affected. Needs DESCRIBE and ALTER on the cluster.
+
+A process that is killed leaves its ACLs behind. Their names say when they were made, and by which process of which
+machine, so that the next one deletes them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 import time
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from uuid import UUID
 
 from kmirror.cluster.acls import broker_acls, create_acls, delete_acls
@@ -30,8 +38,11 @@ from kmirror.errors import KmirrorError
 
 #: Only this module creates ACLs for names with this prefix.
 PROBE_PREFIX = "kmirror-probe-"
-#: Older ACLs were left by a process that died; no probe takes this long.
-_STALE_S = 3600
+#: Older ACLs of processes elsewhere were left by one that died: no probe takes this long, however the clocks differ.
+_STALE_S = 300
+_NAME = re.compile(
+    re.escape(PROBE_PREFIX) + r"(?P<made>[0-9]{1,12})-(?P<machine>[0-9a-f]{8})-(?P<process>[0-9]{1,9})-.*"
+)
 _VISIBLE_WITHIN_S = 10.0
 _PAUSE_S = 0.02
 _BROKER = 4
@@ -57,8 +68,7 @@ def probe_principal(
         UnreachableError: no answer, or we lack ALTER or DESCRIBE on the cluster (NOT_AUTHORIZED).
         KmirrorError: another client deleted the ACLs of the probe.
     """
-    _remove_stale(client, acls)
-    name = f"{PROBE_PREFIX}{int(time.time())}-{uuid.uuid4().hex[:12]}"
+    name = f"{PROBE_PREFIX}{int(time.time())}-{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
     asked = [EVERYONE, *sorted(set(candidates) - {EVERYONE})]
     names = {f"{name}-{index}": principal for index, principal in enumerate(asked)}
     covered = any(one.covers(ResourceType.TOPIC, name) for one in acls)
@@ -142,12 +152,27 @@ def _binding(name: str, principal: str, permission: Permission) -> AclBinding:
     return AclBinding(ResourceType.TOPIC, name, PatternType.LITERAL, principal, ANY_HOST, describe, permission)
 
 
-def _remove_stale(client: ClusterClient, acls: Collection[AclBinding]) -> None:
-    stale = [one for one in acls if one.resource_name.startswith(PROBE_PREFIX) and _age_s(one) > _STALE_S]
-    if stale:
-        delete_acls(client, stale)
+def remove_abandoned(client: ClusterClient, acls: Collection[AclBinding]) -> None:
+    """Delete the ACLs that probes left whose process was killed; `acls` are all ACLs.
+
+    Raises UnreachableError: no answer, or we lack ALTER on the cluster.
+    """
+    abandoned = [one for one in acls if one.resource_type is ResourceType.TOPIC and _is_abandoned(one.resource_name)]
+    if abandoned:
+        delete_acls(client, abandoned)
 
 
-def _age_s(binding: AclBinding) -> float:
-    made = binding.resource_name.removeprefix(PROBE_PREFIX).partition("-")[0]
-    return time.time() - int(made) if made.isdigit() else 0.0
+def _is_abandoned(name: str) -> bool:
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return False
+    if found["machine"] == _machine() and not Path("/proc", found["process"]).exists():
+        return True
+    return time.time() - int(found["made"]) > _STALE_S
+
+
+@cache
+def _machine() -> str:
+    """Return what processes that see each other in /proc have in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return hashlib.sha256(f"{boot}{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]

@@ -20,7 +20,7 @@ from kmirror.cluster.acl_commands import admin_options, grant_line, login_princi
 from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
 from kmirror.cluster.authorized import cluster_operations, missing_operations, missing_rights
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.principal_probe import PrincipalProbe, probe_principal
+from kmirror.cluster.principal_probe import PrincipalProbe, probe_principal, remove_abandoned
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
@@ -91,6 +91,7 @@ def survey(
             return AclSurvey(
                 acls, AclIndex(acls), own, "kmirror may not change ACLs: it lacks ALTER on the cluster", to_alter
             )
+        remove_abandoned(client, acls)
         login = login_principal(client.config)
         candidates = producers_of(acls, topics) - {EVERYONE} if login is None else frozenset[str]()
         if known.standing is None or not candidates <= known.asked:
