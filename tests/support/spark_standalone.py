@@ -31,6 +31,9 @@ from tests.support.class_archive import java
 _START_TIMEOUT_S = 90.0
 _EXECUTOR = b"CoarseGrainedExecutorBackend"
 
+#: What master and workers are told besides their command line.
+_SETTINGS = "spark.properties"
+
 
 @dataclass(frozen=True, slots=True)
 class StandaloneSpark:
@@ -110,10 +113,15 @@ class StandaloneSpark:
 
 @contextmanager
 def running_standalone_spark(
-    directory: Path, workers: int = 2, cores: int = 2, memory: str = "700m"
+    directory: Path, workers: int = 2, cores: int = 2, memory: str = "700m", secret: str | None = None
 ) -> Iterator[StandaloneSpark]:
-    """Run a cluster in a folder; at the end everything that ran in it is killed, frozen processes too."""
+    """Run a cluster in a folder; at the end everything that ran in it is killed, frozen processes too.
+
+    With a `secret` it serves only those who know it.
+    """
     directory.mkdir(parents=True)
+    if secret is not None:
+        (directory / _SETTINGS).write_text(f"spark.authenticate true\nspark.authenticate.secret {secret}\n")
     port, web_port = free_ports(2)
     master_url = f"spark://{LOOPBACK}:{port}"
     master_options = ["-h", LOOPBACK, "-p", str(port), "--webui-port", str(web_port)]
@@ -160,6 +168,8 @@ def _start(
     archive = ClassArchive.locate(java(), spark_home, cache_folder(environ) / "java")
     if archive and archive.exists:
         command += archive.use()
+    if (directory / _SETTINGS).exists():
+        options = ["--properties-file", str(directory / _SETTINGS), *options]
     with (directory / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
             [*within, *command, "-cp", f"{spark_home / 'jars'}/*", main_class, *options],

@@ -405,8 +405,25 @@ def _assignments(_: click.Context, param: click.Parameter, values: tuple[str, ..
     return found
 
 
+def _spark_conf(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = _assignments(ctx, param, values)
+    if found:
+        from kmirror.cluster.security.properties import is_reference
+        from kmirror.engine.spark.conf import holds_secret
+
+        for key, value in found.items():
+            if holds_secret(key) and not is_reference(value):
+                raise UsageError(
+                    f"{_flag(param)}: {key} would be in the list of processes, which every user of this machine sees",
+                    f"put it into a file: {_flag(param)} '{key}=${{file:/etc/kmirror/spark.properties:secret}}'",
+                )
+    return found
+
+
 #: `--spark-conf K=V`, for the verbs that use Spark.
-SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatable.")
+SPARK_CONF = click.Option(
+    ["--spark-conf"], metavar="K=V", multiple=True, callback=_spark_conf, help="Set a Spark property. Repeatable."
+)
 
 
 def _flag(param: click.Parameter) -> str:

@@ -123,13 +123,14 @@ class Bulk:
 
     def _spark_options(self, log_file: Path) -> SparkOptions:
         from kmirror.engine.spark.conf import SparkOptions
+        from kmirror.ops.run.spark import with_secrets
 
         return SparkOptions(
             slots=slots_of(self._choice.master, self._lanes),
             log_file=log_file,
             app_name=f"kmirror {self._verb} {self._mirror} on {socket.gethostname()}",
             master=self._choice.master,
-            conf=dict(self._choice.conf),
+            conf=with_secrets(self._choice.conf),
             preload=_PRELOADED,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ TASK_FAILURES = 4
 #: A Unix socket path has at most 107 bytes, and Spark appends a name of 43 to the folder.
 _SOCKET_FOLDER_BYTES = 64
 
+_SECRET = re.compile("secret|password", re.IGNORECASE)
+_AUTH_SECRET = "spark.authenticate.secret"
+
 _LOCAL = re.compile(r"local(?:\[\s*(?P<threads>\*|[0-9]+)\s*(?:,\s*(?P<failures>[0-9]+)\s*)?\])?")
 _CLUSTER = re.compile(r"local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
 
@@ -41,7 +45,7 @@ class SparkOptions:
     log_file: Path
     app_name: str
     master: str = "local[*]"
-    conf: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     preload: tuple[str, ...] = ("kmirror.engine.lane.lane*",)
     later_slots: int = 0
 
@@ -61,6 +65,11 @@ def check(options: SparkOptions, environ: Mapping[str, str]) -> None:
             raise UsageError(f"{key!r} is not a Spark property: names start with 'spark.'")
     if "spark.master" in options.conf:
         raise UsageError("spark.master cannot be set with --spark-conf", "use --master")
+
+
+def holds_secret(key: str) -> bool:
+    """Return whether a setting holds a secret, by its name: it is never part of a command line."""
+    return _SECRET.search(key) is not None
 
 
 def is_local(master: str) -> bool:
@@ -115,6 +124,7 @@ def settings(options: SparkOptions, folder: Path, archive: Path | None, address:
         "spark.executorEnv.PYTHONSAFEPATH": "1",
         f"spark.executorEnv.{PRELOAD_VARIABLE}": ",".join(options.preload),
         **(_local_settings(folder) if is_local(options.master) else _cluster_settings(options, address)),
+        **_authentication(options),
     }
     merged = {**ours, **options.conf, "spark.master": effective_master(options), "spark.app.name": options.app_name}
     python_path = [merged.get("spark.executorEnv.PYTHONPATH", "")]
@@ -144,6 +154,18 @@ appender.console.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS'Z'}{UTC} %p %c{1}
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
 """
+
+
+def _authentication(options: SparkOptions) -> dict[str, str]:
+    """Return the settings with which only our own processes may talk to Spark's ports, also on this machine.
+
+    Spark makes the secret itself for a local master, YARN and Kubernetes. A standalone cluster has one for all
+    applications, which the user gives.
+    """
+    if options.master.startswith("spark://") and _AUTH_SECRET not in options.conf:
+        return {}
+    of_ours = {_AUTH_SECRET: secrets.token_hex(32)} if options.master.startswith("local-cluster") else {}
+    return {"spark.authenticate": "true", **of_ours}
 
 
 def _local_settings(folder: Path) -> dict[str, str]:

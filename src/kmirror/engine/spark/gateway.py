@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kmirror.engine.spark.conf import holds_secret
 from kmirror.engine.threads import wait_until
 from kmirror.errors import KmirrorError, RefusedError, TimedOutError, UnreachableError
 
@@ -125,8 +126,11 @@ def direct_command(java: Path, home: Path, java_options: Sequence[str]) -> list[
 
 
 def script_command(home: Path, java_options: Sequence[str], conf: Mapping[str, str]) -> list[str]:
-    """Return the command that starts the gateway through spark-submit."""
-    settings = {"spark.driver.memory": _HEAP, **conf}
+    """Return the command that starts the gateway through spark-submit.
+
+    Anyone on this machine can read it, so it holds no secrets: the context gets all settings.
+    """
+    settings = {"spark.driver.memory": _HEAP, **{key: conf[key] for key in conf if not holds_secret(key)}}
     settings["spark.driver.defaultJavaOptions"] = " ".join(
         [settings.get("spark.driver.defaultJavaOptions", ""), *(f'"{option}"' for option in java_options)]
     ).strip()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from kmirror.cluster.security.properties import resolve_value
 from kmirror.engine.lane_count import lanes_of
 from kmirror.engine.spark.application import SparkRuntime
-from kmirror.engine.spark.conf import SparkOptions
+from kmirror.engine.spark.conf import SparkOptions, holds_secret
 from kmirror.engine.spark.shipping import cache_folder
 from kmirror.errors import RefusedError
 from kmirror.ops.run.request import RunRequest
@@ -30,7 +31,16 @@ def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file
     what = "all mirrors" if request.all_mirrors else ",".join(request.mirrors)
     later = _LATER_SLOTS if request.all_mirrors else 0
     name = f"kmirror {what} on {socket.gethostname()}"
-    return SparkOptions(lanes + 1, log_file, name, request.master, dict(request.spark_conf), later_slots=later)
+    conf = with_secrets(request.spark_conf)
+    return SparkOptions(lanes + 1, log_file, name, request.master, conf, later_slots=later)
+
+
+def with_secrets(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the user's Spark settings with references in those that hold a secret replaced.
+
+    Raises UnreachableError: one has no value here (SECRET_UNRESOLVED).
+    """
+    return {key: resolve_value(key, value) if holds_secret(key) else value for key, value in conf.items()}
 
 
 def new_log_file() -> Path:
