@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check test test-slow test-long lint bench campaign docs clean
+.PHONY: demo check test test-slow test-long lint bench campaign docs lock clean
 
 demo: $(READY)
 	@$(BIN)/kmirror demo
@@ -38,14 +38,27 @@ campaign: $(READY)
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "kmirror needs Python 3.11 or later; say which with PYTHON=python3.12 make …" >&2; exit 1; }
 	@echo "Setting up $(VENV) (once, about a minute) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--requirement deploy/container/build-constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-build-isolation \
+		--requirement .ci/constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# Takes the newest versions that pyproject.toml allows, with their hashes; run it after changing dependencies there.
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --upgrade \
+	--custom-compile-command "make lock"
+
+lock: $(READY)
+	@$(BIN)/$(LOCK) deploy/container/build.in --output-file deploy/container/build-constraints.txt
+	@$(BIN)/$(LOCK) pyproject.toml --output-file deploy/container/constraints.txt
+	@$(BIN)/$(LOCK) pyproject.toml --group dev --constraint deploy/container/constraints.txt \
+		--constraint deploy/container/build-constraints.txt --output-file .ci/constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

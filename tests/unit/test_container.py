@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deploy" / "container"
@@ -63,6 +65,64 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
     for source in sources:
         assert (ROOT / source).exists(), source
         assert any(source == name or source.startswith(f"{name}/") for name in let_in), source
+
+
+LOCKS = (FOLDER / "constraints.txt", FOLDER / "build-constraints.txt", ROOT / ".ci" / "constraints.txt")
+
+
+def locked(path: Path) -> dict[str, str]:
+    """Return the version of each library in a lock file."""
+    return {
+        canonicalize_name(found["name"]): found["version"]
+        for found in re.finditer(r"^(?P<name>[\w.-]+)==(?P<version>\S+)", path.read_text(), re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_library_is_locked_by_hash(path: Path) -> None:
+    requirements = re.split(r"\n(?=\S)", re.sub(r"^#.*\n", "", path.read_text(), flags=re.MULTILINE).strip())
+    assert len(requirements) >= len(locked(path)) > 0  # some have a version for each Python
+    for requirement in requirements:
+        assert re.match(r"[\w.-]+==\S+", requirement), "a version"
+        assert "--hash=sha256:" in requirement, requirement
+
+
+def test_the_locks_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    dev = [one for one in project["dependency-groups"]["dev"] if isinstance(one, str)]
+    image, build, ci = map(locked, LOCKS)
+    for wanted, lock in (
+        (project["project"]["dependencies"], image),
+        ([*dev, *project["project"]["dependencies"]], ci),
+    ):
+        for requirement in map(Requirement, wanted):
+            assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)]), "make lock"
+    assert ci.items() >= image.items(), "tests run with what the image has"
+    assert build["setuptools"] == ci["setuptools"]
+    for requirement in map(Requirement, project["build-system"]["requires"]):
+        assert requirement.specifier.contains(build[requirement.name])
+
+
+def test_nothing_is_installed_that_is_not_locked() -> None:
+    steps = [step for rest in rests("RUN") for step in re.split(r"&&|\n", rest) if "pip" in step.split()]
+    assert len(steps) == 4
+    for step in steps:
+        assert "--require-hashes" in step or "--no-deps" in step, step
+        assert "--no-build-isolation" in step or "wheel" not in step.split(), step
+    for step in (line for line in (ROOT / "Makefile").read_text().replace("\\\n", "").splitlines() if "-m pip" in line):
+        assert "--require-hashes" in step or "--no-deps" in step, step
+
+
+def test_the_bill_of_materials_has_what_is_locked() -> None:
+    done = subprocess.run(
+        [sys.executable, FOLDER / "sbom.py", LOCKS[0]], capture_output=True, text=True, check=True, timeout=30
+    )
+    bill = json.loads(done.stdout)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert {one["name"]: one["version"] for one in bill["components"]} == locked(LOCKS[0])
+    for one in bill["components"]:
+        assert one["purl"] == f"pkg:pypi/{one['name']}@{one['version']}"
+        assert one["externalReferences"][0]["hashes"]
 
 
 def test_an_image_runs_as_a_numbered_user_and_starts_without_a_shell() -> None:

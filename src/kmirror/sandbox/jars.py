@@ -1,7 +1,8 @@
 """Kafka's jars: from KAFKA_HOME, or fetched once with the Ivy that pyspark ships, and kept in the user's cache.
 
 A fetch goes into a directory of its own, which is renamed when it is complete, under a lock: an interrupted fetch
-leaves nothing that looks like a classpath, and two processes never fetch the same thing.
+leaves nothing that looks like a classpath, and two processes never fetch the same thing. Ivy checks each file against
+the checksum that the repository has beside it, and refuses one that differs.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _LOGGING = {
 _ALONE = frozenset({"kafka-tools"})
 #: Issues tokens to clients that log in with OAUTHBEARER.
 _TOKEN_SERVER = ("no.nav.security", "mock-oauth2-server", "3.0.1")
+#: What repositories have beside each file, and Ivy can check: the first one that exists counts.
+_CHECKSUMS = "sha1,md5"
 _FETCH_TIMEOUT_S = 1800
 _PROGRESS_S = 0.5
 _VERSION = re.compile(r"(\d+)\.(\d+)\.\d+")
@@ -210,7 +213,8 @@ def _fetch(wanted: _Wanted, proof: str, directory: Path, cache: Path, environ: M
         (folder / "ivy.xml").write_text(wanted.ivy, encoding="utf-8")
         command: list[str | Path] = [
             *(find_java(environ), "-Dsun.net.client.defaultConnectTimeout=20000"),
-            *("-Dsun.net.client.defaultReadTimeout=60000", "-jar", _ivy_jar(), "-m2compatible"),
+            *("-Dsun.net.client.defaultReadTimeout=60000", f"-Divy.checksums={_CHECKSUMS}"),
+            *("-jar", _ivy_jar(), "-m2compatible"),
             *("-ivy", folder / "ivy.xml", "-confs", "default", "-cache", cache / "ivy"),
             *("-retrieve", f"{folder}/libs/[artifact]-[revision](-[classifier]).[ext]"),
         ]
@@ -256,8 +260,8 @@ def _bytes_in(directory: Path) -> int:
 
 
 def _cause(output: str) -> str:
-    """Return the line of Ivy's long output that names the fault, such as a failed access or a missing artifact."""
-    for pattern in (r"Server access error.*", r"\S+: not found", r".*Exception.*", r".*\S.*"):
+    """Return the line of Ivy's long output that names the fault, such as a wrong checksum or a missing artifact."""
+    for pattern in (r"invalid (?:sha1|md5).*", r"Server access error.*", r"\S+: not found", r".*Exception.*", r".*\S.*"):
         found = re.search(pattern, output)
         if found:
             return found.group(0).strip()
