@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from kmirror.cli.output import TableOutput
 from kmirror.cluster.acls import await_acls, create_acls, delete_acls, describe_acls
 from kmirror.cluster.authorized import may_write_transactions
 from kmirror.cluster.client import ClusterClient
@@ -45,6 +47,8 @@ from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
 from tests.support.acls import acls, claim, give, kmirror_rights, view_of, written
 from tests.support.clusters import unique_topic
+from tests.support.screens import piped
+from tests.support.screens import written as written_on
 from tests.support.shared_clusters import GuardedPair
 from tests.support.waiting import wait_until
 
@@ -405,6 +409,27 @@ def test_users_that_are_missing_are_reported_as_they_cannot_be_copied(
         deletion = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
         admin.alter_user_scram_credentials([deletion])[user].result(30)
         job.close()
+
+
+def test_commands_to_copy_carry_no_poison(pair: Pair, mirror: tuple[Destination, str, RightsJob]) -> None:
+    """Whoever may change ACLs at the source chooses their hosts and principals, and the names of groups."""
+    destination, name, _ = mirror
+    topic, group = unique_topic(), unique_topic("g; touch owned #")
+    (writes,) = acls("topic", topic, "$(touch owned)", "WRITE")
+    (reads,) = acls("group", group, "app`touch owned`", "READ")
+    poisoned = [one._replace(host="1.2.3.4; touch owned #") for one in (writes, reads)]
+    give(pair.at_source, poisoned)
+    claim(destination, name, topic)
+    done = failover(destination, name, dry_run=True)
+    assert done.result.clients is not None
+    for line, binding in zip(done.result.clients.commands, (writes, reads), strict=True):
+        arguments = shlex.split(line)
+        assert arguments[arguments.index("--allow-host") + 1] == "1.2.3.4; touch owned #"
+        assert arguments[arguments.index("--allow-principal") + 1] == binding.principal
+        assert binding.resource_name in arguments
+    screen = piped()
+    TableOutput(screen).result(done.result)
+    assert all(line.isprintable() for text in written_on(screen) for line in text.split("\n"))
 
 
 def test_a_failover_says_what_clients_of_the_source_lack_here(

@@ -261,7 +261,8 @@ def _bytes_in(directory: Path) -> int:
 
 def _cause(output: str) -> str:
     """Return the line of Ivy's long output that names the fault, such as a wrong checksum or a missing artifact."""
-    for pattern in (r"invalid (?:sha1|md5).*", r"Server access error.*", r"\S+: not found", r".*Exception.*", r".*\S.*"):
+    known = (r"invalid (?:sha1|md5).*", r"Server access error.*", r"\S+: not found", r".*Exception.*", r".*\S.*")
+    for pattern in known:
         found = re.search(pattern, output)
         if found:
             return found.group(0).strip()
