@@ -278,9 +278,11 @@ def test_no_secret_is_logged(run: Run, tmp_path: Path) -> None:
     log, config = tmp_path / "m.log", tmp_path / "admin.properties"
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required username=eve password='s3cr3t';"
     config.write_text(f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config={login}\n")
+    (tmp_path / "spark.properties").write_text("secret=s3cr3t\n")
+    secret = f"spark.x.password=${{file:{tmp_path / 'spark.properties'}:secret}}"
     ran = run(
         *("run", "--mirror", "m", "--bootstrap-server", "127.0.0.1:1", "--until-caught-up"),
-        *("--command-config", str(config), "--spark-conf", "spark.x.password=s3cr3t", "--log-file", str(log)),
+        *("--command-config", str(config), "--spark-conf", secret, "--log-file", str(log)),
     )
     assert ran.code == 6
     assert "cannot connect to 127.0.0.1:1" in log.read_text()
