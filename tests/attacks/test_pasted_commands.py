@@ -142,6 +142,12 @@ def test_bash_reads_back_what_no_other_quotes_can_hold() -> None:
     assert [one.decode(errors="surrogatepass") for one in found.split(b"\0")[:-1]] == names
 
 
+def test_no_name_becomes_an_option() -> None:
+    """Kafka's tools would take `--topic --force` for two options."""
+    assert option("--topic", "--force") == ("--topic=--force",)
+    assert on_topics("recover", "-m", ["--yes"]) == "kmirror recover --mirror=-m --topics=--yes"
+
+
 def test_no_argument_ends_early() -> None:
     """An argument ends at NUL: a group `a\\0b` must not become the group `a`."""
     assert command_line("a\0b").isprintable()

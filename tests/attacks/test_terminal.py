@@ -22,10 +22,14 @@ from kmirror.cli.output import JsonOutput, TableOutput, show_error
 from kmirror.cli.run_log import Entry
 from kmirror.cli.screen import Screen
 from kmirror.cluster.client import require
+from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
 from kmirror.columns import Table
 from kmirror.engine.control.journal import Level
-from kmirror.errors import BrokerError, ExitCode, Reason
-from kmirror.ops.check.findings import CHECKS, CheckLine
+from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
+from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_sentences
+from kmirror.ops.check.findings import CHECKS, CheckLine, Findings
+from kmirror.ops.check.powers import Power
+from kmirror.ops.client_gaps import ClientGaps, gap_sentences
 from kmirror.ops.context import Destination
 from kmirror.ops.converted_keys import KEYS, KeyRow
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
@@ -53,6 +57,7 @@ from kmirror.ops.show.topics import TOPICS, TOPICS_OF_MIRRORS, TopicRow
 from kmirror.ops.verify.results import VERIFIED, VerifyRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.events import Event
+from kmirror.sync.client_rights import LackingRight
 from kmirror.words import json_text, listed, one_line, visible, visible_lines
 from tests.support.clusters import ClusterPair
 from tests.support.groups import GroupScene, commit, committed
@@ -197,6 +202,35 @@ def test_a_broker_s_own_message_fakes_no_line(name: str) -> None:
     with pytest.raises(BrokerError) as refusal:
         require(42, "creating topics", name)
     assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_sentences_with_lines_of_commands_get_no_further_line(name: str) -> None:
+    """Their line breaks are ours, and what follows looks like a command to copy: a name must not add one."""
+    lacking = LackingRight(name, name, Operation.READ, ResourceType.GROUP, PatternType.LITERAL, (name,))
+    gaps = ClientGaps(found_ms=0, rights=(lacking,))
+    binding = AclBinding(ResourceType.GROUP, name, PatternType.LITERAL, name, name, Operation.READ, Permission.ALLOW)
+    blocked = BlockedTopic(name, Denial.KEPT, 0, 1)
+    texts = [
+        *gap_sentences(gaps),
+        str(binding),
+        str(Power({name: [f"READ on {name}"]})),
+        blocked_sentences([blocked], "")[0].rstrip("\n"),
+    ]
+    for text in texts:
+        assert text.isprintable(), text
+
+
+def test_what_a_check_failed_with_is_one_line() -> None:
+    shown: list[CheckLine] = []
+
+    def fail() -> None:
+        raise RefusedError("no\nkafka-acls --add --allow-principal User:evil", "a hint")
+
+    with Findings(shown.append).catching("source", "connection"):
+        fail()
+    (line,) = shown
+    assert line.message.isprintable()
 
 
 # -- logs, pages, metrics ----------------------------------------------------------------------------------------------

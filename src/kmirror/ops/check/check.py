@@ -47,7 +47,7 @@ from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC, StateStore
-from kmirror.words import counted
+from kmirror.words import counted, visible
 
 #: Needed to create topics, unless it is granted topic by topic.
 _NEEDED_ON_CLUSTER = ("CREATE",)
@@ -133,7 +133,7 @@ def _reach(findings: Findings, cluster: str, client: ClusterClient) -> ClusterMe
     found = None
     with findings.catching(cluster, "reachable"):
         found = client.metadata([], timeout=REACH_TIMEOUT_S)
-        brokers = ", ".join(f"{broker.host}:{broker.port}" for broker in found.brokers.values())
+        brokers = ", ".join(visible(f"{broker.host}:{broker.port}") for broker in found.brokers.values())
         findings.ok(cluster, "reachable", f"cluster {found.cluster_id}, brokers {brokers}")
     return found
 
@@ -275,7 +275,7 @@ def _stored_state(
         if mirror is not None:
             record = require_mirror(state, mirror)
             topics = tuple(one for one in state.topics(mirror) if one.desired is not DesiredState.STOPPED)
-        names = ", ".join(known.name for known in state.mirrors) or "none"
+        names = ", ".join(visible(known.name) for known in state.mirrors) or "none"
         findings.ok(DESTINATION, "kmirror's memory", f"mirrors stored here: {names}")
     return record, topics, state
 

@@ -14,7 +14,7 @@ from kmirror.ops.rights.client_sync import quotas_to_sync, users_of_clients
 from kmirror.settings.table import Settings
 from kmirror.state.records import DesiredState
 from kmirror.state.snapshot import State
-from kmirror.words import counted
+from kmirror.words import counted, visible
 
 _MOST_NAMED = 10
 
@@ -66,7 +66,9 @@ def check_clients(findings: Findings, source: ClusterClient, destination: Cluste
             with findings.catching(DESTINATION, "SCRAM users"):
                 missing = sorted(theirs - scram_users(destination))
                 if missing:
-                    named = ", ".join(missing[:_MOST_NAMED]) + (" …" if len(missing) > _MOST_NAMED else "")
+                    named = ", ".join(map(visible, missing[:_MOST_NAMED])) + (
+                        " …" if len(missing) > _MOST_NAMED else ""
+                    )
                     message = f"{counted(len(missing), 'user')} of the source cannot log in here: {named}"
                     findings.warn(DESTINATION, "SCRAM users", message, "create them: brokers do not reveal passwords")
                 else:

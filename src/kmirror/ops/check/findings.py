@@ -11,7 +11,7 @@ from typing import Any
 from kmirror.columns import FLAG, TEXT, Column, Table, document
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
 from kmirror.ops.results import EXIT_CODE, REASON
-from kmirror.words import one_line
+from kmirror.words import one_line, visible
 
 SOURCE, DESTINATION = "source", "destination"
 _SILENT = {SOURCE: Reason.SOURCE_UNREACHABLE, DESTINATION: Reason.DESTINATION_UNREACHABLE}
@@ -117,12 +117,17 @@ class Findings:
             silent = error.exit_code == ExitCode.UNREACHABLE
             reason = error.reason or (_SILENT[cluster] if silent else None)
             line = CheckLine(
-                cluster=cluster, what=what, ok=False, message=error.message, hint=error.hint, reason=reason
+                cluster=cluster, what=what, ok=False, message=visible(error.message), hint=error.hint, reason=reason
             )
             self._write(line, ExitCode.UNREACHABLE if silent else ExitCode.REFUSED)
         except OutcomeUnknown as error:
             line = CheckLine(
-                cluster=cluster, what=what, ok=False, message=str(error), hint="try again", reason=_SILENT[cluster]
+                cluster=cluster,
+                what=what,
+                ok=False,
+                message=visible(str(error)),
+                hint="try again",
+                reason=_SILENT[cluster],
             )
             self._write(line, ExitCode.UNREACHABLE)
 

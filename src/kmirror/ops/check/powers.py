@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, Resource
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.acl_index import AclIndex, Resource
-from kmirror.words import counted, listed
+from kmirror.words import counted, listed, visible
 
 _CLUSTER = Resource(ResourceType.CLUSTER, "kafka-cluster")
 _OVER_CLUSTER = (Operation.ALTER, Operation.CLUSTER_ACTION)
@@ -76,7 +76,7 @@ def power_lines(
     who = f"{over_all}; super users can, too" if over_all.principals else "only super users can, by the ACLs"
     if not any(one.covers(ResourceType.TOPIC, STATE_TOPIC) for one in acls):
         who += f"; no ACL is about {STATE_TOPIC}: with allow.everyone.if.no.acl.found=true everyone can"
-    named = ", ".join(sorted(mirrors)[:_MOST_NAMED]) + (" …" if len(mirrors) > _MOST_NAMED else "")
+    named = ", ".join(map(visible, sorted(mirrors)[:_MOST_NAMED])) + (" …" if len(mirrors) > _MOST_NAMED else "")
     hint = "grant these rights only to principals that may stop all of these mirrors: they cannot be granted for one"
     message = f"who can stop or damage all {counted(len(mirrors), 'mirror')} here ({named}): {who}"
     lines = [PowerLine("power over all mirrors", message, hint if others and len(mirrors) > 1 else "")]

@@ -25,7 +25,7 @@ from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.acls import producers_of
 from kmirror.sync.mirrormaker import own_topics
-from kmirror.words import counted
+from kmirror.words import counted, visible
 
 _ON_MIRROR_TOPICS = ("CREATE", "READ", "WRITE", "ALTER", "ALTER_CONFIGS", "DELETE")
 _ON_ARCHIVES = ("CREATE", "READ", "WRITE")
@@ -125,7 +125,7 @@ def protection_view(
         writers = sorted(producers_of(ground.acls, topics) - {EVERYONE} - ground.own.principals)
         everyone = any(one.principal == EVERYONE for one in ground.acls)
         if ground.acls and topics and not everyone:
-            named = ", ".join(writers[:_MOST_WRITERS]) + (" …" if len(writers) > _MOST_WRITERS else "")
+            named = ", ".join(map(visible, writers[:_MOST_WRITERS])) + (" …" if len(writers) > _MOST_WRITERS else "")
             message += f"; as ACLs are now, {named or 'only super users'} may write"
         return ProtectionView(message, ground.hint if ground.acls or ground.own.principals else None)
     found = [
@@ -133,7 +133,7 @@ def protection_view(
     ]
     weak = [one for one in found if one.detected_only is not None]
     if weak:
-        names = ", ".join(one.topic for one in weak[:_MOST_TOPICS])
+        names = ", ".join(visible(one.topic) for one in weak[:_MOST_TOPICS])
         return ProtectionView(f"detected only on {names}: {weak[0].detected_only}", weak[0].hint)
     many = f" ({counted(len(found), 'topic')})" if found else ""
     return ProtectionView(f"enforced: ACLs allow only kmirror and super users to write{many}", None)

@@ -27,6 +27,7 @@ from kmirror.settings.table import Settings
 from kmirror.state.client import Deadline, ask, client
 from kmirror.state.group_records import KEPT_OFFSETS, GroupRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.words import visible
 
 _TIMEOUT_S = 30.0
 _PAUSE_S = 0.2
@@ -78,7 +79,7 @@ def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveG
         for name in sorted(undescribed):
             if name in again and again[name].has_members:
                 raise UnreachableError(
-                    f"which topics group {name} reads is unknown: it is listed with members, but not described",
+                    f"which topics group {visible(name)} reads is unknown: it is listed with members, but not described",
                     "stop its consumers, and run the same command again",
                 )
     return [
@@ -196,7 +197,8 @@ def _committed(groups: ClusterGroups, kinds: Mapping[str, GroupKind]) -> Committ
     for group, answer in sorted(groups.committed(kinds).items()):
         if isinstance(answer, int):
             raise UnreachableError(
-                f"committed offsets of group {group} are unknown: {reason_text(reason_of(answer))} (error {answer})",
+                f"committed offsets of group {visible(group)} are unknown: {reason_text(reason_of(answer))}"
+                f" (error {answer})",
                 "grant DESCRIBE on the group",
             )
         found[group] = answer
@@ -227,20 +229,20 @@ def _described(destination: Destination, groups: Collection[str]) -> dict[str, t
             if described is not None:
                 time.sleep(_PAUSE_S)
             try:
-                described = ask(request, admin, store.watch, Deadline(_TIMEOUT_S), f"describing group {group}")
+                described = ask(request, admin, store.watch, Deadline(_TIMEOUT_S), f"describing group {visible(group)}")
             except BrokerError as error:
                 if error.code == GROUP_ID_NOT_FOUND:
                     break  # it is gone
                 if error.code not in COORDINATOR_MOVED or deadline.passed:
                     raise UnreachableError(
-                        f"which topics group {group} reads is unknown: {error}", "run the same command again"
+                        f"which topics group {visible(group)} reads is unknown: {error}", "run the same command again"
                     ) from error
                 time.sleep(_PAUSE_S)
         if described is None or not described.members:
             continue
         if described.state.name not in _SETTLED:
             raise TimedOutError(
-                f"which topics group {group} reads is unknown: it has been rebalancing for {_REBALANCE_S:g} s",
+                f"which topics group {visible(group)} reads is unknown: it has been rebalancing for {_REBALANCE_S:g} s",
                 "wait until its members are assigned their partitions, or stop them, and run the same command again",
             )
         members = tuple(Member(one.member_id, one.client_id, one.host) for one in described.members)

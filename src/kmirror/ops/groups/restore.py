@@ -22,6 +22,7 @@ from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.groups import Bounds, GroupPlan, MirroredTopics, OffsetPlan, clamped
+from kmirror.words import visible
 
 #: By group, then by partition.
 OffsetsByGroup = Mapping[str, Mapping[int, int]]
@@ -40,7 +41,8 @@ def committed_on(client: ClusterClient, topic: str) -> dict[str, dict[int, int]]
     for group, answer in sorted(groups.committed(kinds).items()):
         if isinstance(answer, int):
             raise UnreachableError(
-                f"committed offsets of group {group} are unknown: {reason_text(reason_of(answer))} (error {answer})",
+                f"committed offsets of group {visible(group)} are unknown: {reason_text(reason_of(answer))}"
+                f" (error {answer})",
                 "grant DESCRIBE on the group",
             )
         if offsets := {at.partition: one.offset for at, one in answer.items() if at.topic == topic}:
@@ -127,7 +129,8 @@ def _present(
     for group, answer in answers.items():
         if isinstance(answer, int):
             raise UnreachableError(
-                f"committed offsets of group {group} on the source are unknown (error {answer})", "kmirror retries"
+                f"committed offsets of group {visible(group)} on the source are unknown (error {answer})",
+                "kmirror retries",
             )
         found[group] = {at.partition: one for at, one in answer.items() if at.topic == topic.source_topic}
     return found

@@ -34,6 +34,7 @@ from kmirror.state.client import Deadline
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.groups import GroupPlan, GroupView, MirroredTopics, OffsetPlan, clamped
+from kmirror.words import visible
 
 #: How long the last sync continues while offsets on the source move.
 FINAL_SYNC_S = 30.0
@@ -282,7 +283,7 @@ def _require_readable(found: SourceGroups) -> None:
 def _unreadable(found: SourceGroups) -> str:
     group, error = next(iter(found.unreadable.items()))
     more = f", and of {len(found.unreadable) - 1} more" if len(found.unreadable) > 1 else ""
-    return f"committed offsets of group {group} on the source are unknown: {error}{more}"
+    return f"committed offsets of group {visible(group)} on the source are unknown: {error}{more}"
 
 
 def _outcome(row: OffsetPlan, refused: GroupReason | None, *, was_set: bool) -> tuple[Outcome, GroupReason | None]:
@@ -307,7 +308,8 @@ def _skip_events(mirror: str, newly_skipped: Sequence[tuple[str, GroupReason]]) 
         more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
         events.append(
             JobEvent(
-                f"offsets of {', '.join(sorted(groups)[:3])}{more} are not synced by {mirror}: {reason_text(reason)}",
+                f"offsets of {', '.join(map(visible, sorted(groups)[:3]))}{more} are not synced by {mirror}:"
+                f" {reason_text(reason)}",
                 "groups",
                 "SKIPPED",
                 {"reason": reason, "groups": sorted(groups)[:_NAMED], "count": len(groups)},

@@ -36,7 +36,7 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.sync.acls import SyncPlan, joined, producers_of, sync_plan, wanted_acls
 from kmirror.sync.client_acls import on_cluster, on_transactional_ids
 from kmirror.sync.client_rights import is_of_clients
-from kmirror.words import counted
+from kmirror.words import counted, visible
 
 _MOST_NAMES = 100
 _WHAT = "rights"
@@ -271,4 +271,4 @@ def _names(bindings: Iterable[AclBinding]) -> list[str]:
 def _listed(topics: Collection[str]) -> str:
     shown = sorted(topics)[:5]
     more = len(topics) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return ", ".join(map(visible, shown)) + (f" and {more} more" if more else "")

@@ -32,6 +32,7 @@ from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.acl_index import AclIndex
 from kmirror.sync.acls import OwnPrincipals, enforcement, producers_of
+from kmirror.words import visible
 
 _PAUSE_S = 0.2
 NO_AUTHORIZER = "the destination has no authorizer"
@@ -255,7 +256,7 @@ def _carry_out(
     kept = {topic: () if topic in reverted else _sorted(ours[topic]) for topic in concerned}
     write_rights(destination, mirror, {t: replace(present.rights(mirror, t), denied=kept[t]) for t in concerned})
     if denied_us:
-        names = ", ".join(sorted({one.principal for topic in denied_us for one in new[topic]}))
+        names = ", ".join(sorted({visible(one.principal) for topic in denied_us for one in new[topic]}))
         raise KmirrorError(
             f"denying {names} WRITE on {', '.join(sorted(denied_us))} also denied kmirror and was reverted",
             "give kmirror a principal of its own",

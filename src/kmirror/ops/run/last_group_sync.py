@@ -13,6 +13,7 @@ from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState
+from kmirror.words import visible
 
 #: How long to follow groups whose offsets still move when everything is copied.
 _GROUPS_S = 3.0
@@ -44,7 +45,7 @@ def judged(mirror: str, rows: Sequence[GroupResult]) -> SyncedGroups:
     failed = [row for row in rows if _is_failure(row)]
     behind = {row.group: row for row in rows if row.result in (Outcome.REFUSED, Outcome.TIMED_OUT)}
     warnings = [
-        f"group {group} of {mirror} is not in sync with the source: {_why(row)}"
+        f"group {visible(group)} of {mirror} is not in sync with the source: {_why(row)}"
         for group, row in sorted(behind.items())
         if row not in failed
     ]

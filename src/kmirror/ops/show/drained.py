@@ -26,7 +26,7 @@ from kmirror.ops.results import Outcome, TopicResult
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.state.records import TopicRecord
-from kmirror.words import counted
+from kmirror.words import counted, visible
 
 _REQUEST_S = 10.0
 #: The most offsets to check for markers: more cannot all be markers.
@@ -127,12 +127,14 @@ def judge_drained(topics: Sequence[TopicRecord], offsets: GroupOffsets, ends: En
         for name in offsets.missing
     ]
     for group, why in offsets.unknown.items():
-        rows.append(_row(None, None, f"what group {group} has committed is unknown: {why}", "wait longer", group))
+        rows.append(
+            _row(None, None, f"what group {visible(group)} has committed is unknown: {why}", "wait longer", group)
+        )
     names = {topic.source_topic for topic in topics}
     if offsets.named:
         for group, committed in offsets.committed.items():
             if not names & {partition.topic for partition in committed}:
-                message = f"group {group} has committed nothing of these topics"
+                message = f"group {visible(group)} has committed nothing of these topics"
                 rows.append(
                     _row(None, None, message, "is it the right group? its consumers may not have started", group)
                 )
@@ -173,7 +175,7 @@ def _missing(topic: TopicRecord, offsets: GroupOffsets, ends: Ends) -> list[Topi
                 continue
             position = "it has committed nothing" if offset is None else f"it has committed {offset:,}"
             rest = f"{counted(left, 'offset')} left in {partition}"
-            message = f"group {group} has {rest}: {position}, the source ends at {end:,}"
+            message = f"group {visible(group)} has {rest}: {position}, the source ends at {end:,}"
             rows.append(_row(topic.topic, p, message, "wait longer; are its consumers running?", group, left))
     return rows
 

@@ -17,7 +17,7 @@ from kmirror.ops.results import REASON
 from kmirror.ops.show.kept import kept_offsets
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
-from kmirror.words import UNKNOWN, at_time, byte_rate, counted, one_line
+from kmirror.words import UNKNOWN, at_time, byte_rate, counted, one_line, visible
 
 
 class TopicState(StrEnum):
@@ -167,7 +167,7 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
         if (limit := of_mirror[0].throttle_bytes_per_second) is not None and len(stopped) < len(of_mirror):
             yield f"{mirror}: copying is limited to {limit:,} bytes/s (throttle.bytes.per.second)"
         if first := of_mirror[0].first_topics:
-            named = ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")
+            named = ", ".join(map(visible, first[:3])) + (f" and {len(first) - 3} more" if len(first) > 3 else "")
             yield f"{mirror}: other topics wait until these have caught up: {named} (priority.topics)"
         for reason in dict.fromkeys(row.reason for row in stopped):
             topics = {row.topic for row in stopped if row.reason is reason}

@@ -22,7 +22,7 @@ from kmirror.settings.durations import format_duration
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.sync.topic_settings import knows_no_first_source, settings_for
-from kmirror.words import at_time, listed
+from kmirror.words import at_time, listed, visible
 
 
 class FirstSource:
@@ -102,7 +102,7 @@ class FirstSource:
                 f"({why}): they get the last known ones{when}; compare them with the first source"
             )
         if unknown:
-            kept = ", ".join(f"{key}={value}" for key, value in sorted((unknown[0].deferred or {}).items()))
+            kept = ", ".join(visible(f"{key}={value}") for key, value in sorted((unknown[0].deferred or {}).items()))
             yield (
                 f"{_names(unknown)}: the source is a mirror too, and the settings of its own source were never known "
                 f"here: they keep {kept}, so no record is deleted by time or size; set what you want: "
