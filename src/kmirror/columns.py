@@ -141,10 +141,11 @@ class Table(Generic[R]):
         """The type of the rows as `--json` prints them."""
         return list_of(object_of(self.columns))
 
-    def cells(self, row: R) -> list[Cell]:
-        """Return the cells of a row; a longer text is cut, and whole in JSON."""
+    def cells(self, rows: Iterable[R]) -> list[list[Cell]]:
+        """Return the cells of rows; a longer text is cut, and whole in JSON."""
         shown = self.shown
-        return [column.shown(row, _LONGEST_TEXT if column is shown[-1] else _LONGEST_NAME) for column in shown]
+        limits = [*[_LONGEST_NAME] * (len(shown) - 1), _LONGEST_TEXT]
+        return [[column.shown(row, longest) for column, longest in zip(shown, limits, strict=True)] for row in rows]
 
     def document(self, row: R) -> dict[str, Any]:
         """Return a row as `--json` prints it."""

@@ -163,7 +163,7 @@ def test_sums_are_of_what_is_known_and_say_of_how_many_it_is_not() -> None:
 
 def test_the_wide_table_shows_them() -> None:
     headers = [column.header for column in WIDE_PARTITIONS.shown]
-    shown = {name: cell.text for name, cell in zip(headers, WIDE_PARTITIONS.cells(LACKING), strict=True)}
+    shown = {name: cell.text for name, cell in zip(headers, WIDE_PARTITIONS.cells([LACKING])[0], strict=True)}
     assert [shown[name] for name in ("TIME-LAG", "RATE", "ETA", "WORKER", "REASON", "STATE")] == [
         "10m",
         "1.0KB/s",
@@ -173,7 +173,7 @@ def test_the_wide_table_shows_them() -> None:
         "MIRRORING",
     ]
     idle = row(replace(ENGINE, last_seen_ms=NOW - 30_000), replace(progress(), rows=(far(),)))
-    cells = WIDE_PARTITIONS.cells(idle)
+    cells = WIDE_PARTITIONS.cells([idle])[0]
     assert [cell.text for cell in cells[-6:]] == ["10m", "-", "-", "-", "ENGINE_SILENT", "MIRRORING"]
     assert cells[-1].code == Reason.ENGINE_SILENT, "it is not green"
 

@@ -23,7 +23,7 @@ Line = list[Span]
 def laid_out(table: Table[R], rows: Sequence[R], width: int) -> Iterator[list[Line]]:
     """Yield a table fitted to `width` characters: the lines of the heading, then those of each row."""
     columns = table.shown
-    cells = [table.cells(row) for row in rows]
+    cells = table.cells(rows)
     widths = fitting_widths(
         [column.header for column in columns], [[cell.text for cell in row] for row in cells], width
     )

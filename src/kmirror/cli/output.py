@@ -145,7 +145,7 @@ class TableOutput:
     def check_line(self, line: CheckLine) -> None:
         from kmirror.ops.check.findings import CHECKS
 
-        cells = CHECKS.cells(line)
+        (cells,) = CHECKS.cells([line])
         text = "  ".join(cell.text.ljust(width) for cell, width in zip(cells, _CHECK_WIDTHS, strict=True))
         self._styled(text, cells[0])
         # commands to copy: each on a line of its own, which only the terminal may fold

@@ -62,7 +62,7 @@ class RowWriter(Generic[R]):
 
     def lines(self, rows: Sequence[R]) -> Iterator[str]:
         """Yield the lines of more rows, the first time below the heading."""
-        cells_of_rows = [[cell.text for cell in self._table.cells(row)] for row in rows]
+        cells_of_rows = [[cell.text for cell in cells] for cells in self._table.cells(rows)]
         if not self._has_heading:
             cells_of_rows.insert(0, [column.header for column in self._columns])
             self._has_heading = True
