@@ -189,6 +189,21 @@ def test_root_may_do_no_more_than_the_broker(log_dir: Path) -> None:
     assert "Permission denied" in (done.results[0].message or "")
 
 
+def test_root_without_capabilities_is_refused_only_where_it_must_act_as_another(
+    log_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(groups: list[int]) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "setgroups", refuse)
+    if os.geteuid() == 0:
+        with pytest.raises(RefusedError, match="root cannot act as the broker's user here"):
+            cut(CUT_AT_40, log_dir)
+        for path in (log_dir, *log_dir.rglob("*")):
+            os.chown(path, 0, 0)
+    assert cut(CUT_AT_40, log_dir).exit_code == 0
+
+
 # -- journals ----------------------------------------------------------------------------------------------------------
 
 

@@ -51,6 +51,11 @@ class Folder:
         self.identity = (status.st_dev, status.st_ino)
         self.owner = (status.st_uid, status.st_gid)
 
+    @property
+    def is_anothers(self) -> bool:
+        """Whether we are root, and act as another user here."""
+        return os.geteuid() == 0 and self.owner[0] != 0
+
     def close(self) -> None:
         """Close it."""
         os.close(self._descriptor)
@@ -181,7 +186,7 @@ class Folder:
     @contextmanager
     def _acting(self, name: str) -> Iterator[None]:
         """Act as the owner if we are root, and put the whole path into errors."""
-        switched = os.geteuid() == 0 and self.owner[0] != 0
+        switched = self.is_anothers
         try:
             if switched:
                 _act_as(*self.owner)
@@ -202,9 +207,6 @@ class Folder:
 @contextmanager
 def without_groups() -> Iterator[None]:
     """Put root's further groups aside: they would open files to whoever it acts as. Raises RefusedError."""
-    if os.geteuid() != 0:
-        yield
-        return
     groups = os.getgroups()
     try:
         os.setgroups([])

@@ -76,7 +76,6 @@ def open_log_dirs(paths: Sequence[Path]) -> Iterator[list[LogDir]]:
         RefusedError: one is not a log directory, or they belong to several brokers.
     """
     with ExitStack() as stack:
-        stack.enter_context(without_groups())
         found: dict[tuple[int, int], Folder] = {}
         for path in paths:
             try:
@@ -88,6 +87,8 @@ def open_log_dirs(paths: Sequence[Path]) -> Iterator[list[LogDir]]:
                 ) from None
             stack.callback(folder.close)
             found.setdefault(folder.identity, folder)
+        if any(folder.is_anothers for folder in found.values()):
+            stack.enter_context(without_groups())
         dirs = [_opened(folder) for folder in found.values()]
         for one in dirs[1:]:
             if (one.cluster_id, one.node_id) != (dirs[0].cluster_id, dirs[0].node_id):
