@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ from kmirror.ops.context import Destination
 from kmirror.ops.converted_keys import KEYS, KeyRow
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
 from kmirror.ops.report.html import tag
+from kmirror.ops.report.page import page
 from kmirror.ops.results import PARTITION_RESULTS, RESULTS, ErrorInfo, TopicResult
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror
@@ -66,8 +69,10 @@ from tests.support.hostile_text import HOSTILE_NAMES, hostile_text
 from tests.support.live_engine import NOW_MS, mirror_record, row, snapshot
 from tests.support.made_rows import made
 from tests.support.mirrors import properties_of
+from tests.support.report_facts import report_facts
 from tests.support.scraped import OPENMETRICS, read
 from tests.support.screens import Terminal, piped, terminal, written
+from tests.support.strict_html import StrictHtml
 
 #: What rich itself writes: colours, and moves of the cursor.
 _OWN = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -254,6 +259,34 @@ def test_pages_show_names_as_text(name: str) -> None:
     assert not obeyed(page)
     assert page.startswith("<td title=")
     assert page.count("<") == 2
+
+
+def poisoned(value: Any, text: str) -> Any:
+    """Return a value in which every text is this one."""
+    if isinstance(value, str):
+        return value if isinstance(value, Enum) else text
+    if isinstance(value, Mapping):
+        return {poisoned(key, text): poisoned(one, text) for key, one in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{one.name: poisoned(getattr(value, one.name), text) for one in fields(value) if one.init}
+        )
+    if isinstance(value, tuple):
+        parts = [poisoned(one, text) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def test_a_report_shows_names_as_text() -> None:
+    facts = replace(report_facts(topics=2), history=())
+    sound = StrictHtml(page(facts))
+    for name in HOSTILE_NAMES[:-1]:
+        text = page(poisoned(facts, name))
+        assert not obeyed(text), name
+        found = StrictHtml(text)
+        assert found.count("script") == sound.count("script")
+        assert found.count("img") == sound.count("img")
+        assert not [one for _, attributes in found.found for one in attributes if one.startswith("on")]
 
 
 def test_the_page_of_a_running_engine_shows_names_as_text() -> None:

@@ -79,7 +79,7 @@ def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveG
         for name in sorted(undescribed):
             if name in again and again[name].has_members:
                 raise UnreachableError(
-                    f"which topics group {visible(name)} reads is unknown: it is listed with members, but not described",
+                    f"which topics group {visible(name)} reads is unknown: it has members, but is not described",
                     "stop its consumers, and run the same command again",
                 )
     return [
