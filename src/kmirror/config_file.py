@@ -8,15 +8,20 @@
     cluster = "prod"
     output = "json"
 
-The first of these files is read: KMIRROR_CONFIG, `kmirror.toml` in the working directory, and `kmirror/kmirror.toml` in
-XDG_CONFIG_HOME or `~/.config`.
+    [trust]                                   # see `cluster/security/trust.py`
+    paths = ["/etc/kmirror", "/run/secrets"]
+    sources = ["*.eu.example.com"]
+
+The operator's file is the one that KMIRROR_CONFIG names, or else `kmirror/kmirror.toml` in XDG_CONFIG_HOME or
+`~/.config`. What it does not say is taken from `/etc/kmirror/kmirror.toml`. The working directory is not looked at:
+others may write there.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,9 @@ from typing import Any
 from kmirror.errors import UsageError
 
 OUTPUTS = ("table", "json")
+TRUST_KEYS = ("paths", "env", "sources", "token_urls")
+#: The file for all users of the machine.
+SYSTEM_FILE = Path("/etc/kmirror/kmirror.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +43,38 @@ class NamedCluster:
 
 
 @dataclass(frozen=True, slots=True)
+class TrustEntries:
+    """The entries of one key of `[trust]`, and the file that has them."""
+
+    file: Path
+    entries: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The content of a `kmirror.toml`; empty if there is none."""
+    """The content of a `kmirror.toml`, or of the operator's and the machine's; empty if there is none."""
 
     path: Path | None = None
     clusters: Mapping[str, NamedCluster] = field(default_factory=dict)
     default_cluster: str | None = None
     default_output: str | None = None
+    trust: Mapping[str, TrustEntries] = field(default_factory=dict)
+    #: Where the operator can write what is missing.
+    writable: Path = field(default=SYSTEM_FILE, compare=False)
+    #: The files that were read.
+    files: tuple[Path, ...] = field(default=(), compare=False)
+
+    def over(self, other: ConfigFile) -> ConfigFile:
+        """Return both contents; where both say something, this one counts."""
+        return replace(
+            self,
+            path=self.path or other.path,
+            clusters={**other.clusters, **self.clusters},
+            default_cluster=self.default_cluster or other.default_cluster,
+            default_output=self.default_output or other.default_output,
+            trust={**other.trust, **self.trust},
+            files=(*self.files, *other.files),
+        )
 
     def cluster(self, name: str) -> NamedCluster:
         """Return the cluster of that name.
@@ -52,25 +85,40 @@ class ConfigFile:
         if name in self.clusters:
             return self.clusters[name]
         if self.path is None:
-            raise UsageError(f"cluster {name} is unknown: there is no kmirror.toml", f"write [clusters.{name}] in it")
+            raise UsageError(
+                f"cluster {name} is unknown: there is no kmirror.toml",
+                f"write [clusters.{name}] in ~/.config/kmirror/kmirror.toml or {SYSTEM_FILE}",
+            )
         known = ", ".join(sorted(self.clusters)) or "none"
         raise UsageError(f"cluster {name} is unknown", f"{self.path} names: {known}")
 
 
-def load_config_file(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> ConfigFile:
-    """Find and read `kmirror.toml`; `environ` and `folder` default to the process's environment and working directory.
+def load_config_file(environ: Mapping[str, str] | None = None, system: Path = SYSTEM_FILE) -> ConfigFile:
+    """Find and read `kmirror.toml`; `environ` defaults to the process's environment.
 
     Raises:
-        UsageError: the file that KMIRROR_CONFIG names cannot be read, or the file is invalid.
+        UsageError: the file that KMIRROR_CONFIG names cannot be read, or a file is invalid.
     """
     environment = os.environ if environ is None else environ
-    if named := environment.get("KMIRROR_CONFIG"):
-        return read_config_file(Path(named).expanduser())
-    home = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or Path.home()) / ".config"
-    for path in ((folder or Path.cwd()) / "kmirror.toml", Path(home) / "kmirror" / "kmirror.toml"):
-        if path.is_file():
-            return read_config_file(path)
-    return ConfigFile()
+    named = environment.get("KMIRROR_CONFIG")
+    own = Path(named).expanduser() if named else config_folder(environment) / "kmirror.toml"
+    found = read_config_file(own) if named or _is_there(own) else ConfigFile()
+    machine = read_config_file(system) if _is_there(system) else ConfigFile()
+    return replace(found.over(machine), writable=found.path or machine.path or own)
+
+
+def config_folder(environ: Mapping[str, str]) -> Path:
+    """Return the user's folder for kmirror's configuration."""
+    base = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or os.path.expanduser("~")) / ".config"
+    return Path(base) / "kmirror"
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is a file that this user can reach."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return False
 
 
 def read_config_file(path: Path) -> ConfigFile:
@@ -91,7 +139,7 @@ def read_config_file(path: Path) -> ConfigFile:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
         raise UsageError(f"cannot read {path}: {why}", "correct KMIRROR_CONFIG, or make the file readable") from None
     table = _Table(path, "", document)
-    table.check_keys({"clusters", "defaults"})
+    table.check_keys({"clusters", "defaults", "trust"})
     clusters = table.table("clusters")
     named = {name: _cluster(clusters.table(name)) for name in clusters.content}
     defaults = table.table("defaults")
@@ -103,7 +151,18 @@ def read_config_file(path: Path) -> ConfigFile:
         )
     if output is not None and output not in OUTPUTS:
         raise UsageError(f"{path}: defaults.output is {output!r}", f"it is one of {', '.join(OUTPUTS)}")
-    return ConfigFile(path, named, cluster, output)
+    return ConfigFile(path, named, cluster, output, _trust(table.table("trust")), path, (path,))
+
+
+def _trust(table: _Table) -> dict[str, TrustEntries]:
+    table.check_keys(set(TRUST_KEYS))
+    found = {key: tuple(table.strings(key)) for key in TRUST_KEYS if key in table.content}
+    if "paths" in found:
+        found["paths"] = tuple(str(Path(one).expanduser()) for one in found["paths"])
+        for one in found["paths"]:
+            if not one.startswith("/"):
+                raise UsageError(f"{table.path}: trust.paths: {one} is not an absolute path", "write its full path")
+    return {key: TrustEntries(table.path, entries) for key, entries in found.items()}
 
 
 def _cluster(table: _Table) -> NamedCluster:
@@ -129,7 +188,7 @@ class _Table:
     def check_keys(self, known: Collection[str]) -> None:
         for key in self.content:
             if key not in known:
-                near = get_close_matches(key.replace("_", "-"), known, n=1)
+                near = get_close_matches(key.replace("_", "-"), known, n=1) or get_close_matches(key, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
                 raise UsageError(f"{self.path}: unknown key {self._dotted(key)}", hint)
 
@@ -143,6 +202,12 @@ class _Table:
         value = self.content.get(key)
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{self.path}: {self._dotted(key)} is not a string", 'write it in quotes: "…"')
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        value = self.content[key]
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise UsageError(f"{self.path}: {self._dotted(key)} is not a list of strings", 'write it as ["…", "…"]')
         return value
 
     def _dotted(self, key: str) -> str:

@@ -87,7 +87,7 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
         (
             ("list", "--cluster", "prod"),
             "cluster prod is unknown: there is no kmirror.toml",
-            "write [clusters.prod] in it",
+            "write [clusters.prod] in ~/.config/kmirror/kmirror.toml or /etc/kmirror/kmirror.toml",
         ),
         (
             ("list", "--command-config", "nowhere.properties", *DESTINATION),

@@ -38,8 +38,8 @@ def _configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "prod.properties").write_text("security.protocol=SSL\nbootstrap.servers=old:1\n", encoding="utf-8")
     (tmp_path / "mine.properties").write_text("client.id=mine\nbootstrap.servers=mine:9092\n", encoding="utf-8")
     (tmp_path / "bare.properties").write_text("client.id=bare\n", encoding="utf-8")
-    for name in ("KMIRROR_CONFIG", "KMIRROR_COMMAND_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("KMIRROR_COMMAND_CONFIG", raising=False)
+    monkeypatch.setenv("KMIRROR_CONFIG", str(tmp_path / "kmirror.toml"))
     monkeypatch.setenv("KMIRROR_BOOTSTRAP_SERVER", "environment:9092")
     monkeypatch.chdir(tmp_path)
 
@@ -80,10 +80,15 @@ def test_a_named_clusters_file_can_be_replaced() -> None:
 def test_the_file_alone_may_name_the_destination(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KMIRROR_BOOTSTRAP_SERVER")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
-    (tmp_path / "kmirror.toml").unlink()
+    monkeypatch.delenv("KMIRROR_CONFIG")
     assert destination_properties(None, "mine.properties", None)["bootstrap.servers"] == "mine:9092"
     with pytest.raises(UsageError, match="the destination is missing"):
         destination_properties(None, "bare.properties", None)
+
+
+def test_verbose_output_names_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["list", "-v", "--bootstrap-server", "nowhere"]) == 2
+    assert f"configuration: {tmp_path}/kmirror.toml\n" in capsys.readouterr().err
 
 
 def test_output_is_the_flags_or_the_files(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.config_file import ConfigFile, NamedCluster, load_config_file, read_config_file
+from kmirror.config_file import ConfigFile, NamedCluster, TrustEntries, load_config_file, read_config_file
 from kmirror.errors import UsageError
 
 GOOD = """
@@ -54,23 +54,49 @@ def test_command_config_may_be_absolute_or_at_home(tmp_path: Path, monkeypatch: 
         assert read_config_file(path).cluster("a").command_config == Path(meant)
 
 
-def test_the_first_file_found_is_read(tmp_path: Path) -> None:
-    folder, home, xdg = tmp_path / "folder", tmp_path / "home", tmp_path / "xdg"
-    folder.mkdir()
+def test_the_operators_file_is_the_one_that_is_named_or_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, xdg, nowhere = tmp_path / "home", tmp_path / "xdg", tmp_path / "nowhere"
 
     def found(**environ: str) -> Path | None:
-        return load_config_file({"HOME": str(home), **environ}, folder).path
+        return load_config_file({"HOME": str(home), **environ}, nowhere).path
 
+    # others may write into the folder in which a command is typed
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "kmirror.toml", GOOD)
     assert found() is None
     at_home = write(home / ".config" / "kmirror" / "kmirror.toml", GOOD)
     assert found() == at_home
     in_xdg = write(xdg / "kmirror" / "kmirror.toml", GOOD)
     assert found(XDG_CONFIG_HOME=str(xdg)) == in_xdg
-    here = write(folder / "kmirror.toml", GOOD)
-    assert found(XDG_CONFIG_HOME=str(xdg)) == here
     named = write(tmp_path / "named.toml", GOOD)
     assert found(KMIRROR_CONFIG=str(named)) == named
-    assert found(KMIRROR_CONFIG="") == here
+    assert found(KMIRROR_CONFIG="") == at_home
+
+
+def test_what_the_operators_file_does_not_say_is_taken_from_the_machines(tmp_path: Path) -> None:
+    machine = write(
+        tmp_path / "machine.toml",
+        GOOD + '[trust]\npaths = ["/etc/kmirror", "~/x"]\nsources = ["a.example.com"]\nenv = []\n',
+    )
+    environ = {"HOME": str(tmp_path)}
+    assert load_config_file(environ, machine).path == machine
+    own = write(
+        tmp_path / ".config" / "kmirror" / "kmirror.toml",
+        '[clusters.prod]\nbootstrap-server = "mine:9092"\n[defaults]\noutput = "table"\n[trust]\nenv = ["X"]\n',
+    )
+    both = load_config_file(environ, machine)
+    assert (both.path, both.files, both.writable) == (own, (own, machine), own)
+    assert {name: cluster.bootstrap_server for name, cluster in both.clusters.items()} == {
+        "prod": "mine:9092",
+        "dr site": "dr:9092",
+    }
+    assert (both.default_cluster, both.default_output) == ("prod", "table")
+    assert both.trust["env"] == TrustEntries(own, ("X",))
+    assert both.trust["sources"] == TrustEntries(machine, ("a.example.com",))
+    assert both.trust["paths"].entries == ("/etc/kmirror", str(Path("~/x").expanduser()))
+    assert "token_urls" not in both.trust
 
 
 def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
@@ -84,7 +110,7 @@ def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
     [
         ("a = 1\nb = = 2\n", "is not valid TOML: Invalid value (at line 2, column 5)", "correct that line"),
         ("[cluster.a]", "unknown key cluster", "did you mean clusters?"),
-        ("frobnicate = 1", "unknown key frobnicate", "known here: clusters, defaults"),
+        ("frobnicate = 1", "unknown key frobnicate", "known here: clusters, defaults, trust"),
         (
             '[clusters.a]\nbootstrap_servers = "a:1"',
             "unknown key clusters.a.bootstrap_servers",
@@ -97,6 +123,10 @@ def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
         ('[clusters]\na = "a:1"', "clusters.a is not a table", "[clusters.a]"),
         ('[defaults]\ncluster = "a"', "defaults.cluster names a, which is not among the clusters", "[clusters.a]"),
         ('[defaults]\noutput = "xml"', "defaults.output is 'xml'", "it is one of table, json"),
+        ("[trust]\npath = []", "unknown key trust.path", "did you mean paths?"),
+        ("[trust]\nsources = 1", "trust.sources is not a list of strings", '["…", "…"]'),
+        ("[trust]\nenv = [1]", "trust.env is not a list of strings", '["…", "…"]'),
+        ('[trust]\npaths = ["etc"]', "trust.paths: etc is not an absolute path", "full path"),
         ('[defaults]\noutpt = "json"', "unknown key defaults.outpt", "did you mean output?"),
     ],
 )
@@ -122,5 +152,6 @@ def test_unknown_clusters(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^cluster pord is unknown$") as refusal:
         config.cluster("pord")
     assert refusal.value.hint == f"{tmp_path}/kmirror.toml names: dr site, prod"
-    with pytest.raises(UsageError, match=r"there is no kmirror\.toml"):
+    with pytest.raises(UsageError, match=r"there is no kmirror\.toml") as refusal:
         ConfigFile().cluster("prod")
+    assert refusal.value.hint == "write [clusters.prod] in ~/.config/kmirror/kmirror.toml or /etc/kmirror/kmirror.toml"

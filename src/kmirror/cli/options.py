@@ -215,6 +215,8 @@ def verb(
             columns = session.kafka_columns
             call = Call(session.output, kafka_columns=columns, **{key: given.pop(key) for key in _CALLS & given.keys()})
             with _logging(session):
+                if session.verbosity:
+                    _log_config_files()
                 return function(call, **given)
 
         return Verb(
@@ -354,6 +356,13 @@ class _ScreenHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._screen.note(self.format(record))
+
+
+def _log_config_files() -> None:
+    from kmirror.config_file import load_config_file
+
+    files = ", ".join(map(str, load_config_file().files))
+    logging.getLogger("kmirror").info("configuration: %s", files or "there is no kmirror.toml")
 
 
 @contextmanager
