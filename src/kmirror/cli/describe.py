@@ -64,7 +64,7 @@ def describe_verb(
     if failed + stopped + wide + groups + settings > 1:
         raise UsageError("--failed, --stopped, --wide, --groups and --settings exclude each other", "give one of them")
     from kmirror.ops.show.cluster_view import Prober
-    from kmirror.ops.show.describe import describe, unreadable_notes
+    from kmirror.ops.show.describe import describe, unreadable_notes, upstream_notes
     from kmirror.ops.show.describe_groups import GROUPS, describe_groups
     from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, describe_settings
     from kmirror.ops.show.tables import (
@@ -102,11 +102,14 @@ def describe_verb(
         return _watch(call, f"kmirror describe  {mirror or 'all mirrors'}", table, read)
     with call.destination() as destination, Prober(destination) as prober:
         rows, unreadable = read(destination, prober)
+        notes = () if groups or settings else upstream_notes(destination, mirror, topics)
         cache_names(destination)
     if pending_stopped_only and not rows and isinstance(call.output, TableOutput):
         call.output.screen.line(_NONE_PENDING)
     else:
         call.output.rows(table, rows)
+    for note in notes:
+        call.output.screen.note(f"kmirror: note: {note}")
     return exit_code(call, unreadable)
 
 

@@ -1,38 +1,67 @@
 """Where a source's topics come from: a chain of mirrors, followed to its first source.
 
 A source topic may itself be a mirror topic there. Followed from cluster to cluster, such a chain ends at a topic that
-is no mirror topic, at a cluster that cannot be reached from here (the credentials may exist only where that mirror
-runs), or it returns to this destination: a loop.
+is no mirror topic, at a cluster that cannot be read from here, or it returns to this destination: a loop.
+
+Whoever may write to a cluster's state decides what it says. So only names and cluster ids are read from it, never an
+address or a login; a chain is followed only through clusters that this host's own `kmirror.toml` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.properties import read_properties
 from kmirror.commands import option
+from kmirror.config_file import NamedCluster, load_config_file
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
-from kmirror.ops.context import as_kmirror_error
+from kmirror.ops.context import as_kmirror_error, cluster_id_of
 from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.store import STATE_TOPIC, StateStore
+from kmirror.words import listed
 
 #: The most clusters to follow a chain through; real ones have two or three links.
 _LONGEST_CHAIN = 8
 #: How long to wait for a cluster further up.
 _TIMEOUT_MS = 5_000
+#: How many of the clusters in kmirror.toml are asked for their ids at once.
+_ASKED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The topics of a source that are mirror topics there, and by topic a description of the loop back here."""
+    """The topics of a source that are mirror topics there, by topic a description of the loop back here.
+
+    `unknown` says, by topic, why it is not known whether there is a loop.
+    """
 
     copies: frozenset[str] = frozenset()
     loops: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    def warnings(self) -> list[str]:
+        """Return a sentence for each reason why something is unknown."""
+        return [unknown_loop(why, topics) for why, topics in by_reason(self.unknown).items()]
+
+
+def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the sorted topics of each reason."""
+    found: dict[str, list[str]] = {}
+    for topic, why in sorted(reasons.items()):
+        found.setdefault(why, []).append(topic)
+    return found
+
+
+def unknown_loop(why: str, topics: Collection[str]) -> str:
+    """Return the sentence that a loop of these topics would not be noticed."""
+    return f"whether {listed(sorted(topics))} may come from this cluster is unknown: {why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +85,7 @@ def links_of(topics: Iterable[str], prefix: str) -> list[Link]:
 def follow(
     state: State, links: Iterable[Link], destination_cluster_id: str
 ) -> tuple[dict[str, str], dict[str, list[Link]]]:
-    """Return the loops found, by source topic, and by mirror of this cluster the links one cluster further up.
+    """Return the loops found, by source topic, and by cluster id the links one cluster further up.
 
     `state` is kmirror's stored state on the cluster that the links have reached. Links that end there are left out.
     """
@@ -74,7 +103,7 @@ def follow(
         else:
             place = f"cluster {mirror.source_cluster_id}"
             up = Link(link.source_topic, record.source_topic, place, rest)
-            further.setdefault(mirror.name, []).append(up)
+            further.setdefault(mirror.source_cluster_id or "?", []).append(up)
     return loops, further
 
 
@@ -83,30 +112,80 @@ def copies_in(state: State, mirror: MirrorRecord) -> list[str]:
     return [topic.topic for topic in state.topics(mirror.name) if topic.desired is not DesiredState.STOPPED]
 
 
-def upstream_of(
-    mirror: MirrorRecord, destination_cluster_id: str, prefix: str, topics: Collection[str], warn: Callable[[str], None]
-) -> Upstream:
-    """Find out where topics of a mirror's source come from; `warn` is called for clusters that cannot be read."""
-    state = _visible_state(mirror.source, "the source", None, warn)
-    if state is None:
-        return Upstream()
+def upstream_of(mirror: MirrorRecord, destination_cluster_id: str, prefix: str, topics: Collection[str]) -> Upstream:
+    """Find out where topics of a mirror's source come from."""
+    state = _visible_state(mirror.source, None)
+    if isinstance(state, str):
+        return Upstream(unknown=dict.fromkeys(topics, f"mirrors on the source are not visible: {state}"))
     copies = frozenset(topic for upper in state.mirrors for topic in copies_in(state, upper)) & frozenset(topics)
+    named = _NamedClusters()
     loops: dict[str, str] = {}
+    unknown: dict[str, str] = {}
     here: list[tuple[State, list[Link]]] = [(state, links_of(copies, prefix))]
     for _ in range(_LONGEST_CHAIN):
-        above: list[tuple[State, list[Link]]] = []
+        above: dict[str, list[Link]] = {}
         for stored, links in here:
             found, further = follow(stored, links, destination_cluster_id)
             loops |= found
-            for name, up in further.items():
-                upper = stored.mirror(name)
-                if upper is None:
-                    continue
-                seen = _visible_state(upper.source, up[0].place, _TIMEOUT_MS, warn)
-                if seen is not None:
-                    above.append((seen, up))
-        here = above
-    return Upstream(copies, loops)
+            for cluster_id, up in further.items():
+                above.setdefault(cluster_id, []).extend(up)
+        here = []
+        for cluster_id, up in above.items():
+            seen = named.state_of(cluster_id)
+            if isinstance(seen, str):
+                unknown |= {link.source_topic: seen for link in up}
+            else:
+                here.append((seen, up))
+    left = {link.source_topic for _, links in here for link in links}
+    unknown |= dict.fromkeys(left, f"it has passed through more than {_LONGEST_CHAIN} clusters")
+    return Upstream(copies, loops, {topic: why for topic, why in unknown.items() if topic not in loops})
+
+
+class _NamedClusters:
+    """The clusters that this host's `kmirror.toml` names, by their ids; asked when the first is needed."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, str]] | None = None
+        self._silent: list[str] = []
+        self._states: dict[str, State | str] = {}
+
+    def state_of(self, cluster_id: str) -> State | str:
+        """Return kmirror's stored state on a cluster, or why it is not known."""
+        if cluster_id not in self._states:
+            self._states[cluster_id] = self._read(cluster_id)
+        return self._states[cluster_id]
+
+    def _read(self, cluster_id: str) -> State | str:
+        try:
+            known = self._ask()
+        except KmirrorError as error:
+            return f"{cluster_id} cannot be looked up: {error.message}"
+        if cluster_id not in known:
+            silent = f"; {listed(self._silent)} in it did not answer" if self._silent else ""
+            return f"it comes from cluster {cluster_id}, which kmirror.toml on this host does not name{silent}"
+        state = _visible_state(known[cluster_id], _TIMEOUT_MS)
+        return f"mirrors on cluster {cluster_id} are not visible: {state}" if isinstance(state, str) else state
+
+    def _ask(self) -> dict[str, dict[str, str]]:
+        if self._known is None:
+            clusters = load_config_file().clusters
+            with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+                answers = dict(zip(clusters, pool.map(_identified, clusters.values()), strict=True))
+            self._known = dict(answer for answer in answers.values() if answer is not None)
+            self._silent = sorted(name for name, answer in answers.items() if answer is None)
+        return self._known
+
+
+def _identified(cluster: NamedCluster) -> tuple[str, dict[str, str]] | None:
+    """Return a cluster's id and client properties; None if it does not answer."""
+    try:
+        properties = read_properties(cluster.command_config) if cluster.command_config else {}
+        properties["bootstrap.servers"] = cluster.bootstrap_server
+        config = replace(client_config(properties), connect_timeout_ms=_TIMEOUT_MS, request_timeout_ms=_TIMEOUT_MS)
+        with ClusterClient(config) as client:
+            return cluster_id_of(client, _TIMEOUT_MS / 1000), properties
+    except (KmirrorError, OutcomeUnknown):
+        return None
 
 
 def stored_state_on(properties: Mapping[str, str], timeout_ms: int | None = None) -> State:
@@ -134,15 +213,12 @@ def stored_state_on(properties: Mapping[str, str], timeout_ms: int | None = None
         store.close()
 
 
-def _visible_state(
-    properties: Mapping[str, str], place: str, timeout_ms: int | None, warn: Callable[[str], None]
-) -> State | None:
-    """Return kmirror's stored state on a cluster; None if it cannot be read from here."""
+def _visible_state(properties: Mapping[str, str], timeout_ms: int | None) -> State | str:
+    """Return kmirror's stored state on a cluster, empty if there is none; or why it cannot be read from here."""
     try:
         state = stored_state_on(properties, timeout_ms)
         for record in state.unreadable():
             raise unreadable_error(record)
         return state
     except (KmirrorError, OutcomeUnknown) as error:
-        warn(f"mirrors on {place} that may lead back here are not visible: {as_kmirror_error(error).message}")
-        return None
+        return as_kmirror_error(error).message

@@ -167,6 +167,8 @@ class TopicRecord:
     first_source_seen_ms: int | None = None
     #: When it last became a mirror topic: earlier reports of lanes are about another copy.
     added_at_ms: int | None = None
+    #: Why it was not known then whether the source has the topic from this cluster.
+    upstream_unknown: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

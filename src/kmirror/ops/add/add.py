@@ -84,9 +84,11 @@ def add(
         work = AddWork(record, settings, {}, list(selection.results), selection.filters, warnings=[*selection.warnings])
         work.overrides = dict(overrides or {})
         names = selection.chosen
+        upstream = upstream_of(record, destination.cluster_id, settings.topic_prefix, names)
+        work.warnings += upstream.warnings()
         facts = replace(
             _facts(destination, source, state, work, found, names),
-            upstream=upstream_of(record, destination.cluster_id, settings.topic_prefix, names, work.warnings.append),
+            upstream=upstream,
             start_from=start_from or settings.start_from,
             start_is_named=start_from is not None,
         )

@@ -61,6 +61,8 @@ class TopicPlan:
     is_start_fixed: bool = False
     #: Partitions of an existing topic whose log end is above 0.
     begun: frozenset[int] = frozenset()
+    #: Why it is not known whether the topic comes from this destination.
+    upstream_unknown: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +308,7 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
             is_start_open=not (facts.start_from.is_earliest or is_fixed or begun),
             is_start_fixed=is_fixed,
             begun=begun,
+            upstream_unknown=facts.upstream.unknown.get(source_topic),
         )
 
     if here is None or here.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:

@@ -352,6 +352,7 @@ def _claim_of(plan: TopicPlan, mirror: MirrorRecord) -> TopicRecord:
         inherited=plan.settings.inherited,
         first_source_seen_ms=plan.settings.first_source_seen_ms,
         first_offsets=dict(plan.first_offsets) or None,
+        upstream_unknown=plan.upstream_unknown,
         extra=plan.former.extra if plan.former else {},
     )
 

@@ -27,7 +27,7 @@ from kmirror.ops.context import (
 )
 from kmirror.ops.jobs.pace import Pace
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.upstream import upstream_of
+from kmirror.ops.upstream import by_reason, unknown_loop, upstream_of
 from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
@@ -52,6 +52,8 @@ class DiscoveryJob:
         #: By source topic, the last reported reason why it is not added, and when it is retried.
         self._reported: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
+        #: By source topic, the last reported reason why it is unknown where it comes from.
+        self._unknown: dict[str, str] = {}
         #: Topics that an `add` had claimed when they were last read; None before that.
         self._claims: dict[str, TopicRecord] | None = None
 
@@ -124,8 +126,12 @@ class DiscoveryJob:
             else:
                 names.append(name)
         if names:
-            warnings: list[str] = []
-            upstream = upstream_of(mirror, destination.cluster_id, settings.topic_prefix, names, warnings.append)
+            upstream = upstream_of(mirror, destination.cluster_id, settings.topic_prefix, names)
+            new_unknown = {topic: why for topic, why in upstream.unknown.items() if self._unknown.get(topic) != why}
+            self._unknown |= new_unknown
+            for why, topics in by_reason(new_unknown).items():
+                details = {"sourceTopics": topics[:_TOPICS_AT_ONCE], "count": len(topics), "message": why}
+                yield JobEvent(unknown_loop(why, topics), "discovery", "UNKNOWN", details, Level.WARNING)
             for start in range(0, len(names), _TOPICS_AT_ONCE):
                 some = names[start : start + _TOPICS_AT_ONCE]
                 rows = add_discovered(destination, source, destination.state(), mirror, found, some, upstream)

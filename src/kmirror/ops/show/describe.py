@@ -19,6 +19,7 @@ from kmirror.ops.stop.open_transactions import (
     open_transactions,
     with_transaction,
 )
+from kmirror.ops.upstream import by_reason, unknown_loop
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.lease import has_ended
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
@@ -55,6 +56,16 @@ def describe(
 def unreadable_notes(destination: Destination, mirror: str | None = None) -> tuple[str, ...]:
     """Return a sentence for each record of a mirror, or of any, that is not shown because a newer kmirror wrote it."""
     return tuple(unreadable_error(record).message for record in destination.state().unreadable(mirror))
+
+
+def upstream_notes(
+    destination: Destination, mirror: str | None = None, topics: TopicSelector | None = None
+) -> list[str]:
+    """Return a sentence for each reason why a loop of some of these topics would not have been noticed."""
+    chosen = select_stored_topics(destination.state(), mirror, topics)
+    living = [one for one in chosen if one.desired is not DesiredState.STOPPED]
+    unknown = {one.topic: one.upstream_unknown for one in living if one.upstream_unknown is not None}
+    return [unknown_loop(why, found) for why, found in by_reason(unknown).items()]
 
 
 def with_open_transactions(
