@@ -39,9 +39,9 @@ def test_a_topic_that_is_none_is_usage(run: Run) -> None:
     assert "did you mean troubleshooting?" in shown.err
 
 
-def test_without_pages_it_says_where_they_are(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_pages_it_says_where_to_get_them(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pages, "_folders", lambda: iter([tmp_path]))
     shown = run("help", "settings")
     assert shown.code == 3
-    assert "https://" in shown.err
+    assert "install kmirror's wheel with pip" in shown.err
     assert run("help", "wait").code == 0

@@ -16,7 +16,6 @@ from kmirror.cli.options import Call, verb
 from kmirror.errors import RefusedError, UsageError
 
 _SHARED = Path("share", "doc", "kmirror")
-_ONLINE = "https://github.com/kmirror/kmirror/tree/main/docs"
 #: A page that always exists.
 _FIRST = "operating.md"
 
@@ -30,9 +29,7 @@ def pages_folder() -> Path:
     for folder in _folders():
         if (folder / _FIRST).is_file():
             return folder
-    raise RefusedError(
-        "the documentation is not installed", f"read it at {_ONLINE}, or install kmirror's wheel with pip"
-    )
+    raise RefusedError("the documentation is not installed", "install kmirror's wheel with pip, which has it")
 
 
 def titles(folder: Path) -> dict[str, str]:
