@@ -54,7 +54,7 @@ _WATCHED = 20
 _TIMEOUT_S = 900.0
 _USERS = {"app": "app-secret"}
 #: Mirrors store references to passwords, never passwords.
-_LOGIN = "KM_DRILL_LOGIN"
+_LOGIN = "KMIRROR_DRILL_LOGIN"
 _RECORDS_BEFORE, _RECORDS_SINCE = 100_000, 1_000
 
 

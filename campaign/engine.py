@@ -123,7 +123,7 @@ class Engine:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=_environ(self._world.operator_host),
+            env=_environ(self._world.operator_host, self._folder),
         )
         words = " ".join((verb, *mirrors, *arguments))
         return Typed(process, self._folder / _VERBS_LOG, words, time.time())
@@ -141,7 +141,9 @@ class Engine:
         with self._log.open("ab") as log:
             log.write(f"--- started at {time.strftime('%H:%M:%S')}\n".encode())
             command = self.command("run", mirrors=self.mirrors)
-            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=_environ(host))
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=_environ(host, self._folder)
+            )
 
     def start_second(self) -> Callable[[], None]:
         """Start another engine beside it, which must be refused or wait; return what ends it."""
@@ -196,11 +198,13 @@ class Engine:
         return found
 
 
-def _environ(host: Host) -> dict[str, str]:
+def _environ(host: Host, folder: Path) -> dict[str, str]:
+    """Return the environment of a command on a host, whose policy lets mirrors use the world's passwords."""
+    environ = {**os.environ, "KMIRROR_TRUST_PATHS": str(folder)}
     if not host.name:
-        return dict(os.environ)
+        return environ
     path = os.pathsep.join(filter(None, (str(_ELSEWHERE), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path, "CAMPAIGN_HOST": host.name, "CAMPAIGN_CLOCK_S": str(host.clock_s)}
+    return {**environ, "PYTHONPATH": path, "CAMPAIGN_HOST": host.name, "CAMPAIGN_CLOCK_S": str(host.clock_s)}
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

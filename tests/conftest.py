@@ -54,6 +54,7 @@ from tests.support.shared_clusters import (
     tiered_pair,
 )
 from tests.support.spark_standalone import standalone_spark
+from tests.support.trust import trusted
 
 __all__ = [
     "busy_cluster",
@@ -81,6 +82,7 @@ __all__ = [
     "started_tiered_pair",
     "three_brokers",
     "tiered_pair",
+    "trusted",
 ]
 
 _IS_FRESH_CLONE = pytest.StashKey[bool]()

@@ -110,6 +110,13 @@ class RefusedError(KmirrorError):
     exit_code = ExitCode.REFUSED
 
 
+class PolicyError(RefusedError):
+    """This host's policy does not allow what a record names; as text it includes the hint, which is the remedy."""
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}"
+
+
 class PartlyDoneError(KmirrorError):
     """Some topics succeeded, others failed, and waiting will not help."""
 

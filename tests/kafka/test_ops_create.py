@@ -29,12 +29,12 @@ def test_create_stores_references_settings_and_the_sources_cluster_id(
     cluster_pair: ClusterPair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("MIRROR_CLIENT", "mirror-client")
-    given = {**source, "client.id": "${env:MIRROR_CLIENT}", "topic.prefix": "a.", "copy.lanes": "3"}
+    monkeypatch.setenv("KM_KEY_PASSWORD", "mirror-key")
+    given = {**source, "ssl.key.password": "${env:KM_KEY_PASSWORD}", "topic.prefix": "a.", "copy.lanes": "3"}
     assert outcomes(create(destination, name, given, {"copy.lanes": "5"})) == {None: "DONE"}
     stored = destination.state().mirror(name)
     assert stored is not None
-    assert stored.source == {**source, "client.id": "${env:MIRROR_CLIENT}"}
+    assert stored.source == {**source, "ssl.key.password": "${env:KM_KEY_PASSWORD}"}
     assert stored.settings == {"topic.prefix": "a.", "copy.lanes": "5"}
     assert stored.source_cluster_id == cluster_pair.source.cluster_id
     (event,) = destination.store.read_events(name)
@@ -141,9 +141,14 @@ BAD_INPUT = {
     ),
     "a password in clear": ({"ssl.key.password": PASSWORD}, ExitCode.REFUSED, "ssl.key.password: plaintext secrets"),
     "a secret that is not there": (
-        {"client.id": "${env:KM_NO_SUCH}"},
+        {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": "${env:KM_NO_SUCH}"},
         ExitCode.UNREACHABLE,
         "KM_NO_SUCH is not set",
+    ),
+    "a reference where none counts": (
+        {"client.id": "${env:KM_NO_SUCH}"},
+        ExitCode.REFUSED,
+        "client.id: a reference counts only in properties that hold a secret or name a file",
     ),
     "no address": ({"bootstrap.servers": ""}, ExitCode.USAGE, "bootstrap.servers is missing or empty"),
 }

@@ -256,7 +256,8 @@ def test_a_source_that_is_down_leaves_last_known_values(
 def test_without_the_sources_secrets_describe_still_works(destination: Destination, mirror: str) -> None:
     found = destination.state().mirror(mirror)
     assert found is not None
-    move_source(destination, mirror, found.source["bootstrap.servers"], client_id="${env:KM_NOT_HERE}")
+    login = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_jaas_config": "${env:KM_NOT_HERE}"}
+    move_source(destination, mirror, found.source["bootstrap.servers"], **login)
     row = row_of(destination, mirror)
     assert (row.source_offset, row.lag, row.destination_offset) == (None, None, 0)
     assert row.topic_state is TopicState.PENDING_MIRROR

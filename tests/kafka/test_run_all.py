@@ -34,6 +34,10 @@ def everything(make_cluster: MakeCluster, tmp_path: Path) -> Iterator[tuple[Sand
     engine.destroy()
 
 
+#: How to reach a source that is down.
+SECURED = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}
+
+
 def store(destination: SandboxCluster, name: str, source: dict[str, str]) -> None:
     """Store a mirror as `create` does, without looking at its source."""
     record = MirrorRecord(name, source, {}, "a-cluster", "eve@ops", now_ms())
@@ -52,11 +56,14 @@ def test_mirrors_come_and_go(
         assert (refused.returncode, "there is no mirror to copy" in refused.stderr) == (3, True), refused
         # one whose source is down, and one of which nobody knows the password
         store(destination, "down", {"bootstrap.servers": "127.0.0.1:1"})
-        store(destination, "locked", {"bootstrap.servers": "127.0.0.1:1", "client.rack": "${env:NOT_THERE_AT_ALL}"})
+        store(destination, "locked", {**SECURED, "sasl.jaas.config": "${env:KM_NOT_THERE_AT_ALL}"})
+        store(destination, "forbidden", {**SECURED, "sasl.jaas.config": "${env:NOT_FOR_MIRRORS}"})
         first.create()
         first.fill(10)
         first.wait_until_equal(engine)
-        wait_until(lambda: "locked not copied by this engine: client.rack: the reference" in engine.output)
+        wait_until(lambda: "locked not copied by this engine: sasl.jaas.config: the reference" in engine.output)
+        refusal = "forbidden not copied by this engine: sasl.jaas.config: this host lets no mirror use the environment"
+        wait_until(lambda: refusal in engine.output)
 
         # another engine copies the second
         second.create("copy.lanes=1")
@@ -76,7 +83,8 @@ def test_mirrors_come_and_go(
         assert failed_over.returncode == 0, failed_over
         wait_until(lambda: f"{first.mirror} failed over as a whole: no longer copied" in engine.output)
         assert typed(destination, "delete", "--mirror", first.mirror, "--yes").returncode == 0
-        assert typed(destination, "delete", "--mirror", "locked", "--yes").returncode == 0
+        for name in ("locked", "forbidden"):
+            assert typed(destination, "delete", "--mirror", name, "--yes").returncode == 0
         wait_until(lambda: "locked deleted: no longer copied" in engine.output)
         second.fill(10)
         second.wait_until_equal(engine)

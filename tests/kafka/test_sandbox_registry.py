@@ -150,6 +150,8 @@ def test_a_secured_pair_lets_in_who_has_the_files(
     assert up(directory).status.client_files == files
     reported = typed("kmirror", "sandbox", "up", "--dir", str(directory)).stderr.splitlines()
     create_line, check_line = (line[line.index("kmirror c") :] for line in reported if "kmirror c" in line)
+    (export,) = (line for line in reported if "export" in line)
+    assert shlex.split(export)[-1] == f"KMIRROR_TRUST_PATHS={directory}"
     refused = typed(*shlex.split(create_line))
     assert (refused.returncode, f"--allow-principal {principal}" in refused.stderr) == (6, True), refused
     checked = typed(*shlex.split(check_line))

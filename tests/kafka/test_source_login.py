@@ -141,6 +141,7 @@ def test_lanes_and_state_outlive_the_tokens_they_log_in_with(
     properties = guarded_pair.destination.client_properties("admin", "OAUTHBEARER")
     endpoint = client_config(properties).tokens
     assert endpoint is not None
+    monkeypatch.setenv("KMIRROR_TRUST_TOKEN_URLS", login["sasl.oauthbearer.token.endpoint.url"])
     with Destination.open(properties) as destination:
         mirror = unique_topic("m")
         assert create(destination, mirror, {**login, "sasl.jaas.config": "${env:KM_TEST_LOGIN}"}).exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.cluster.security.local_needs import lacking_here
+from kmirror.cluster.security.trust import StoredProperties
 from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import Reason, RefusedError
 from tests.support.tls import write_tls_files
@@ -78,3 +80,16 @@ def test_a_worker_is_refused_by_name_and_the_refusal_reaches_the_driver(tmp_path
     )
     assert "the environment variable KM_NOT_SET is not set" in refusal.message
     assert "hunter2" not in f"{refusal.message}{refusal.hint}{logins}"
+
+
+def test_a_file_that_a_record_may_not_name_is_not_opened(tmp_path: Path) -> None:
+    """A pipe would never return, and an error would say whether there is such a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KMIRROR_TRUST_PATHS", "/etc/kmirror")
+        for named in (pipe, Path("/nowhere/ca.pem")):
+            stored = StoredProperties({"bootstrap.servers": "a:1", "ssl.truststore.location": str(named)})
+            (why,) = lacking_here(stored)
+            assert why.startswith(f"ssl.truststore.location: this host lets no mirror name {named}")
+            assert "KMIRROR_TRUST_PATHS=/etc/kmirror," in why

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from kmirror.cluster.security.client_config import ClientConfig, client_config, parse_bootstrap_servers, scram_escaped
+from kmirror.cluster.security.addresses import parse_bootstrap_servers
+from kmirror.cluster.security.client_config import ClientConfig, client_config, scram_escaped
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.cluster.security.properties import parse_properties
 from kmirror.errors import Reason, UnreachableError, UsageError
@@ -178,12 +179,14 @@ def test_jaas(line: str, username: str, password: str) -> None:
         (f'{PLAIN} required username="ann" password="hunter2";', "does not fit sasl.mechanism=SCRAM-SHA-512"),
         (f'{SCRAM} required username="a" password="hunter2";' * 2, "has 2 login modules"),
         (" ", "is missing, and SCRAM-SHA-512 needs a user name and a password"),
-        ("${env:EMPTY}", "is empty"),
+        ("${env:EMPTY}", "what ${env:EMPTY} refers to is not a login module's line"),
+        ("${env:WORDS}", "what ${env:WORDS} refers to is not a login module's line"),
+        ("${env:OTHER}", "${env:OTHER} does not fit sasl.mechanism=SCRAM-SHA-512"),
     ],
 )
 def test_jaas_lines_that_are_refused(line: str, message: str) -> None:
     with pytest.raises(UsageError) as refusal:
-        client_config(scram(line), {"EMPTY": ""})
+        client_config(scram(line), {"EMPTY": "", "WORDS": "hunter2 required a;", "OTHER": "hunter2 required;"})
     assert message in refusal.value.message
     assert refusal.value.message.startswith("sasl.jaas.config")
     assert "hunter2" not in f"{refusal.value.message}{refusal.value.hint}"

@@ -40,7 +40,7 @@ class Destination:
     def __init__(
         self, properties: Mapping[str, str], config: ClientConfig, client: ClusterClient, cluster_id: str
     ) -> None:
-        self.properties = dict(properties)
+        self.properties = properties
         self.config = config
         self.client = client
         self.cluster_id = cluster_id
@@ -147,6 +147,7 @@ def source_client(properties: Mapping[str, str]) -> Iterator[ClusterClient]:
 
     Raises:
         UsageError: a property is unknown or invalid.
+        PolicyError: reason SECRET_UNRESOLVED; this host's policy does not allow it.
         UnreachableError: SECRET_UNRESOLVED, SOURCE_UNREACHABLE, AUTHENTICATION_FAILED; also for what the body raises.
     """
     with naming_cluster("the source", Reason.SOURCE_UNREACHABLE), ClusterClient(client_config(properties)) as client:

@@ -146,7 +146,7 @@ class TopicRebuilder:
                 record, rebuild = self._claimed(state, topic)
                 found = _require_topic(source, record.source_topic)
                 if rebuild.step is RebuildStep.ARCHIVE:
-                    rebuild = self._with_ranges(destination, source, found, record, rebuild, dict(mirror.source))
+                    rebuild = self._with_ranges(destination, source, found, record, rebuild, mirror.source)
                     archived = self._archive(destination, record, rebuild)
                     groups = committed_on(destination.client, topic)
                     rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)

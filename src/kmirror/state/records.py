@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import compress
 from typing import Any, NamedTuple
 
+from kmirror.cluster.security.trust import StoredProperties
 from kmirror.errors import Reason
 from kmirror.state.assignment import COLUMNS, Assignment, Recovery
 from kmirror.state.client_records import ClientsRecord, SourceAclsRecord
@@ -94,7 +95,10 @@ class Incarnation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MirrorRecord:
-    """A mirror; `source` and `settings` hold stored strings, secrets only as references."""
+    """A mirror; `source` and `settings` hold stored strings, secrets only as references.
+
+    `source` is marked as coming from a record, wherever it is used: the host's policy judges it there.
+    """
 
     name: str
     source: Mapping[str, str]
@@ -107,6 +111,9 @@ class MirrorRecord:
     #: True once the whole mirror was failed over: new source topics are no longer added.
     discovery_ended: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", StoredProperties(self.source))
 
     @property
     def key(self) -> Key:

@@ -10,28 +10,26 @@ name a Java class with a say in security are refused: we cannot load it.
 from __future__ import annotations
 
 import os
-import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.security import kerberos
+from kmirror.cluster.security.addresses import parse_bootstrap_servers
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.login import Login, check_handlers, read_login
 from kmirror.cluster.security.properties import referenced_files
 from kmirror.cluster.security.property_reader import PropertyReader
-from kmirror.cluster.security.tls_material import TlsMaterial, file_stamps, tls_material
+from kmirror.cluster.security.tls_material import STORE_LOCATIONS, TlsMaterial, file_stamps, tls_material
 from kmirror.cluster.security.tokens import TokenSource, for_librdkafka
-from kmirror.errors import UnreachableError, UsageError
+from kmirror.cluster.security.trust import StoredProperties
+from kmirror.errors import PolicyError, UnreachableError, UsageError
 from kmirror.settings.client_keys import closest_client_key, is_client_key
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _JAVA_CLASSES = ("sasl.login.class", "security.providers", "ssl.engine.factory.class")
 _PASSWORD_LOGIN = ("sasl.mechanism", "sasl.jaas.config")
-_ADDRESS = re.compile(
-    r"(?:[A-Z0-9_]+://)?(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^\s:\[\]/]*)):(?P<port>[0-9]{1,5})"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +79,8 @@ class ClientConfig:
         stamps = file_stamps(self.tls_properties)
         if stamps == self.tls_stamps:
             return self
-        reader = PropertyReader(self.tls_properties, None)
         try:
-            tls = tls_material(reader.text)
+            tls = tls_material(PropertyReader.of(self.tls_properties, None).text)
             now = replace(
                 self,
                 ca_pem=tls.ca_pem,
@@ -93,7 +90,7 @@ class ClientConfig:
                 tls_stamps=stamps,
             )
             now._context()
-        except (UsageError, UnreachableError):
+        except (UsageError, PolicyError, UnreachableError):
             return self
         return now
 
@@ -102,8 +99,8 @@ class ClientConfig:
         if not self.login_properties:
             return self
         try:
-            login = read_login(PropertyReader(self.login_properties, None), (), _tls)
-        except (UsageError, UnreachableError):
+            login = read_login(PropertyReader.of(self.login_properties, None), (), _tls)
+        except (UsageError, PolicyError, UnreachableError):
             return self
         return replace(self, username=login.username, password=login.password)
 
@@ -189,12 +186,15 @@ class ClientConfig:
 def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | None = None) -> ClientConfig:
     """Translate Java client properties and resolve their references; `environ` replaces the process's environment.
 
+    `StoredProperties` are judged by this host's policy before anything they name is used.
+
     Raises:
         UsageError: a key is misspelt, a value is invalid, a file cannot be read, or it is not supported.
+        PolicyError: reason SECRET_UNRESOLVED; this host's policy does not allow what a record names.
         UnreachableError: reason SECRET_UNRESOLVED; a reference has no value here.
     """
     check_client_keys(properties)
-    reader = PropertyReader(properties, environ)
+    reader = PropertyReader.of(properties, environ)
     for key in _JAVA_CLASSES:
         if reader.text(key):
             raise UsageError(f"{key} names a Java class, which kmirror cannot load", f"remove {key}")
@@ -204,10 +204,11 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
     hosts = [host for host, _ in servers]
     login = read_login(reader, hosts, _tls) if protocol.startswith("SASL_") else Login()
     refers = login.password is not None and referenced_files(properties.get("sasl.jaas.config", ""))
-    login_properties = {k: v for k, v in properties.items() if k in _PASSWORD_LOGIN} if refers else {}
-    tls_properties = {k: v for k, v in properties.items() if k.startswith("ssl.")} if protocol.endswith("SSL") else {}
+    login_properties = _selected(properties, _PASSWORD_LOGIN) if refers else {}
+    tls_keys = [key for key in properties if key.startswith("ssl.")]
+    tls_properties = _selected(properties, tls_keys) if protocol.endswith("SSL") else {}
     stamps = file_stamps(tls_properties)
-    tls = tls_material(reader.text) if protocol.endswith("SSL") else TlsMaterial()
+    tls = _tls_material(reader) if protocol.endswith("SSL") else TlsMaterial()
     return ClientConfig(
         bootstrap_servers=servers,
         client_id=reader.text("client.id") or "kmirror",
@@ -233,6 +234,25 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
     )
 
 
+def _tls_material(reader: PropertyReader) -> TlsMaterial:
+    """Read the stores; errors show the name of a file as it is written, which may be a reference."""
+    try:
+        return tls_material(reader.text)
+    except UsageError as error:
+        message, hint = error.message, error.hint or ""
+        for key in STORE_LOCATIONS:
+            if key in reader.properties and (path := reader.text(key)):
+                written = reader.properties[key].strip()
+                message, hint = message.replace(path, written), hint.replace(path, written)
+        raise UsageError(message, hint) from None
+
+
+def _selected(properties: Mapping[str, str], keys: Iterable[str]) -> Mapping[str, str]:
+    """Return the properties with these keys, for reading them again later; judged then if they are judged now."""
+    found = {key: properties[key] for key in ("bootstrap.servers", *keys) if key in properties}
+    return StoredProperties(found) if isinstance(properties, StoredProperties) else found
+
+
 def check_client_keys(properties: Mapping[str, str]) -> None:
     """Refuse keys that look like a misspelt key of a Kafka client; keys of other programs are accepted.
 
@@ -242,29 +262,6 @@ def check_client_keys(properties: Mapping[str, str]) -> None:
     for key in properties:
         if not is_client_key(key) and (meant := closest_client_key(key)):
             raise UsageError(f"unknown client property {key}", f"did you mean {meant}?")
-
-
-def parse_bootstrap_servers(text: str) -> tuple[tuple[str, int], ...]:
-    """Return the (host, port) pairs of `host:port[,…]`; an IPv6 address is in brackets, `[::1]:9092`.
-
-    Without a host, as in Kafka's own documents (`:9092`), it is this machine.
-
-    Raises:
-        UsageError: the list is empty, or an address has no port or is invalid.
-    """
-    addresses = []
-    for address in filter(None, (part.strip() for part in text.split(","))):
-        match = _ADDRESS.fullmatch(address)
-        if match is None or not 0 < int(match["port"]) < 65536:
-            raise UsageError(
-                f"bootstrap.servers: {address!r} is not HOST:PORT", "write kafka1:9092,kafka2:9092 or [::1]:9092"
-            )
-        addresses.append((match["ipv6"] or match["host"] or "localhost", int(match["port"])))
-    if not addresses:
-        raise UsageError(
-            "bootstrap.servers is missing or empty", "name at least one broker: bootstrap.servers=kafka1:9092"
-        )
-    return tuple(addresses)
 
 
 def scram_escaped(username: str) -> str:

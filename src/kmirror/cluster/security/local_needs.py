@@ -8,9 +8,10 @@ from pathlib import Path
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.kerberos import require_library
 from kmirror.cluster.security.properties import referenced_files
+from kmirror.cluster.security.property_reader import PropertyReader
 from kmirror.cluster.security.tls_material import STORE_LOCATIONS
 from kmirror.cluster.security.token_endpoint import TokenFile
-from kmirror.errors import KmirrorError
+from kmirror.errors import KmirrorError, PolicyError
 
 
 def lacking_here(properties: Mapping[str, str]) -> list[str]:
@@ -18,12 +19,16 @@ def lacking_here(properties: Mapping[str, str]) -> list[str]:
 
     What is only known while connecting, such as an unreachable broker, is not looked for.
     """
-    if lacking := _unreadable(_named_files(properties)):
-        return lacking
     try:
+        # a record's properties are judged before a file that they name is opened
+        PropertyReader.of(properties, None)
+        if lacking := _unreadable(_named_files(properties)):
+            return lacking
         config = client_config(properties)
         if config.kerberos is not None:
             require_library()
+    except PolicyError as error:
+        return [str(error)]
     except KmirrorError as error:
         return [error.message]
     return _unreadable(_login_files(config))

@@ -69,7 +69,7 @@ def check_handlers(reader: PropertyReader) -> None:
     for key, known in _KNOWN_CLASSES.items():
         if (name := reader.text(key)) and name not in known:
             raise UsageError(
-                f"{key} names a Java class, which kmirror cannot load: {name}",
+                f"{key} names a Java class, which kmirror cannot load: {reader.properties[key]}",
                 f"remove {key}; kmirror logs in with {', '.join(SASL_MECHANISMS)}",
             )
 
@@ -79,13 +79,19 @@ def read_login(reader: PropertyReader, hosts: Iterable[str], tls_of: TlsOf) -> L
 
     Raises:
         UsageError: something is missing, contradictory or not supported.
+        PolicyError: reason SECRET_UNRESOLVED; this host's policy does not allow it.
         UnreachableError: reason SECRET_UNRESOLVED; a reference has no value here.
     """
     mechanism = reader.text("sasl.mechanism") or kerberos.MECHANISM
     if mechanism not in SASL_MECHANISMS:
-        raise UsageError(f"sasl.mechanism={mechanism} is not supported", f"kmirror knows {', '.join(SASL_MECHANISMS)}")
+        raise UsageError(
+            f"sasl.mechanism={reader.properties['sasl.mechanism']} is not supported",
+            f"kmirror knows {', '.join(SASL_MECHANISMS)}",
+        )
     options = _Options(reader, _jaas_entry(reader, mechanism))
     if mechanism == msk.MECHANISM or reader.text(_LOGIN_HANDLER) == msk.LOGIN_HANDLER:
+        if reader.judge is not None:
+            reader.judge.policy.refuse_aws(reader.judge.servers)
         login = msk.msk_login(options.starting(""), hosts, _refresh_part(reader))
         return Login("OAUTHBEARER", tokens=login)
     if mechanism == "OAUTHBEARER":
@@ -106,7 +112,11 @@ class _Options:
     entry: JaasEntry
 
     def text(self, name: str) -> str | None:
-        return resolve_value(_JAAS, self.entry.options.get(name, ""), self.reader.environ) or None
+        written, judge = self.entry.options.get(name, ""), self.reader.judge
+        found = resolve_value(_JAAS, written, self.reader.environ, judge)
+        if judge is not None and found:
+            judge.file(name, found, written)
+        return found or None
 
     def either(self, key: str, name: str) -> str | None:
         """Return a property (KIP-1139), or else the JAAS option that it replaces."""
@@ -123,14 +133,22 @@ def _jaas_entry(reader: PropertyReader, mechanism: str) -> JaasEntry:
     if not line.strip():
         lacks = "a user name and a password" if mechanism in _BY_PASSWORD else "its login module"
         raise UsageError(f"{_JAAS} is missing, and {mechanism} needs {lacks}", f"set {_JAAS}")
-    entries = parse_jaas(resolve_value(_JAAS, line, reader.environ) if is_reference(line) else line)
+    entries = _referenced_entries(reader, line) if is_reference(line) else parse_jaas(line)
     if len(entries) > 1:
         raise UsageError(f"{_JAAS} has {len(entries)} login modules", "keep one of them")
     if entries[0].login_module.rsplit(".", 1)[-1] != expected:
-        raise UsageError(
-            f"{_JAAS}: {entries[0].login_module} does not fit sasl.mechanism={mechanism}", f"use {expected}"
-        )
+        shown = line.strip() if is_reference(line) else entries[0].login_module
+        raise UsageError(f"{_JAAS}: {shown} does not fit sasl.mechanism={mechanism}", f"use {expected}")
     return entries[0]
+
+
+def _referenced_entries(reader: PropertyReader, line: str) -> tuple[JaasEntry, ...]:
+    """Return the login modules of a line that is a reference; errors show nothing of what it stands for."""
+    text = resolve_value(_JAAS, line, reader.environ, reader.judge)
+    try:
+        return parse_jaas(text)
+    except UsageError as error:
+        raise UsageError(f"{_JAAS}: what {line.strip()} refers to is not a login module's line", error.hint) from None
 
 
 def _kerberos_login(options: _Options) -> KerberosLogin:
@@ -149,7 +167,11 @@ def _token_source(options: _Options, tls_of: TlsOf) -> TokenSource:
     if url is None:
         _refuse_without_endpoint(options)
     if path := file_of_url(url):
+        if reader.judge is not None:
+            reader.judge.policy.refuse_path(_ENDPOINT, path, path)
         return TokenFile(path, extensions, part)
+    if reader.judge is not None:
+        reader.judge.policy.refuse_token_url(_ENDPOINT, url)
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{_ENDPOINT} is not a URL that kmirror knows", "write https://…, http://… or file:///PATH")
     client_id = options.either("sasl.oauthbearer.client.credentials.client.id", "clientId")
@@ -192,5 +214,5 @@ def _refresh_part(reader: PropertyReader) -> float:
     except ValueError:
         part = 0.0
     if not 0.5 <= part <= 1.0:
-        raise UsageError(f"{key}={text} is not a number from 0.5 to 1.0", f"correct {key}")
+        raise UsageError(f"{key}={reader.properties[key]} is not a number from 0.5 to 1.0", f"correct {key}")
     return part

@@ -21,13 +21,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kmirror.cluster.security.jaas import JaasEntry, parse_jaas
+from kmirror.cluster.security.trust import BINDING, REFERENCE, Judge
 from kmirror.errors import Reason, UnreachableError, UsageError
 
 _WHITE_SPACE = " \t\f"
 _ESCAPE = re.compile(r"\\(?:u(?P<digits>.{0,4})|(?P<escaped>.))", re.DOTALL)
 _FOUR_HEX_DIGITS = re.compile("[0-9a-fA-F]{4}")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_REFERENCE = re.compile(r"\$\{(?P<provider>[^}:]*):(?:(?P<path>[^}:]*):)?(?P<key>[^}]*)\}")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY")
 _SECRET_NAME = re.compile(
     r"password|passwd|passphrase|secret|\btoken$|(^|[._])private[._]?key$|keystore\.key$", re.IGNORECASE
@@ -69,13 +69,13 @@ def read_properties(path: str | Path) -> dict[str, str]:
 
 def is_reference(value: str) -> bool:
     """Return whether a value is one reference and nothing else."""
-    return _REFERENCE.fullmatch(value.strip()) is not None
+    return REFERENCE.fullmatch(value.strip()) is not None
 
 
 def referenced_files(value: str) -> list[Path]:
     """Return the files that the references in a value name."""
     found = []
-    for match in _REFERENCE.finditer(value):
+    for match in REFERENCE.finditer(value):
         provider, path, key = match["provider"], match["path"] or "", match["key"]
         if provider in {"file", "dir"} and path:
             found.append(Path(path) if provider == "file" else Path(path) / key)
@@ -92,13 +92,14 @@ def resolve(properties: Mapping[str, str], environ: Mapping[str, str] | None = N
     return {key: _resolved(key, value, environ, files) for key, value in properties.items()}
 
 
-def resolve_value(key: str, value: str, environ: Mapping[str, str] | None = None) -> str:
+def resolve_value(key: str, value: str, environ: Mapping[str, str] | None = None, judge: Judge | None = None) -> str:
     """Return one value with its references replaced; `key` is only for error messages.
 
     Raises:
+        PolicyError: reason SECRET_UNRESOLVED; the `judge` refuses a reference.
         UnreachableError: reason SECRET_UNRESOLVED; names the key and the reference, never a value.
     """
-    return _resolved(key, value, environ, {})
+    return _resolved(key, value, environ, {}, judge)
 
 
 def literal_secrets(properties: Mapping[str, str]) -> list[str]:
@@ -128,10 +129,21 @@ def _option_is_literal_secret(entry: JaasEntry) -> bool:
     )
 
 
-def _resolved(key: str, value: str, environ: Mapping[str, str] | None, files: dict[str, dict[str, str]]) -> str:
+def _resolved(
+    key: str,
+    value: str,
+    environ: Mapping[str, str] | None,
+    files: dict[str, dict[str, str]],
+    judge: Judge | None = None,
+) -> str:
     def replacement(match: re.Match[str]) -> str:
+        if judge is not None:
+            judge.reference(key, match)
         try:
-            return _lookup(match["provider"], match["path"] or "", match["key"], environ, files)
+            found = _lookup(match["provider"], match["path"] or "", match["key"], environ, files)
+            if judge is not None and match["path"]:
+                judge.binding(key, match["path"], _binding(match["provider"], match["path"], files))
+            return found
         except _UnresolvedError as error:
             raise UnreachableError(
                 f"{key}: the reference {match[0]} cannot be resolved: {error}",
@@ -139,7 +151,7 @@ def _resolved(key: str, value: str, environ: Mapping[str, str] | None, files: di
                 Reason.SECRET_UNRESOLVED,
             ) from None
 
-    return _REFERENCE.sub(replacement, value)
+    return REFERENCE.sub(replacement, value)
 
 
 class _UnresolvedError(Exception):
@@ -174,6 +186,18 @@ def _lookup(
     if key not in files[path]:
         raise _UnresolvedError(f"the file has no key {key}")
     return files[path][key]
+
+
+def _binding(provider: str, path: str, files: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Return which sources may be sent the secrets of a file or folder, as written there."""
+    if provider == "file":
+        return files[path].get(BINDING)
+    try:
+        return (Path(path) / BINDING).read_text("utf-8") if provider == "dir" else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise _UnresolvedError(f"{BINDING}: {_why(error)}") from None
 
 
 def _why(error: Exception) -> str:

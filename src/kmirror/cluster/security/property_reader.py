@@ -1,4 +1,7 @@
-"""Typed access to Java client properties, with their references resolved."""
+"""Typed access to Java client properties, with their references resolved; those of a record are judged first.
+
+Errors show values as they are written: what a reference stands for may be a secret.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kmirror.cluster.security.addresses import parse_bootstrap_servers
 from kmirror.cluster.security.properties import resolve_value
+from kmirror.cluster.security.trust import Judge, StoredProperties, host_policy
 from kmirror.errors import UsageError
 
 
@@ -16,16 +21,38 @@ class PropertyReader:
 
     properties: Mapping[str, str]
     environ: Mapping[str, str] | None
+    #: None for what an operator has given on this host.
+    judge: Judge | None = None
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str], environ: Mapping[str, str] | None) -> PropertyReader:
+        """Return a reader; properties of a record are refused here if this host's policy does not allow them.
+
+        Raises:
+            PolicyError: reason SECRET_UNRESOLVED.
+            UsageError: the policy, or the record's list of brokers, is invalid.
+        """
+        if not isinstance(properties, StoredProperties):
+            return cls(properties, environ)
+        judge = Judge(host_policy(), ())
+        judge.all_of(properties)
+        judge = Judge(judge.policy, parse_bootstrap_servers(properties.get("bootstrap.servers", "")))
+        judge.policy.refuse_sources(judge.servers)
+        return cls(properties, environ, judge)
 
     def text(self, key: str) -> str | None:
         """Return a value without surrounding white space; None if it is missing or empty."""
         value = self.properties.get(key)
-        return (resolve_value(key, value, self.environ).strip() or None) if value is not None else None
+        if value is None or not (found := resolve_value(key, value, self.environ, self.judge).strip()):
+            return None
+        if self.judge is not None:
+            self.judge.file(key, found, value)
+        return found
 
     def choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
         value = (self.text(key) or default).upper()
         if value not in choices:
-            raise UsageError(f"{key}={value} is not known", f"it is one of {', '.join(choices)}")
+            raise UsageError(f"{key}={self.properties[key]} is not known", f"it is one of {', '.join(choices)}")
         return value
 
     def number(self, key: str, lowest: int) -> int | None:
@@ -33,7 +60,9 @@ class PropertyReader:
         if value is None:
             return None
         if not re.fullmatch(r"-?[0-9]{1,10}", value) or not lowest <= int(value) < 1 << 31:
-            raise UsageError(f"{key}={value} is not a number from {lowest} to {(1 << 31) - 1}", f"correct {key}")
+            raise UsageError(
+                f"{key}={self.properties[key]} is not a number from {lowest} to {(1 << 31) - 1}", f"correct {key}"
+            )
         return int(value)
 
     def buffer_size(self, key: str) -> int | None:
@@ -46,5 +75,7 @@ class PropertyReader:
             return True
         value = self.text(key)
         if value is not None and value.lower() != "https":
-            raise UsageError(f"{key}={value} is not known", f"write https, or {key}= to leave host names unchecked")
+            raise UsageError(
+                f"{key}={self.properties[key]} is not known", f"write https, or {key}= to leave host names unchecked"
+            )
         return value is not None

@@ -163,7 +163,7 @@ def _found(text: Text, prefix: str, inline_keys: tuple[str, ...]) -> str | _Stor
     if location is None and not inline:
         return None
     if store_type not in _TYPES:
-        raise UsageError(f"{prefix}.type={store_type} is not supported", f"it is one of {', '.join(_TYPES)}")
+        raise UsageError(f"this {prefix}.type is not supported", f"it is one of {', '.join(_TYPES)}")
     if inline:
         key = next(iter(inline))
         if location is not None:

@@ -31,7 +31,7 @@ from kmirror.engine.control.priorities import Priorities
 from kmirror.engine.control.rebuilds import RESETS, Rebuilder, Rebuilds
 from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob, SideJobs
 from kmirror.engine.control.snapshots import MirrorSnapshot
-from kmirror.engine.control.source_login import LoginReport, SourceLogin
+from kmirror.engine.control.source_login import LoginReport, SourceLogin, contact_changes
 from kmirror.engine.control.source_monitor import SourceMonitor, SourceReport
 from kmirror.engine.control.source_status import SourceStatus
 from kmirror.engine.control.state_feed import FeedTopic, StateFeed, StoredRecords
@@ -321,6 +321,7 @@ class MirrorEngine:
                         self._reports.pass_on_all()
                 case MirrorRecord():
                     source = self._topics.record.source
+                    self._announce_source(source, report.source)
                     if self._topics.take_mirror(report):
                         self._lanes.plan_now = True
                         self._reports.pass_on_all()
@@ -340,6 +341,14 @@ class MirrorEngine:
                         self.journal.record(report.what, report.result, report.details)
                 case _:
                     raise report
+
+    def _announce_source(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+        """Report, and store, that the record leads elsewhere now, before anything follows it."""
+        if changes := contact_changes(before, after):
+            text = f"the source of {self.mirror} is reached in another way from now on: {'; '.join(changes)}"
+            self.journal.note(text, Level.WARNING)
+            self.journal.record("source", "CHANGED", {"changes": changes})
+            self._send_heartbeat()
 
     def _take_progress(self, record: ProgressRecord) -> None:
         record, is_complete = self._reports.take(record, at := now())

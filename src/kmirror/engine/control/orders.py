@@ -72,7 +72,7 @@ class LaneOrders:
             lane,
             generation,
             self._lease.record.lease_id,
-            dict(self._topics.record.source),
+            self._topics.record.source,
             self._destination_properties,
             tuple(self.with_state(assignment) for assignment in assignments),
             self._lease.record.ttl_ms,

@@ -22,6 +22,16 @@ _LONGEST_PAUSE = 5.0
 _TIMEOUT_MS = 5_000
 
 
+#: Properties that decide who is logged in to, and what is sent there.
+_CONTACT = (
+    "bootstrap.servers",
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.oauthbearer.token.endpoint.url",
+    "ssl.endpoint.identification.algorithm",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LoginReport:
     """The source has accepted the current login; or why it is not used, `trouble`."""
@@ -89,6 +99,15 @@ class SourceLogin:
     def _retry_later(self) -> None:
         self._retry_at = now() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
         self._failures += 1
+
+
+def contact_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return what changes of whom a source's properties log in to, and how."""
+    return [
+        f"{key} from {before.get(key, 'its default')} to {after.get(key, 'its default')}"
+        for key in _CONTACT
+        if before.get(key) != after.get(key)
+    ]
 
 
 def with_short_timeouts(config: ClientConfig) -> ClientConfig:

@@ -41,6 +41,7 @@ from kmirror.ops.check.rights import (
 from kmirror.ops.check.versions import Role, broker_version, too_old
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties
+from kmirror.ops.trust import refusal_once_stored, unlimited_sources
 from kmirror.settings.table import Settings, parse_settings, stored_settings
 from kmirror.state.client import require_login
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
@@ -294,6 +295,7 @@ def _check_source(
     with findings.catching(SOURCE, "reachable"):
         config = client_config(properties)
         with ClusterClient(config) as client:
+            _check_trust(findings, properties, config)
             found = _reach(findings, SOURCE, client)
             if found is None:
                 return groups
@@ -336,6 +338,15 @@ def _check_source(
                 _check_schemas(findings, client, {topic.source_topic for topic in topics})
 
     return groups
+
+
+def _check_trust(findings: Findings, properties: Mapping[str, str], config: ClientConfig) -> None:
+    """Check what this host's policy lets the mirror's record do."""
+    with findings.catching(SOURCE, "trust"):
+        if refused := refusal_once_stored(properties):
+            raise refused
+        if advice := unlimited_sources(config):
+            findings.warn(SOURCE, "trust", *advice)
 
 
 def _check_blocked(findings: Findings, store: StateStore, record: MirrorRecord) -> None:

@@ -29,6 +29,7 @@ from kmirror.ops.mirrors.create import check_name, checked_properties, source_cl
 from kmirror.ops.results import ErrorInfo, VerbResult
 from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.steps import Checkpoint, Clock
+from kmirror.ops.trust import require_usable_once_stored
 from kmirror.settings.table import parse_settings, stored_settings
 from kmirror.state.client import boottime
 from kmirror.work import Watch, unwatched
@@ -74,6 +75,7 @@ def failback(
         raise RefusedError(
             f"the file sets topic.prefix={prefix}: topics would not keep their own names", "leave it out"
         )
+    require_usable_once_stored(source)
     require_supported(destination.client, "the old source", Role.DESTINATION)
     cluster_id = source_cluster_id(destination, source)
     with ExitStack() as stack:

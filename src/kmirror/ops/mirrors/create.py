@@ -7,14 +7,17 @@ destination itself. Secrets are stored as references, never resolved.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import literal_secrets
+from kmirror.cluster.security.trust import require_references_that_count
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
 from kmirror.ops.check.versions import Role, require_supported
 from kmirror.ops.context import Destination, actor, change, cluster_id_of, now_ms, source_client
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.acl_sync import require_possible
+from kmirror.ops.trust import refusal_once_stored, unlimited_sources
 from kmirror.settings.other_tools import AT_CREATION, DESTINATION_CLUSTER_ID, PAUSED, SOURCE_CLUSTER_ID
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_settings, split
@@ -60,8 +63,9 @@ def create(
     cluster_id = source_cluster_id(destination, source)
     _require_cluster(SOURCE_CLUSTER_ID, once, "the source", cluster_id)
     record = MirrorRecord(mirror, source, settings, cluster_id, actor(), now_ms(), paused=is_paused)
+    warnings = _warnings(source)
     if dry_run:
-        return _result(mirror, Outcome.DONE, f"would create {_described(record)}", dry_run)
+        return _result(mirror, Outcome.DONE, f"would create {_described(record)}", dry_run, warnings)
 
     def decide(state: State) -> Changes:
         found = state.mirror(mirror)
@@ -74,7 +78,15 @@ def create(
 
     if not change(destination, mirror, decide):
         return _result(mirror, Outcome.NOOP, f"mirror {mirror} already exists and is identical", dry_run)
-    return _result(mirror, Outcome.DONE, f"created {_described(record)}", dry_run)
+    return _result(mirror, Outcome.DONE, f"created {_described(record)}", dry_run, warnings)
+
+
+def _warnings(source: Mapping[str, str]) -> list[str]:
+    """Return what this host's policy says about the properties once they are stored."""
+    if refused := refusal_once_stored(source):
+        return [f"this host could not use the mirror: {refused}"]
+    advice = unlimited_sources(client_config(source))
+    return [f"{advice[0]}; {advice[1]}"] if advice else []
 
 
 def check_name(mirror: str) -> None:
@@ -96,7 +108,7 @@ def checked_properties(
 
     Raises:
         UsageError: a key or value is invalid, or two contradict each other; names them.
-        RefusedError: there is a plaintext secret; names the keys, never a value.
+        RefusedError: there is a plaintext secret, or a reference where none counts; names the keys, never a value.
     """
     secrets = literal_secrets(properties)
     if secrets:
@@ -105,6 +117,7 @@ def checked_properties(
             "use a reference instead: ${env:NAME}, ${file:PATH:KEY} or ${dir:PATH:KEY}; it is resolved where it is"
             " used",
         )
+    require_references_that_count(properties)
     return split(properties, complete=complete)
 
 
@@ -168,5 +181,6 @@ def _described(record: MirrorRecord) -> str:
     return (f"{place}, with {settings}" if settings else place) + (", paused" if record.paused else "")
 
 
-def _result(mirror: str, outcome: Outcome, message: str, dry_run: bool) -> VerbResult:
-    return VerbResult.of("create", mirror, [TopicResult(None, None, outcome, message)], dry_run=dry_run)
+def _result(mirror: str, outcome: Outcome, message: str, dry_run: bool, warnings: Iterable[str] = ()) -> VerbResult:
+    rows = [TopicResult(None, None, outcome, message)]
+    return VerbResult.of("create", mirror, rows, dry_run=dry_run, warnings=warnings)

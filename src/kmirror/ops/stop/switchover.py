@@ -35,6 +35,7 @@ from kmirror.ops.selection import select_topics
 from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, PromoteView, Watcher, promote
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.steps import Checkpoint
+from kmirror.ops.trust import require_usable_once_stored
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.events import Event
 from kmirror.state.records import MirrorRecord
@@ -124,6 +125,7 @@ def switchover(
 def _require_way_back(destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest) -> None:
     """Refuse, before anything is stopped, what the failback would refuse afterwards, as far as that can be known."""
     back, _ = checked_properties(request.properties)
+    require_usable_once_stored(back)
     with source_client(back) as client:
         found = cluster_id_of(client)
     if found != destination.cluster_id:
