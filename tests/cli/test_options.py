@@ -91,6 +91,14 @@ def test_verbose_output_names_the_file(capsys: pytest.CaptureFixture[str], tmp_p
     assert f"configuration: {tmp_path}/kmirror.toml\n" in capsys.readouterr().err
 
 
+def test_a_login_that_is_sent_unencrypted_is_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    clear = tmp_path / "clear.properties"
+    clear.write_text("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\n", encoding="utf-8")
+    assert main(["list", "--bootstrap-server", "a:1", "--command-config", str(clear)]) == 2
+    warning = "security.protocol=SASL_PLAINTEXT with PLAIN sends the password to the brokers unencrypted"
+    assert f"kmirror: warning: {clear}: {warning}: set security.protocol=SASL_SSL\n" in capsys.readouterr().err
+
+
 def test_output_is_the_flags_or_the_files(tmp_path: Path) -> None:
     assert chosen_output("table") == "table"
     assert chosen_output(None) == "json"

@@ -179,4 +179,4 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
     with pytest.raises(UnreachableError, match="need botocore, which is not installed on ") as caught:
         MskLogin().fetch(1)
-    assert caught.value.hint == "run there: pip install 'kmirror[msk]'"
+    assert caught.value.hint == "run there: pip install botocore"

@@ -106,6 +106,12 @@ def test_a_token_may_be_in_a_file() -> None:
             "https://…",
         ),
         ({"sasl.oauthbearer.token.endpoint.url": "idp:80"}, "sasl.oauthbearer.token.endpoint.url is not a URL", "http"),
+        (
+            {"sasl.oauthbearer.token.endpoint.url": "https://[idp/t"},
+            "sasl.oauthbearer.token.endpoint.url is not a URL",
+            "http",
+        ),
+        ({"sasl.oauthbearer.token.endpoint.url": "https:///t"}, "sasl.oauthbearer.token.endpoint.url is not a", "http"),
         ({"sasl.jaas.config": f"{MODULE} clientId=ann;"}, "the client secret for sasl.oauth", "clientSecret="),
         ({"sasl.jaas.config": f"{MODULE} clientSecret=a;"}, "the client id for sasl.oauth", "clientId="),
         ({"sasl.login.refresh.window.factor": "2"}, "sasl.login.refresh.window.factor=2 is not a number", "correct"),

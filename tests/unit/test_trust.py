@@ -11,6 +11,7 @@ import pytest
 
 import kmirror
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.exposure import cleartext_logins
 from kmirror.cluster.security.property_reader import PropertyReader
 from kmirror.cluster.security.trust import REFERENCE, Judge, StoredProperties, TrustPolicy, host_policy
 from kmirror.config_file import SYSTEM_FILE
@@ -277,6 +278,30 @@ def test_what_changes_of_whom_a_source_is() -> None:
         "bootstrap.servers from a:1 to b:1",
         "sasl.mechanism from its default to PLAIN",
     ]
+
+
+@pytest.mark.parametrize(
+    ("properties", "settings"),
+    [
+        ({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}, ["set security.protocol=SASL_SSL"]),
+        ({"security.protocol": "sasl_plaintext", "sasl.mechanism": "OAUTHBEARER"}, ["set security.protocol=SASL_SSL"]),
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}, []),
+        ({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512"}, []),
+        ({"security.protocol": "PLAINTEXT", "sasl.mechanism": "PLAIN"}, []),
+        (
+            {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.oauthbearer.token.endpoint.url": "http://idp/t",
+            },
+            ["set sasl.oauthbearer.token.endpoint.url=https://…"],
+        ),
+    ],
+)
+def test_logins_that_are_sent_unencrypted_are_named_with_their_remedy(
+    properties: dict[str, str], settings: list[str]
+) -> None:
+    assert [hint for _, hint in cleartext_logins(properties)] == settings
 
 
 def deployed(servers: str) -> StoredProperties:

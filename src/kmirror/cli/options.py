@@ -76,14 +76,16 @@ class Call:
         return destination_properties(self.bootstrap_server, self.command_config, self.cluster, self.read_properties)
 
     def read_properties(self, path: str) -> dict[str, str]:
-        """Read a file of client properties, and warn if every user can read its secrets. Raises UsageError."""
-        from kmirror.cluster.security.exposure import exposed_files
+        """Read a file of client properties, and warn of secrets that others can read. Raises UsageError."""
+        from kmirror.cluster.security.exposure import cleartext_logins, exposed_files
         from kmirror.cluster.security.properties import read_properties
 
         properties = read_properties(path)
         for file in exposed_files(path, properties):
             command = command_line("chmod", "o-rwx", str(file))
             self.output.screen.note_once(f"kmirror: warning: any local user can read the secrets in {file}: {command}")
+        for warning, hint in cleartext_logins(properties):
+            self.output.screen.note_once(f"kmirror: warning: {path}: {warning}: {hint}")
         return properties
 
     @contextmanager

@@ -3,8 +3,8 @@
 `client_config` takes properties as Kafka's tools do, resolves the references in them, reads the stores they name, and
 returns a `ClientConfig` with everything needed to connect. It pickles; the secrets in it never show in its repr.
 
-Known keys of Kafka's clients that do not concern kmirror are accepted and ignored, as Kafka's own tools do. Keys that
-name a Java class with a say in security are refused: we cannot load it.
+Known keys of Kafka's clients that do not concern kmirror are accepted and ignored, as Kafka's own tools do. Keys with
+a say in security that we cannot follow are refused: users would rely on them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,19 @@ from kmirror.settings.client_keys import closest_client_key, is_client_key
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _JAVA_CLASSES = ("sasl.login.class", "security.providers", "ssl.engine.factory.class")
+#: Both clients use TLS 1.2 and 1.3, and the cipher suites of OpenSSL: other values would have no effect in one of them.
+_AS_IT_IS = {
+    "ssl.protocol": {"TLS", "TLSv1.3"},
+    "ssl.cipher.suites": set[str](),
+    "ssl.provider": set[str](),
+    "ssl.keymanager.algorithm": {"SunX509", "PKIX"},
+    "ssl.trustmanager.algorithm": {"SunX509", "PKIX"},
+    "ssl.secure.random.implementation": set[str](),
+    "client.dns.lookup": {"use_all_dns_ips", "default"},
+}
+_TLS_VERSIONS = {"TLSv1.2", "TLSv1.3"}
+#: A login by a signed assertion (KIP-1139) instead of a secret.
+_ASSERTION = "sasl.oauthbearer.assertion."
 _PASSWORD_LOGIN = ("sasl.mechanism", "sasl.jaas.config")
 
 
@@ -198,6 +211,7 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
     for key in _JAVA_CLASSES:
         if reader.text(key):
             raise UsageError(f"{key} names a Java class, which kmirror cannot load", f"remove {key}")
+    _check_without_effect(reader)
     check_handlers(reader)
     protocol = reader.choice("security.protocol", SECURITY_PROTOCOLS, "PLAINTEXT")
     servers = parse_bootstrap_servers(reader.text("bootstrap.servers") or "")
@@ -245,6 +259,28 @@ def _tls_material(reader: PropertyReader) -> TlsMaterial:
                 written = reader.properties[key].strip()
                 message, hint = message.replace(path, written), hint.replace(path, written)
         raise UsageError(message, hint) from None
+
+
+def _check_without_effect(reader: PropertyReader) -> None:
+    """Refuse properties with a say in security that we would not follow, unless they say what we do anyway."""
+    for key, known in _AS_IT_IS.items():
+        if (value := reader.text(key)) and value not in known:
+            raise UsageError(
+                f"{key}={reader.properties[key]} would have no effect in kmirror",
+                f"remove it, or write {' or '.join(sorted(known))}" if known else "remove it",
+            )
+    key = "ssl.enabled.protocols"
+    versions = {part.strip() for part in (reader.text(key) or "").split(",")} - {""}
+    if versions and versions != _TLS_VERSIONS:
+        raise UsageError(
+            f"{key}={reader.properties[key]}: kmirror always offers {' and '.join(sorted(_TLS_VERSIONS))}",
+            "remove it, and restrict the versions at the brokers or in this machine's openssl.cnf (MinProtocol)",
+        )
+    if assertions := sorted(key for key in reader.properties if key.startswith(_ASSERTION) and reader.text(key)):
+        raise UsageError(
+            f"{assertions[0]}: logins by signed assertions are not supported",
+            "remove it, and log in with the client's id and secret",
+        )
 
 
 def _selected(properties: Mapping[str, str], keys: Iterable[str]) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Files with secrets that every user of this machine can read."""
+"""Secrets that others can read: in files that every user of this machine can read, and unencrypted on the network."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from kmirror.cluster.security.properties import literal_secrets, referenced_file
 from kmirror.cluster.security.token_endpoint import file_of_url
 from kmirror.errors import UsageError
 
+_ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
+#: What anyone who sees it can use.
+_SENT_AS_THEY_ARE = {"PLAIN": "password", "OAUTHBEARER": "token", "AWS_MSK_IAM": "token"}
+
 
 def exposed_files(path: str, properties: Mapping[str, str]) -> list[Path]:
     """Return, sorted, which of a properties file and the files with secrets that it names every user can read.
@@ -23,6 +27,18 @@ def exposed_files(path: str, properties: Mapping[str, str]) -> list[Path]:
     return sorted({file for file in _secret_files(path, properties) if _is_exposed(file)})
 
 
+def cleartext_logins(properties: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return which secrets these properties send unencrypted, and what to set instead."""
+    found = []
+    protocol, mechanism = (properties.get(key, "").strip() for key in ("security.protocol", "sasl.mechanism"))
+    if protocol.upper() == "SASL_PLAINTEXT" and mechanism in _SENT_AS_THEY_ARE:
+        sent = f"sends the {_SENT_AS_THEY_ARE[mechanism]} to the brokers unencrypted"
+        found.append((f"security.protocol=SASL_PLAINTEXT with {mechanism} {sent}", "set security.protocol=SASL_SSL"))
+    if protocol.upper().startswith("SASL_") and properties.get(_ENDPOINT, "").strip().startswith("http://"):
+        found.append((f"{_ENDPOINT} sends the client's secret unencrypted", f"set {_ENDPOINT}=https://…"))
+    return found
+
+
 def _secret_files(path: str, properties: Mapping[str, str]) -> Iterator[Path]:
     if literal_secrets(properties):
         yield Path(path)
@@ -30,7 +46,7 @@ def _secret_files(path: str, properties: Mapping[str, str]) -> Iterator[Path]:
         yield from referenced_files(value)
     if key_store := properties.get("ssl.keystore.location", "").strip():
         yield Path(key_store)
-    if token := file_of_url(properties.get("sasl.oauthbearer.token.endpoint.url", "").strip()):
+    if token := file_of_url(properties.get(_ENDPOINT, "").strip()):
         yield Path(token)
     with suppress(UsageError):
         for entry in parse_jaas(properties.get("sasl.jaas.config", "")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urlsplit
 
 from kmirror.cluster.security import kerberos, msk
 from kmirror.cluster.security.jaas import JaasEntry, parse_jaas
@@ -172,8 +173,10 @@ def _token_source(options: _Options, tls_of: TlsOf) -> TokenSource:
         return TokenFile(path, extensions, part)
     if reader.judge is not None:
         reader.judge.policy.refuse_token_url(_ENDPOINT, url)
-    if not url.startswith(("http://", "https://")):
+    if not url.startswith(("http://", "https://")) or (place := _netloc(url)) is None:
         raise UsageError(f"{_ENDPOINT} is not a URL that kmirror knows", "write https://…, http://… or file:///PATH")
+    if "@" in place:
+        raise UsageError(f"{_ENDPOINT} has a login", "name the client's id and secret in properties of their own")
     client_id = options.either("sasl.oauthbearer.client.credentials.client.id", "clientId")
     secret = options.either("sasl.oauthbearer.client.credentials.client.secret", "clientSecret")
     if not client_id or not secret:
@@ -196,6 +199,14 @@ def _token_source(options: _Options, tls_of: TlsOf) -> TokenSource:
         retry_backoff_max_ms=reader.number("sasl.login.retry.backoff.max.ms", 1) or 10_000,
         tls=tls_of(options.text) if url.startswith("https://") else None,
     )
+
+
+def _netloc(url: str) -> str | None:
+    """Return the part of a URL that names its host, None if it has none."""
+    try:
+        return urlsplit(url).netloc or None
+    except ValueError:
+        return None
 
 
 def _refuse_without_endpoint(options: _Options) -> NoReturn:

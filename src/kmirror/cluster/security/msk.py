@@ -57,7 +57,7 @@ class MskLogin:
         except ImportError:
             raise _refused(
                 f"IAM logins need botocore, which is not installed on {socket.gethostname()}",
-                "run there: pip install 'kmirror[msk]'",
+                "run there: pip install botocore",
             ) from None
         try:
             session = Session(profile=self.profile or None)

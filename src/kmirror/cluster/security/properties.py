@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kmirror.cluster.security.jaas import JaasEntry, parse_jaas
 from kmirror.cluster.security.trust import BINDING, REFERENCE, Judge
@@ -106,7 +107,8 @@ def literal_secrets(properties: Mapping[str, str]) -> list[str]:
     """Return, sorted, the keys whose value is a plaintext secret.
 
     A secret is the value of a key named like one (`…password`, `…secret`, `ssl.keystore.key` …), such an option of a
-    JAAS line, or a private key in PEM anywhere. It is plaintext unless the whole value is a reference.
+    JAAS line, a private key in PEM anywhere, and a password or such a parameter in a URL. It is plaintext unless the
+    whole value is a reference.
     """
     return sorted(key for key, value in properties.items() if _holds_literal_secret(key, value))
 
@@ -120,7 +122,19 @@ def _holds_literal_secret(key: str, value: str) -> bool:
         except UsageError:
             return True
         return any(_option_is_literal_secret(entry) for entry in entries)
+    if key.endswith(".url"):
+        return _has_secret(value)
     return _SECRET_NAME.search(key) is not None or _PRIVATE_KEY.search(value) is not None
+
+
+def _has_secret(url: str) -> bool:
+    """Return whether a URL has a password, or a parameter named like a secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "@" in url
+    names = [part.partition("=")[0] for part in parts.query.split("&")]
+    return parts.password is not None or any(_SECRET_NAME.search(name) for name in names)
 
 
 def _option_is_literal_secret(entry: JaasEntry) -> bool:

@@ -20,8 +20,8 @@ def tls_refusal(error: ssl.SSLError, config: ClientConfig) -> tuple[str, str]:
             return f"the broker's certificate: {what}", "renew it at the broker, or correct this machine's clock"
         if error.verify_code in _OTHER_NAMES:
             return what, (
-                "connect by a name that is in the broker's certificate (bootstrap.servers, advertised.listeners), or "
-                "disable the check of names: ssl.endpoint.identification.algorithm="
+                "connect by a name that is in the broker's certificate: bootstrap.servers here, advertised.listeners "
+                "there; or have its CA issue one with this name"
             )
         return what, "ssl.truststore.* must contain the CA that signed the broker's certificate"
     if "ALERT" in what and ("CERTIFICATE" in what or "UNKNOWN_CA" in what):

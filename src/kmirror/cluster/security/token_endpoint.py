@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote_plus, urlencode
+from urllib.parse import quote, quote_plus, urlencode, urlsplit
 
 from kmirror.cluster.security.tokens import Token, expiry_of
 from kmirror.errors import Reason, UnreachableError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _MAX_ANSWER_BYTES = 1 << 20
 _MAX_REASON = 200
+#: A year; what claims to last longer, or is not a number, is not believed.
+_LONGEST_LIFETIME_S = 366 * 86_400
 #: Transient errors: time-outs, too many requests, and most errors of the server itself.
 _TRANSIENT_CODES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -47,7 +49,7 @@ class TokenEndpoint:
     tls: ClientConfig | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        return f"client {self.client_id} from {self.url}"
+        return f"client {self.client_id} from {shown_url(self.url)}"
 
     def fetch(self, timeout: float) -> Token:
         """Request a token; retry transient errors, with growing pauses.
@@ -88,7 +90,7 @@ class TokenEndpoint:
         limits = (patience, *(ms / 1000 for ms in (self.connect_timeout_ms, self.read_timeout_ms) if ms))
         try:
             with opener.open(request, timeout=min(limits)) as answer:
-                body = answer.read(_MAX_ANSWER_BYTES)
+                body = _body(answer, time.monotonic() + patience)
         except HTTPError as error:
             with error:
                 reason = self._reason(error)
@@ -99,7 +101,7 @@ class TokenEndpoint:
             cause = error.reason if isinstance(error, URLError) else error
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise UnreachableError(
-                    f"TLS with {self.url} failed: {cause.verify_message}",
+                    f"TLS with {shown_url(self.url)} failed: {cause.verify_message}",
                     "name the CA as options of sasl.jaas.config: ssl.truststore.location and ssl.truststore.type",
                     Reason.AUTHENTICATION_FAILED,
                 ) from None
@@ -113,14 +115,24 @@ class TokenEndpoint:
         return base64.b64encode(text.encode()).decode()
 
     def _reason(self, error: Any) -> str:
-        """Return the endpoint's description of an error (RFC 6749, section 5.2), with the secret masked."""
+        """Return the endpoint's description of an error (RFC 6749, section 5.2), with what we sent masked."""
+        from http.client import HTTPException
+
         status = f"HTTP {error.code}"
         try:
-            answer = json.loads(error.read(_MAX_ANSWER_BYTES))
-            words = [str(answer[key]) for key in ("error", "error_description") if answer.get(key)]
-        except (ValueError, OSError, AttributeError):
+            answer = _document(error.read(_MAX_ANSWER_BYTES))
+            words = [one for key in ("error", "error_description") if isinstance(one := answer.get(key), str) and one]
+        except (ValueError, OSError, HTTPException):
             words = []
-        text = " ".join(": ".join([status, *words]).replace(self.client_secret, "***").split())
+        text = ": ".join([status, *words])
+        for sent in (
+            self._credentials(),
+            self.client_secret,
+            quote_plus(self.client_secret),
+            quote(self.client_secret),
+        ):
+            text = text.replace(sent, "***")
+        text = " ".join(text.split())
         return "".join(one if one.isprintable() else "?" for one in text)[:_MAX_REASON]
 
     def _refused(self, reason: str) -> UnreachableError:
@@ -132,16 +144,25 @@ class TokenEndpoint:
 
     def _token(self, body: bytes) -> Token:
         try:
-            answer = json.loads(body)
-            value = answer.get("access_token") or answer.get("id_token")
-        except (ValueError, AttributeError):
-            value = None
+            answer = _document(body)
+        except ValueError:
+            answer = {}
+        value = answer.get("access_token") or answer.get("id_token")
         if not isinstance(value, str):
             raise self._refused("the answer has no access_token")
+        if not value.isascii() or not value.isprintable() or " " in value:
+            raise self._refused("the access_token in the answer is not a token")
         lifetime = answer.get("expires_in")
+        if lifetime is None:
+            return Token(value, expiry_of(value, str(self)))
         # preferred: unlike an expiry time, a lifetime does not depend on the server's clock
-        is_known = isinstance(lifetime, int | float) and not isinstance(lifetime, bool)
-        return Token(value, time.time() + lifetime if is_known else expiry_of(value, str(self)))
+        if (
+            isinstance(lifetime, bool)
+            or not isinstance(lifetime, int | float)
+            or not 0 < lifetime <= _LONGEST_LIFETIME_S
+        ):
+            raise self._refused("expires_in in the answer is not a number of seconds")
+        return Token(value, time.time() + lifetime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +197,36 @@ class TokenFile:
                 f"the token in {self.path} has expired", "check what should renew it", Reason.AUTHENTICATION_FAILED
             )
         return Token(value, expires_at)
+
+
+def shown_url(url: str) -> str:
+    """Return a URL as errors show it: without a login and without parameters, which may be secrets."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "the URL"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _body(answer: Any, until: float) -> bytes:
+    """Read an answer, which may arrive byte by byte. Raises _TransientError: it is not complete in time."""
+    body = bytearray()
+    while len(body) < _MAX_ANSWER_BYTES and (part := answer.read1(_MAX_ANSWER_BYTES)):
+        body += part
+        if time.monotonic() > until:
+            raise _TransientError("the answer is not complete in time")
+    return bytes(body)
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError: it is not one, or nested too deep."""
+    try:
+        found = json.loads(body)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is not an object")
+    return found
 
 
 def file_of_url(url: str) -> str | None:

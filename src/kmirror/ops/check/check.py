@@ -23,6 +23,7 @@ from kmirror.cluster.groups import visible_groups
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.security.exposure import cleartext_logins
 from kmirror.commands import Arguments, command_line, option, options
 from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import Reason
@@ -92,6 +93,7 @@ def check(
         settings = parse_settings(changed)
     config = client_config(destination_properties)
     require_login(config)
+    _check_cleartext(findings, DESTINATION, destination_properties)
     with ClusterClient(config) as client:
         found = _reach(findings, DESTINATION, client)
         if found is not None:
@@ -296,6 +298,7 @@ def _check_source(
         config = client_config(properties)
         with ClusterClient(config) as client:
             _check_trust(findings, properties, config)
+            _check_cleartext(findings, SOURCE, properties)
             found = _reach(findings, SOURCE, client)
             if found is None:
                 return groups
@@ -347,6 +350,11 @@ def _check_trust(findings: Findings, properties: Mapping[str, str], config: Clie
             raise refused
         if advice := unlimited_sources(config):
             findings.warn(SOURCE, "trust", *advice)
+
+
+def _check_cleartext(findings: Findings, cluster: str, properties: Mapping[str, str]) -> None:
+    for warning, hint in cleartext_logins(properties):
+        findings.warn(cluster, "encryption", warning, hint)
 
 
 def _check_blocked(findings: Findings, store: StateStore, record: MirrorRecord) -> None:
