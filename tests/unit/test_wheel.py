@@ -68,7 +68,7 @@ def kept(*folders: str) -> set[str]:
 
 
 def test_the_source_distribution_holds_all_that_is_kept(unpacked_sdist: Path) -> None:
-    wanted = kept(*FOLDERS) | {"LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "mkdocs.yml"}
+    wanted = kept(*FOLDERS) | {"LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", "mkdocs.yml"}
     assert {"completions/kmirror.bash", "docs/architecture.md"} <= wanted
     assert wanted - files_below(unpacked_sdist) == set()
 
