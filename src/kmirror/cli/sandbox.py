@@ -74,7 +74,8 @@ def up_verb(
     if done.status.client_files:
         for file in done.status.client_files:
             note(f"client properties: {file}")
-        note(f"so that mirrors may use their secrets: export {_trust(folder, folder / 'a' / MIRROR_FILE)}")
+        trust = command_line("export", *_trust(folder, folder / "a" / MIRROR_FILE))
+        note(f"so that mirrors may use their secrets: {trust}")
         flags = (
             *option("--mirror-config", str(folder / "a" / MIRROR_FILE)),
             *option("--bootstrap-server", destination),
@@ -137,13 +138,13 @@ def _folder(directory: str | None) -> Path:
     return Path(directory).expanduser().absolute() if directory else default_directory(os.environ)
 
 
-def _trust(folder: Path, mirror_file: Path) -> str:
+def _trust(folder: Path, mirror_file: Path) -> list[str]:
     """Return the environment variables with which records of mirrors may use this sandbox's secrets."""
     from kmirror.cluster.security.properties import read_properties
 
     url = read_properties(mirror_file).get("sasl.oauthbearer.token.endpoint.url")
     variables = {"KMIRROR_TRUST_PATHS": str(folder), **({"KMIRROR_TRUST_TOKEN_URLS": url} if url else {})}
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    return [f"{name}={value}" for name, value in variables.items()]
 
 
 def _show(call: Call, name: str, steps: Sequence[Step], status: SandboxStatus) -> int:
