@@ -54,11 +54,12 @@ def grown(trip: Trip, moment: Moment) -> Iterator[str]:
     produce(trip.a, topic, VALUES)
     assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
     with ExitStack() as stack:
+        if moment is Moment.REFUSED:
+            # until the engine has ended
+            stack.enter_context(partitions_refused(trip.b))
         engine = stack.enter_context(LocalEngine(trip.at_b, trip.mirror))
         engine.catch_up()
         wait_until(lambda: all(row.initial_copy_complete for row in describe(trip.at_b, trip.mirror)))
-        if moment is Moment.REFUSED:
-            stack.enter_context(partitions_refused(trip.b))
         values = [value * 500 for value in VALUES] if moment is Moment.PARTLY else VALUES
         grow_and_fill(trip.a, topic, PARTITIONS, values)
         if moment is Moment.CREATED:
