@@ -17,7 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from campaign.logins import MECHANISM, SCRAM, USER, allow_all, set_password
+from confluent_kafka.admin import ResourceType
+
+from campaign.logins import MECHANISM, SCRAM, USER, allow_all, change_settings, set_password
 from campaign.proxy import BACK, LOOPBACK, THERE, Trouble
 from campaign.world import Ground
 from kmirror.errors import RefusedError
@@ -28,6 +30,8 @@ from kmirror.sandbox.spec import controller_count, save_spec
 from tests.support.clusters import IDLE, QUICK_JAVA_OPTIONS, archive_options
 
 _ATTEMPTS = 3
+_TIERED_SIDES = ("source", "destination")
+_STORE_READS = "remote.log.manager.fetch.max.bytes.per.second"
 _CLUSTER = {
     **IDLE,
     # a killed broker may come back, and its partitions get another leader, in half the usual time
@@ -87,6 +91,7 @@ class Side:
 
     def __init__(self, name: str, folder: Path, ground: Ground, version: str, brokers: int) -> None:
         self.name, self._folder, self.is_secured = name, folder, ground.secured
+        self.is_tiered = ground.tiered and name in _TIERED_SIDES
         controllers = controller_count(brokers)
         ports = free_ports(3 * brokers + controllers)
         direct, control = ports[:brokers], ports[brokers : brokers + controllers]
@@ -118,6 +123,7 @@ class Side:
             node_properties=own,
             java_options=_java_options(version),
             heap="320m",
+            tiered=self.is_tiered,
         )
         self.links: Links | None = None
 
@@ -175,8 +181,17 @@ class Side:
             with contextlib.suppress(RefusedError):
                 self.cluster.signal(broker.node_id, signal.SIGCONT)
         self.cluster.start()  # together: a broker does not answer without a quorum of controllers
+        if self.is_tiered:
+            self.cluster.store.well()
+            self.limit_store_reads(None)
         if self.is_secured:
             self._let_in()
+
+    def limit_store_reads(self, bytes_per_second: int | None) -> None:
+        """Let each broker read this many bytes a second from the store, or any number."""
+        limit = None if bytes_per_second is None else str(bytes_per_second)
+        for broker in self.cluster.brokers:
+            change_settings(self.direct, ResourceType.BROKER, str(broker.node_id), {_STORE_READS: limit})
 
     def start_broker(self, node: int) -> None:
         """Start a broker that does not run, and wait until it answers."""

@@ -16,6 +16,8 @@ from campaign.world import Ending
 #: How long applications write to the new primary before anything is done there.
 _WRITES_S = 2.0
 _RETURNS_S = 90.0
+#: Longer than brokers wait for a read of the store.
+_TOO_SLOW_MS = 1500
 
 Violations = list[dict[str, Any]]
 
@@ -89,13 +91,22 @@ class Finale:
         return found
 
     def _fail_back(self, mirror: str, names: Sequence[str]) -> Violations:
-        """Make the source a mirror of the destination under load, with a verb that is killed once half-way."""
+        """Make the source a mirror of the destination under load, with a verb that is killed once half-way.
+
+        Until then, and until the verb was typed once more, the stores of tiered topics are too slow to be read.
+        """
         words = ("--mirror-config", self._destination, "--topics", ",".join(names), "--recreate", "--yes", "--json")
         self._load.begin(self._scene.destination.direct, self._back_acks, names)
         back = self._to_source(mirror)
+        slow = [side for side in self._scene.sides() if side.is_tiered]
+        for side in slow:
+            side.cluster.store.slow(_TOO_SLOW_MS)
         first = back.type("failback", *words)
         time.sleep(self._world.faults[0].draw % 50 / 10)
         first.kill()
+        back.verb("failback", *words)
+        for side in slow:
+            side.cluster.store.well()
         deadline = time.monotonic() + _RETURNS_S
         while (done := back.verb("failback", *words))[0]:
             if time.monotonic() > deadline:

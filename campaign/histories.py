@@ -39,6 +39,11 @@ class LogKind(StrEnum):
     OLD = "old"
 
     @property
+    def can_be_tiered(self) -> bool:
+        """Return whether brokers move its segments to a store: not if they are compacted, or of an old format."""
+        return not self.is_compacted and self is not LogKind.OLD
+
+    @property
     def is_compacted(self) -> bool:
         """Return whether cleaners remove records that later ones replace."""
         return self in {LogKind.COMPACTED, LogKind.COMPACTED_DELETED}
@@ -57,6 +62,10 @@ SETTINGS: Mapping[LogKind, Mapping[str, str]] = {
     LogKind.RECOMPRESSED: {**_KEPT, "compression.type": "zstd"},
     LogKind.OLD: _KEPT,
 }
+
+
+#: More settings of a topic whose segments, of some records each, are soon in the store alone.
+TIERED = {"remote.storage.enable": "true", "local.retention.bytes": "1", "segment.ms": "300000"}
 
 
 @dataclass

@@ -18,13 +18,19 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from campaign.copying import Copying
-from campaign.histories import SETTINGS, History, LogKind, Write
+from campaign.histories import SETTINGS, TIERED, History, LogKind, Write
 from campaign.installing import install
 from campaign.reading import COMMITTED, Place, bounds
 from campaign.wire import Marker, Wire
 from kmirror.sandbox.cluster import SandboxCluster
 
 _ROUNDS = 25
+#: How much of the topics that can be tiered are at the source, and at the destination.
+_TIERED_SHARES = (0.8, 0.4)
+_STORED_S, _UNCHANGED_S = 90.0, 4.0
+_STORE_TROUBLES = (None, "store slow", "store too slow", "store too slow", "store failing")
+#: A read of the store takes this long; brokers wait for half a second.
+_SLOW_MS, _TOO_SLOW_MS = 300, 1500
 _COPIED_S = 120.0
 _STATE_TOPIC = "__kmirror_state"
 _NOTED_S = 1.5
@@ -56,6 +62,11 @@ class Batch:
                 self._histories[topic, index] = History(f"{name}/{topic}/{index}", kind)
         counts = Counter(topic for topic, _ in self._histories)
         self._counts = dict(counts)
+        # tiers have their own draws: a batch without them is the one that it always was
+        self._tiers = random.Random(f"tiers {name}")
+        eligible = [topic for topic, kind in self._kinds.items() if kind.can_be_tiered and pair[0].spec.tiered]
+        #: The topics whose older segments are in the store, of the source and of the destination.
+        self._tiered = tuple({one for one in eligible if self._tiers.random() < share} for share in _TIERED_SHARES)
         follows = {topic for topic in self._kinds if self._chance.random() < 0.5}
         self._follows = follows
         source, destination = self._source.bootstrap_servers, self._destination.bootstrap_servers
@@ -65,10 +76,15 @@ class Batch:
         self._deleted: set[Place] = set()
         #: What was done, in order.
         self.done: list[str] = []
+        #: The moments when stores are well again.
+        self._healed: list[threading.Timer] = []
 
     def run(self) -> dict[str, Any]:
         """Do everything; return the result."""
         began = time.monotonic()
+        tiered = [cluster for cluster in (self._source, self._destination) if cluster.spec.tiered]
+        for cluster in tiered:
+            cluster.store.record_operations()
         try:
             violations = self._run()
             file = self._folder / "seen"
@@ -80,6 +96,9 @@ class Batch:
         features = Counter(one for history in self._histories.values() for one in history.features)
         features.update({"records deleted": len(self._deleted)})
         features.update(f"topic {history.kind}" for history in self._histories.values())
+        for topics, what in zip(self._tiered, ("topic tiered", "mirror topic tiered"), strict=True):
+            features.update({what: sum(self._counts[topic] for topic in topics)})
+        features = +features  # without what did not occur
         if not violations:
             shutil.rmtree(self._folder)
         return {
@@ -89,6 +108,7 @@ class Batch:
             "cleanedOffsets": sum(o - r for topic, (o, r) in seen.items() if self._kinds[topic].is_compacted),
             "faults": Counter(self.done),
             "features": dict(sorted(features.items())),
+            "storeReads": {cluster.name: len(cluster.store.operations("READ")) for cluster in tiered},
             "failed": Counter(reason for reason, _ in failures.values()),
             "seconds": round(time.monotonic() - began, 1),
             "violations": violations,
@@ -97,13 +117,15 @@ class Batch:
     # -- topics --------------------------------------------------------------------------------------------------------
 
     def _create(self) -> None:
-        for admin, is_copy in zip(self._admins, (False, True), strict=True):
+        for admin, is_copy, tiered in zip(self._admins, (False, True), self._tiered, strict=True):
             new = []
             for topic, kind in self._kinds.items():
                 settings = dict(SETTINGS[kind])
                 if is_copy:
                     policy = {key: settings[key] for key in ("cleanup.policy",) if key in settings}
                     settings = {**SETTINGS[LogKind.PLAIN], **policy}
+                if topic in tiered:
+                    settings |= TIERED
                 new.append(NewTopic(topic, self._counts[topic], 1, config=settings))
             if is_copy and _STATE_TOPIC not in admin.list_topics(timeout=30).topics:
                 new.append(NewTopic(_STATE_TOPIC, 1, 1, config={"cleanup.policy": "compact"}))
@@ -196,6 +218,7 @@ class Batch:
         self._write(_ROUNDS, without=LogKind.OLD)
         self._switch_times()
         self._delete_records(0.15, before_copying=True)
+        self._wait_stored()
         old = {place: one.old_beginning() for place, one in self._histories.items() if one.kind is LogKind.OLD}
         ends = {place: len(self._histories[place].acknowledged) for place in old}
         install(self._source, old, ends)
@@ -204,6 +227,7 @@ class Batch:
         self._copying.start(is_first=True)
         writer = _Thread(self._write_on)
         for _ in range(chance.choice((1, 2, 2, 3))):
+            self._trouble_stores()
             self._wait_moving(chance.choice((0.0, 0.2, 1.0, 3.0)) * chance.random())
             self._copying.kill()
             self.done.append("lane killed")
@@ -212,7 +236,10 @@ class Batch:
                 self._destination.start_broker(1)
                 self.done.append("destination killed")
             self._copying.start()
+        self._trouble_stores()  # of a lane that is not killed
         writer.join()
+        for healed in self._healed:
+            healed.join()
         if chance.random() < 0.25:
             time.sleep(_NOTED_S)
             self._source.kill(1)
@@ -228,6 +255,32 @@ class Batch:
         self._write(_ROUNDS // 2)
         self._delete_records(0.1)
         self._write(_ROUNDS // 2, last=True)
+
+    def _wait_stored(self) -> None:
+        """Wait until no more segments go to the store: what an open transaction holds back stays with the broker."""
+        (broker,) = self._source.brokers
+        folders = [
+            broker.log_dir / f"{topic}-{index}" for topic in self._tiered[0] for index in range(self._counts[topic])
+        ]
+        deadline, before, since = time.monotonic() + _STORED_S, -1, time.monotonic()
+        while folders and time.monotonic() < deadline and time.monotonic() - since < _UNCHANGED_S:
+            now = sum(len(list(folder.glob("*.log"))) for folder in folders)
+            if now != before:
+                before, since = now, time.monotonic()
+            time.sleep(0.5)
+
+    def _trouble_stores(self) -> None:
+        """Let a store be slow or fail for some seconds."""
+        for cluster, tiered in zip((self._source, self._destination), self._tiered, strict=True):
+            if not tiered or (what := self._tiers.choice(_STORE_TROUBLES)) is None:
+                continue
+            if what == "store failing":
+                cluster.store.fail()
+            else:
+                cluster.store.slow(_SLOW_MS if what == "store slow" else _TOO_SLOW_MS)
+            self._healed.append(threading.Timer(self._tiers.uniform(2, 15), cluster.store.well))
+            self._healed[-1].start()
+            self.done.append(f"{cluster.name}: {what}")
 
     def _wait_moving(self, seconds: float) -> None:
         """Wait until the lane copies, and for the same time again."""
@@ -290,6 +343,7 @@ class Batch:
                     "topic": topic,
                     "partitions": self._counts[topic],
                     "compacted": kind.is_compacted,
+                    "tiered": any(topic in tiered for tiered in self._tiered),
                     "failed": failed.get(topic, []),
                 }
                 for topic, kind in self._kinds.items()

@@ -1,7 +1,8 @@
-"""kmirror's login and rights at brokers that require them, set up by a client that connects directly."""
+"""kmirror's login and rights at brokers that require them, and settings, by a client that connects directly."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka.admin import (
@@ -10,6 +11,9 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
     ResourcePatternType,
     ResourceType,
     ScramCredentialInfo,
@@ -34,6 +38,21 @@ _CHANGE_S = 20.0
 def admin(servers: str) -> Any:
     """Return a client that does not log what it cannot reach. Keep it until everything it was asked is answered."""
     return AdminClient({"bootstrap.servers": servers, "log_level": 0, "error_cb": lambda error: None})
+
+
+def change_settings(servers: str, kind: ResourceType, name: str, settings: Mapping[str, str | None]) -> None:
+    """Change settings of a topic or a broker; None removes one."""
+    entries = [
+        ConfigEntry(
+            key,
+            value or "",
+            incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
+        )
+        for key, value in settings.items()
+    ]
+    client = admin(servers)
+    for done in client.incremental_alter_configs([ConfigResource(kind, name, incremental_configs=entries)]).values():
+        done.result(_CHANGE_S)
 
 
 def allow_all(servers: str) -> None:

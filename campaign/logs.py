@@ -31,6 +31,8 @@ _BROKER = {
     "message.max.bytes": "8000000",
     "offsets.topic.num.partitions": "1",
 }
+#: Hundreds of partitions are looked at for segments to move.
+_TIERS = {"remote.log.manager.task.interval.ms": "1500"}
 _JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _SOURCE = {
     # a killed broker must not show deleted records again
@@ -40,34 +42,42 @@ _SOURCE = {
 }
 
 
-def run_batches(seed: int, logs: int, at_once: int, folder: Path, known: set[str]) -> Iterator[dict[str, Any]]:
-    """Run the batches of a seed that are not known yet; yield each result."""
+def run_batches(
+    seed: int, logs: int, at_once: int, folder: Path, known: set[str], tiered: bool | None = None
+) -> Iterator[dict[str, Any]]:
+    """Run the batches of a seed that are not known yet; yield each result.
+
+    `tiered`: whether clusters have tiered storage; by default every other pair has.
+    """
     clusters: list[SandboxCluster] = []
     current = None
     try:
         for number, first in enumerate(range(0, logs, at_once)):
             name = f"{seed}/{number}"
-            if name in known:
+            stored = f"{name} tiered" if tiered else name
+            if stored in known:
                 continue
             pair = number // _BATCHES_A_PAIR
             if pair != current:
                 _destroy(clusters)
                 chance = random.Random(f"{seed}/{pair}")
                 versions = chance.choice((OLD, NEW)), chance.choice((OLD, NEW))
+                has_tiers = pair % 2 == 1 if tiered is None else tiered
                 clusters = [
                     SandboxCluster(
                         side,
                         folder / f"{side}-{pair}",
                         kafka_version=version,
-                        properties=_BROKER | extra,
+                        properties=_BROKER | extra | (_TIERS if has_tiers else {}),
                         java_options=_JAVA,
+                        tiered=has_tiers,
                     )
                     for side, version, extra in zip(("source", "destination"), versions, (_SOURCE, {}), strict=True)
                 ]
                 start_together(clusters)
                 current = pair
             batch = Batch(name, min(at_once, logs - first), (clusters[0], clusters[1]), folder)
-            yield {"seed": name, "versions": [cluster.kafka_version for cluster in clusters], **batch.run()}
+            yield {"seed": stored, "versions": [cluster.kafka_version for cluster in clusters], **batch.run()}
     finally:
         _destroy(clusters)
 
@@ -84,6 +94,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of everything random (default: random)")
     parser.add_argument("--logs", type=int, default=500, help="how many (%(default)s)")
     parser.add_argument("--at-once", type=int, default=500, help="how many partitions at a time (%(default)s)")
+    parser.add_argument(
+        "--tiered",
+        action="store_true",
+        default=None,
+        help="have tiered storage in all clusters (default: in every second pair)",
+    )
     parser.add_argument("--output", type=Path, help="append the results to this file")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the brokers end too
@@ -91,7 +107,7 @@ def main() -> int:
     results = Results(given.output)
     folder = Path(tempfile.mkdtemp(prefix="kmirror-logs-"))
     bad = 0
-    for result in run_batches(seed, given.logs, given.at_once, folder, results.known_logs):
+    for result in run_batches(seed, given.logs, given.at_once, folder, results.known_logs, given.tiered):
         results.add_logs(result)
         bad += bool(result["violations"])
         faults = ", ".join(f"{count} {what}" for what, count in result["faults"].items())

@@ -5,11 +5,19 @@ from __future__ import annotations
 import threading
 import time
 
-from campaign.acts import brokers, network, processes, rights, topics, verbs
+from campaign.acts import brokers, network, processes, rights, stores, topics, verbs
 from campaign.acts.scene import Note, Scene
 from campaign.world import Fault
 
-ACTS = {**processes.ACTS, **brokers.ACTS, **network.ACTS, **topics.ACTS, **rights.ACTS, **verbs.ACTS}
+ACTS = {
+    **processes.ACTS,
+    **brokers.ACTS,
+    **network.ACTS,
+    **topics.ACTS,
+    **stores.ACTS,
+    **rights.ACTS,
+    **verbs.ACTS,
+}
 
 
 class Nemesis:

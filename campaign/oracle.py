@@ -43,11 +43,12 @@ def _judge(
     question: Mapping[str, Any], claims: Mapping[Place, Mapping[str, Any]], acknowledged: Mapping[Place, Acks]
 ) -> list[dict[str, Any]]:
     places, self_checking = sorted(claims), question.get("selfTold", True)
-    sources = read(question["source"], places, COMMITTED, self_checking=self_checking)
-    committed = read(question["destination"], places, COMMITTED, self_checking=self_checking)
+    silent = {place for place, claim in claims.items() if claim.get("tiered", False)}
+    sources = read(question["source"], places, COMMITTED, self_checking=self_checking, silent=silent)
+    committed = read(question["destination"], places, COMMITTED, self_checking=self_checking, silent=silent)
     copies = committed
     if not question.get("wasASource", False):
-        copies = read(question["destination"], places, UNCOMMITTED, self_checking=self_checking)
+        copies = read(question["destination"], places, UNCOMMITTED, self_checking=self_checking, silent=silent)
     found = []
     if "seen" in question:
         _write_seen(Path(question["seen"]), sources)

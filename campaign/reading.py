@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,10 +43,18 @@ class Seen:
     records: Mapping[int, Record] = field(default_factory=dict)
 
 
-def read(servers: str, places: Sequence[Place], isolation: str, *, self_checking: bool = False) -> dict[Place, Seen]:
+def read(
+    servers: str,
+    places: Sequence[Place],
+    isolation: str,
+    *,
+    self_checking: bool = False,
+    silent: Collection[Place] = (),
+) -> dict[Place, Seen]:
     """Read partitions from their beginnings to their current ends.
 
-    `self_checking`: values identify themselves, and are checked.
+    `self_checking`: values identify themselves, and are checked. `silent`: of these a fetch may bring nothing although
+    there is something, as of tiered logs; they are read until their end is told.
 
     Raises:
         TimeoutError: an end is not reached in time.
@@ -93,7 +101,7 @@ def read(servers: str, places: Sequence[Place], isolation: str, *, self_checking
             if came:
                 fetches.restart()
                 deadline = at + _PATIENCE_S
-            elif fetches.are_in_vain:
+            elif fetches.are_in_vain and left.isdisjoint(silent):
                 break
             if at > deadline:
                 raise TimeoutError(f"{sorted(left)[:5]} at {servers} have no end")

@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import NewTopic
+from confluent_kafka.admin import NewTopic, ResourceType
 
 from campaign.acts.scene import Ends, Scene
 from campaign.clusters import Side
 from campaign.engine import Engine, Load, Typed, unexpected_failures
 from campaign.finale import Finale
-from campaign.logins import admin
+from campaign.logins import admin, change_settings
 from campaign.nemesis import Nemesis
 from campaign.overseer import Overseer
 from campaign.world import DESERVED, Act, Ending, Kind, World
@@ -30,6 +30,10 @@ _CAUGHT_UP_S = 180.0
 _LANES_S = 30.0
 #: One world of this many has its first faults while its engine starts.
 _AT_ONCE = 4
+#: Segments are closed soon, and those of tiered topics are only in the store some seconds later.
+_MANY_SEGMENTS = {"segment.ms": "2000"}
+_TIERED = {"remote.storage.enable": "true", "local.retention.bytes": "1"}
+_TO_THE_STORE_S = 7.0
 _OFTEN = {"refresh.interval.seconds": "1", "sync.group.offsets.interval.seconds": "1"}
 #: Such a topic is no longer compared with its source.
 _LEFT_ALONE = frozenset({Act.FOREIGN_WRITE, Act.DELETE_TOPIC})
@@ -53,6 +57,9 @@ def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int)
     folder.mkdir()
     stored = {"seed": world.seed, "seconds": world.seconds, "most_faults": most_faults}
     (folder / "world.json").write_text(json.dumps({**asdict(world), **stored}, indent=1), encoding="utf-8")
+    tiered = [side for side in sides if side.is_tiered]
+    for side in tiered:
+        side.cluster.store.record_operations()
     run = _WorldRun(world, folder, sides)
     began = time.monotonic()
     found: Violations = []
@@ -72,6 +79,7 @@ def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int)
         "seconds": round(time.monotonic() - began, 1),
         "phases": run.phases,
         "restarted": run.restarted,
+        "storeReads": {side.name: len(side.cluster.store.operations("READ")) for side in tiered},
         "violations": found,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
@@ -176,6 +184,10 @@ class _WorldRun:
                 config |= {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "3000"}
             if topic.kind is Kind.TRIMMED:
                 config |= {"retention.bytes": "1048576"}
+            if topic.tiered or topic.mirror_tiered:
+                config |= _MANY_SEGMENTS
+            if topic.tiered:
+                config |= _TIERED
             new.append(NewTopic(topic.name, topic.partitions, world.ground.replicas(brokers), config=config))
         client = admin(scene.source.direct)
         for made in client.create_topics(new).values():
@@ -183,8 +195,13 @@ class _WorldRun:
         self._acks.touch()
         self._no_acks.touch()
         self._load.begin(scene.source.direct, self._acks)
+        if any(topic.tiered for topic in world.topics):
+            time.sleep(_TO_THE_STORE_S)
         properties = scene.source.write_client_properties(self._folder / "source.properties", world.client)
         self._mirror(scene.engine, properties, {mirror: world.names(mirror) for mirror in world.mirrors})
+        for topic in world.topics:
+            if topic.mirror_tiered:
+                change_settings(scene.destination.direct, ResourceType.TOPIC, topic.name, _TIERED)
         if scene.behind is not None:
             properties = scene.destination.write_client_properties(
                 self._folder / "source-behind.properties", self._world.client
@@ -275,6 +292,7 @@ class _WorldRun:
         if not names:
             return []
         kinds = {topic.name: topic.kind for topic in self._world.topics}
+        tiered = {topic.name for topic in self._world.topics if topic.tiered or topic.mirror_tiered}
         if between is None:
             self._scene.delete_again()
         source, destination = between or (self._scene.source, self._scene.destination)
@@ -289,6 +307,7 @@ class _WorldRun:
                     "topic": name,
                     "partitions": len(ends.get(name, ())) or self._scene.partitions[name],
                     "compacted": kinds[name] is Kind.COMPACTED,
+                    "tiered": name in tiered,
                     "ends": {partition: end for partition, (end, _) in ends.get(name, {}).items()},
                     "lost": {partition: lost for partition, (_, lost) in ends.get(name, {}).items()},
                 }

@@ -59,6 +59,11 @@ class Act(StrEnum):
     DELETE_TOPIC = "delete-topic"
     FOREIGN_WRITE = "foreign-write"
 
+    SLOW_STORE = "slow-store"
+    FAILING_STORE = "failing-store"
+    STORE_AWAY = "store-away"
+    REMOTE_QUOTA = "remote-quota"
+
     REVOKE_RIGHTS = "revoke-rights"
     ROTATE_PASSWORD = "rotate-password"
 
@@ -77,8 +82,11 @@ DESERVED = {
     Act.FOREIGN_WRITE: frozenset({"DESTINATION_WRITTEN", "OFFSET_MISMATCH"}),
     Act.UNCLEAN_ELECTION: frozenset({"SOURCE_DIVERGED"}),
 }
-#: How often each act is drawn, relative to the others.
-_WEIGHTS = dict.fromkeys(Act, 4) | {
+#: Acts on the store of a tiered topic's older segments; worlds with such topics have these for a third of theirs.
+STORE_ACTS = (Act.SLOW_STORE, Act.FAILING_STORE, Act.STORE_AWAY, Act.REMOTE_QUOTA)
+_STORE_SHARE = 1 / 3
+#: How often each other act is drawn, relative to the rest.
+_WEIGHTS = {act: 4 for act in Act if act not in STORE_ACTS} | {
     Act.KILL_BROKER: 6,
     Act.FREEZE_BROKER: 6,
     Act.RECREATE_TOPIC: 1,
@@ -124,6 +132,8 @@ class Ground:
     secured: bool
     #: Decides how many replicas topics have.
     draw: int
+    #: Source and destination have tiered storage.
+    tiered: bool
 
     def replicas(self, brokers: int) -> int:
         """Return how many replicas topics have on a cluster of this many brokers."""
@@ -141,6 +151,8 @@ class Ground:
                 return self.brokers[0] == 3 and self.replicas(3) == 2
             case Act.KILL_CONTROLLER | Act.FREEZE_CONTROLLER:
                 return max(self.brokers) > 1
+            case Act.SLOW_STORE | Act.FAILING_STORE | Act.STORE_AWAY | Act.REMOTE_QUOTA:
+                return self.tiered
             case Act.UPGRADE:
                 return OLD in self.versions[:2]
             case _:
@@ -156,6 +168,7 @@ def ground_of(seed: int) -> Ground:
         tuple(chance.choice((1, 1, 2, 3)) if side < 2 else 1 for side in range(sides)),
         chance.random() < 0.3,
         chance.randrange(1 << 16),
+        random.Random(f"tiers of ground {seed // WORLDS_A_GROUND}").random() < 2 / 3,
     )
 
 
@@ -168,6 +181,9 @@ class Topic:
     partitions: int
     codec: str
     mirror: int = 0
+    #: Its older segments are only in the store; those of its mirror topic are.
+    tiered: bool = False
+    mirror_tiered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +239,8 @@ def with_acts(world: World, acts: Sequence[Act]) -> World:
 
 def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
     """Make the world of a seed, with at most this many faults, and at least three quarters of them."""
-    chance = random.Random(seed)
+    # tiers have their own draws: a seed without them is the world that it always was
+    chance, tiers = random.Random(seed), random.Random(f"tiers {seed}")
     ground = ground_of(seed)
     kinds = [chance.choice(list(Kind)) for _ in range(chance.randint(2, 4))]
     mirrors = chance.choice((1, 1, 2, 3))
@@ -234,6 +251,9 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
             chance.choice((1, 1, 2, 4)),
             chance.choice(("none", "none", "lz4", "zstd", "snappy", "gzip")),
             number % mirrors,
+            # brokers refuse tiered topics that are compacted
+            tiered=ground.tiered and kind is not Kind.COMPACTED and tiers.random() < 0.7,
+            mirror_tiered=ground.tiered and kind is not Kind.COMPACTED and tiers.random() < 0.5,
         )
         for number, kind in enumerate(kinds)
     )
@@ -252,6 +272,8 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
         ),
         key=lambda fault: fault.at,
     )
+    if ground.tiered:
+        made = [_of_store(fault, tiers, seconds) if tiers.random() < _STORE_SHARE else fault for fault in made]
     settings = {
         "copy.lanes": chance.choice(("1", "2", "auto")),
         "source.divergence.policy": chance.choice(("fail", "auto")),
@@ -265,6 +287,12 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
         (Host(), Host()) if chance.random() < 0.4 else (_host(chance, "engines", clocks), _host(chance, "ops", clocks))
     )
     return World(seed, ground, topics, tuple(made), ending, settings, client, seconds, *hosts)
+
+
+def _of_store(fault: Fault, chance: random.Random, seconds: float) -> Fault:
+    """Return a fault of a store at the same moment; a copy takes a few empty answers as they come, but not many."""
+    lasting = round(chance.uniform(0.2, 0.9) * seconds, 2)
+    return replace(fault, act=chance.choice(STORE_ACTS), seconds=lasting)
 
 
 def _host(chance: random.Random, name: str, clocks: Sequence[float]) -> Host:

@@ -191,6 +191,9 @@ def unclean_election(scene: Scene, fault: Fault, note: Note) -> None:
     One of two replicas is down while the other continues; then it is elected while the other is down.
     """
     client, cluster = admin(scene.source.direct), scene.source.cluster
+    if scene.topic(fault, note).tiered:
+        note["nothing"] = "what is in the store does not follow an unclean election"
+        return
     topic = scene.topic(fault, note, Act.UNCLEAN_ELECTION).name
     partition = client.list_topics(topic, timeout=10).topics[topic].partitions[0]
     if len(partition.isrs) != 2 or any(broker.pid is None for broker in cluster.brokers):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 from confluent_kafka import Producer
 
 from campaign.oracle import compare
 from campaign.reading import COMMITTED, UNCOMMITTED, Record, Seen, read
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.leader import create_topic
+from tests.support.shared_clusters import TieredPair
+from tests.support.tiers import store_that, tiered_topic
 
 
 def harmed(seen: Seen, offset: int, record: Record | None) -> Seen:
@@ -39,3 +43,15 @@ def test_what_is_read_of_a_copy_shows_every_harm(source_cluster: SandboxCluster)
         (Seen(0, 29, {**one.records}), "ends elsewhere"),
     ):
         assert found in compare(one, harm, acks, all_acknowledged=True)
+
+
+def test_a_tiered_log_is_read_to_its_end_although_fetches_bring_nothing_for_a_while(tiered_pair: TieredPair) -> None:
+    cluster, records = tiered_pair.source, 200
+    place = (tiered_topic(cluster, records), 0)
+    with store_that(lambda: cluster.store.slow(1500), cluster):
+        assert len(read(cluster.bootstrap_servers, [place], COMMITTED)[place].records) < records
+        healed = threading.Timer(5, cluster.store.well)
+        healed.start()
+        seen = read(cluster.bootstrap_servers, [place], COMMITTED, silent={place})[place]
+        healed.join()
+    assert sorted(seen.records) == list(range(records))

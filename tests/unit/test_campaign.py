@@ -26,7 +26,7 @@ from campaign.reading import LOG_APPEND_TIME, Record, Seen, is_whole
 from campaign.results import BEGIN, END, PAGE, Results, stored_tables, tables, was_done
 from campaign.running import NOT_RUN
 from campaign.watching import ends
-from campaign.world import Act, Ending, Kind, World, with_acts, world_of
+from campaign.world import STORE_ACTS, Act, Ending, Kind, World, with_acts, world_of
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.records import read_records
 
@@ -189,6 +189,20 @@ def test_a_seed_is_a_world() -> None:
     assert {len(world.ground.brokers) for world in worlds} == {2, 3}
     assert {world.ending for world in worlds} == set(Ending)
     assert {topic.kind for world in worlds for topic in world.topics} == set(Kind)
+
+
+def test_tiered_topics_are_on_either_side_and_their_stores_have_faults() -> None:
+    worlds = [world_of(seed) for seed in range(0, 400, 4)]
+    tiered = [world for world in worlds if world.ground.tiered]
+    assert 0.5 < len(tiered) / len(worlds) < 0.8
+    topics = [topic for world in tiered for topic in world.topics]
+    assert len({(topic.tiered, topic.mirror_tiered) for topic in topics}) == 4
+    others = [topic for world in worlds if world not in tiered for topic in world.topics]
+    others += [topic for topic in topics if topic.kind is Kind.COMPACTED]
+    assert not any(topic.tiered or topic.mirror_tiered for topic in others)
+    acts = [fault.act for world in tiered for fault in world.faults]
+    assert 0.25 < sum(act in STORE_ACTS for act in acts) / len(acts) < 0.4
+    assert not {fault.act for world in worlds if world not in tiered for fault in world.faults} & set(STORE_ACTS)
 
 
 def test_worlds_after_each_other_share_their_ground() -> None:
