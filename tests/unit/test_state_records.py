@@ -42,13 +42,16 @@ from kmirror.state.records import (
 MIRROR = MirrorRecord(
     "m", {"sasl.password": "${env:P}", "bootstrap.servers": "a:9092"}, {"topics.include": "orders"}, "Q1", "eve@ops", 17
 )
-TOPIC = TopicRecord("m", "orders", "orders", "sId", None, DesiredState.ACTIVE, 8, TopicOrigin.CREATED)
+SOURCE_ID = b"c291cmNlLXRvcGljLWlkIQ"
+TOPIC = TopicRecord(
+    "m", "orders", "orders", "c291cmNlLXRvcGljLWlkIQ", None, DesiredState.ACTIVE, 8, TopicOrigin.CREATED
+)
 RECOVERED = TopicRecord(
     "m",
     "logs",
     "logs",
-    "sId",
-    "dId",
+    "c291cmNlLXRvcGljLWlkIQ",
+    "bWlycm9yLXRvcGljLWlkIQ",
     DesiredState.ACTIVE,
     2,
     TopicOrigin.ADOPTED,
@@ -58,8 +61,8 @@ REBUILT = TopicRecord(
     "m",
     "users",
     "users",
-    "sId",
-    "dId",
+    "c291cmNlLXRvcGljLWlkIQ",
+    "bWlycm9yLXRvcGljLWlkIQ",
     DesiredState.ACTIVE,
     2,
     TopicOrigin.CREATED,
@@ -193,8 +196,8 @@ CHANGE = LaneChangeRecord(
             topic="pay",
             partition=0,
             source_topic="b.pay",
-            source_topic_id="sId",
-            destination_topic_id="dId",
+            source_topic_id="c291cmNlLXRvcGljLWlkIQ",
+            destination_topic_id="bWlycm9yLXRvcGljLWlkIQ",
             producer_id=1 << 62,
             first_offset=7,
             begun=True,
@@ -257,7 +260,7 @@ STORED: list[tuple[Record, bytes, bytes]] = [
     (
         TOPIC,
         b'["topic","m","orders"]',
-        b'{"desired":"ACTIVE","origin":"CREATED","partitions":8,"source_topic":"orders","source_topic_id":"sId","v":1}',
+        b'{"desired":"ACTIVE","origin":"CREATED","partitions":8,"source_topic":"orders","source_topic_id":"c291cmNlLXRvcGljLWlkIQ","v":1}',
     ),
     (
         CLAIM,
@@ -268,20 +271,20 @@ STORED: list[tuple[Record, bytes, bytes]] = [
     (
         RECOVERED,
         b'["topic","m","logs"]',
-        b'{"desired":"ACTIVE","destination_topic_id":"dId","origin":"ADOPTED","partitions":2,'
+        b'{"desired":"ACTIVE","destination_topic_id":"bWlycm9yLXRvcGljLWlkIQ","origin":"ADOPTED","partitions":2,'
         b'"recoveries":{"0":{"number":1,"rebuilds":"SOURCE_DIVERGED","trims":false},'
         b'"1":{"lost_from":1000,"lost_until":1150,"number":3,"trims":true}},'
-        b'"source_topic":"logs","source_topic_id":"sId","v":1}',
+        b'"source_topic":"logs","source_topic_id":"c291cmNlLXRvcGljLWlkIQ","v":1}',
     ),
     (
         REBUILT,
         b'["topic","m","users"]',
         b'{"added_at_ms":97,"archive":"users.kmirror-archive.1","deferred":{"retention.ms":"5"},"desired":"ACTIVE",'
-        b'"destination_topic_id":"dId","inherited":["retention.ms"],"origin":"CREATED",'
+        b'"destination_topic_id":"bWlycm9yLXRvcGljLWlkIQ","inherited":["retention.ms"],"origin":"CREATED",'
         b'"partitions":2,"pause_id":"p1","pending_operation":"rebuild","rebuild":{"archive":"users.kmirror-archive.2",'
         b'"groups":{"g":{"0":4}},"ranges":{"0":[[0,5],[7,9]],"1":[]},"reason":"SOURCE_TOPIC_RECREATED",'
         b'"since_ms":99,"step":"REPLACE"},"rebuilt_at_ms":98,"settings":{"cleanup.policy":"compact"},'
-        b'"source_topic":"users","source_topic_id":"sId","v":1}',
+        b'"source_topic":"users","source_topic_id":"c291cmNlLXRvcGljLWlkIQ","v":1}',
     ),
     (
         PARTITION,
@@ -336,7 +339,7 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'"producer_epoch","first_offset","begun","recovery","follows_truncation","merges_batches","known_end","mismatch_offset",'
         b'"mismatch"],"generation":2,'
         b'"given_up":[["orders",1]],"lease_id":"L","predecessor_may_write":false,"revision":4,'
-        b'"taken":[["pay",0,"b.pay","sId","dId",4611686018427387904,0,7,true,'
+        b'"taken":[["pay",0,"b.pay","c291cmNlLXRvcGljLWlkIQ","bWlycm9yLXRvcGljLWlkIQ",4611686018427387904,0,7,true,'
         b'{"lost_from":5,"lost_until":7,"number":3,"trims":false},false,true,9,8,"8 is at 9"],'
         b'["pay",1,"b.pay",null,null,5,1,0,false,null,true,false,null,null,null]],"unsettled_lanes":[1,3],"v":1}',
     ),
@@ -429,6 +432,10 @@ def test_a_tombstone_names_what_is_gone(record: Record, key: bytes, value: bytes
         ),
         (b'["engine","m"]', encode(ENGINE)[1].replace(b"[2,1]", b"[2]"), ("engine", "m"), ""),
         (b'["engine","m"]', encode(ENGINE)[1].replace(b"4711", b"true"), ("engine", "m"), "'pid' is True"),
+        *(
+            (b'["topic","m","orders"]', encode(TOPIC)[1].replace(SOURCE_ID, planted), ("topic", "m", "orders"), "")
+            for planted in (b"%%%", b"AAAA", b"../../etc/passwd", b"AAAAAAAAAAAAAAAAAAAAAAAA")
+        ),
         (b'["mirror","m"]', b'{"v":1,"source":{"a":1}}', ("mirror", "m"), "'source'"),
         (b'["mirror","m"]', b"[" * 100_000, ("mirror", "m"), ""),
         (b'["mirror","m"]', b"\xff", ("mirror", "m"), ""),

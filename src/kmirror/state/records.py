@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import compress
 from typing import Any, NamedTuple
 
+from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.security.trust import StoredProperties
 from kmirror.errors import Reason
 from kmirror.state.assignment import COLUMNS, Assignment, Recovery
@@ -567,6 +568,9 @@ def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:
         record: Record = read(kind, stored, names[1:])
         if record.key != names:
             raise ValueError(f"its key has {len(names)} parts")
+        if isinstance(record, TopicRecord):
+            for topic_id in filter(None, (record.source_topic_id, record.destination_topic_id)):
+                parse_topic_id(topic_id)
         return record
     except UNREADABLE as error:
         return Unknown(names, str(error))

@@ -7,7 +7,7 @@ Reading a length never allocates; a length that points outside the frame is a `F
 from __future__ import annotations
 
 import struct
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -171,5 +171,8 @@ def format_topic_id(topic_id: bytes) -> str | None:
 
 
 def parse_topic_id(text: str) -> bytes:
-    """Read a topic id as Kafka's tools print it."""
-    return urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    """Read a topic id as Kafka's tools print it: 16 bytes. Raises ValueError."""
+    topic_id = b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    if len(topic_id) != len(NO_TOPIC_ID):
+        raise ValueError(f"{text!r} is not a topic id")
+    return topic_id
