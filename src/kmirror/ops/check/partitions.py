@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.commands import on_topics
 from kmirror.ops.check.findings import DESTINATION, SOURCE, Findings
 from kmirror.state.records import TopicRecord
 from kmirror.words import counted, listed
@@ -38,8 +39,8 @@ def check_partitions(
                 SOURCE,
                 _WHAT,
                 f"{_named(topic.source_topic, ours, theirs)}: the mirror does not have them yet",
-                f"an engine adds them within refresh.interval.seconds; otherwise `kmirror describe --mirror "
-                f"{topic.mirror} --topics {topic.topic}` says why not",
+                "an engine adds them within refresh.interval.seconds; otherwise "
+                f"`{on_topics('describe', topic.mirror, [topic.topic])}` says why not",
             )
         else:
             equal += 1
