@@ -31,6 +31,8 @@ from tests.support.clusters import IDLE, QUICK_JAVA_OPTIONS, archive_options
 
 _ATTEMPTS = 3
 _TIERED_SIDES = ("source", "destination")
+#: A broker that is killed before it has stored a log's start says that a tiered log starts where nothing can be read.
+_TIERED = {"log.flush.start.offset.checkpoint.interval.ms": "500"}
 _STORE_READS = "remote.log.manager.fetch.max.bytes.per.second"
 _CLUSTER = {
     **IDLE,
@@ -118,6 +120,7 @@ class Side:
             properties={
                 **_CLUSTER,
                 **_link_settings(ground),
+                **(_TIERED if self.is_tiered else {}),
                 "default.replication.factor": str(ground.replicas(brokers)),
             },
             node_properties=own,

@@ -17,7 +17,7 @@ from campaign.world import Ending
 _WRITES_S = 2.0
 _RETURNS_S = 90.0
 #: Longer than brokers wait for a read of the store.
-_TOO_SLOW_MS = 1500
+TOO_SLOW_MS = 1500
 
 Violations = list[dict[str, Any]]
 
@@ -100,7 +100,7 @@ class Finale:
         back = self._to_source(mirror)
         slow = [side for side in self._scene.sides() if side.is_tiered]
         for side in slow:
-            side.cluster.store.slow(_TOO_SLOW_MS)
+            side.cluster.store.slow(TOO_SLOW_MS)
         first = back.type("failback", *words)
         time.sleep(self._world.faults[0].draw % 50 / 10)
         first.kill()

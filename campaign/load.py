@@ -28,6 +28,8 @@ from campaign.contents import content_of
 from campaign.world import Kind, Topic, World, world_of
 
 _STEP_S = 0.05
+#: How long an application writes to a topic that rests then.
+_WRITES_S = 5.0
 #: How long the group may take for its first commit after the load has ended.
 _FIRST_COMMIT_S = 30.0
 #: A group without partitions after so long joins again.
@@ -64,13 +66,14 @@ class Application:
         self._settings = settings
 
     def run(self, stop: threading.Event) -> None:
-        """Write until told to stop; a broken producer is replaced."""
-        while not stop.is_set():
+        """Write until told to stop, or until it is time to rest; a broken producer is replaced."""
+        ends_at = time.monotonic() + _WRITES_S if self._topic.rests else math.inf
+        while not stop.is_set() and time.monotonic() < ends_at:
             producer = Producer(self._settings)
             try:
                 if self._transactional:
                     producer.init_transactions(30)
-                self._write(producer, stop)
+                self._write(producer, stop, ends_at)
                 producer.flush(20)
             except (KafkaException, BufferError):
                 time.sleep(0.5)
@@ -78,8 +81,8 @@ class Application:
                 self._write_down(self._pending if not self._transactional else [])
                 self._pending = []
 
-    def _write(self, producer: Producer, stop: threading.Event) -> None:
-        while not stop.is_set():
+    def _write(self, producer: Producer, stop: threading.Event, ends_at: float) -> None:
+        while not stop.is_set() and time.monotonic() < ends_at:
             if self._transactional:
                 self._transaction(producer)
             else:

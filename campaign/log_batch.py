@@ -224,7 +224,10 @@ class Batch:
         install(self._source, old, ends)
         bounds(self._source.bootstrap_servers, list(self._histories))
         self.done.append("source restarted")
+        self._trouble_stores()
         self._copying.start(is_first=True)
+        if self._healed:  # logs that rest are easily taken for copied
+            time.sleep(self._tiers.uniform(0, 15))
         writer = _Thread(self._write_on)
         for _ in range(chance.choice((1, 2, 2, 3))):
             self._trouble_stores()

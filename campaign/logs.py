@@ -31,8 +31,12 @@ _BROKER = {
     "message.max.bytes": "8000000",
     "offsets.topic.num.partitions": "1",
 }
-#: Hundreds of partitions are looked at for segments to move.
-_TIERS = {"remote.log.manager.task.interval.ms": "1500"}
+_TIERS = {
+    # hundreds of partitions are looked at for segments to move
+    "remote.log.manager.task.interval.ms": "1500",
+    # a broker that is killed before it has stored a start says that a tiered log starts where nothing can be read
+    "log.flush.start.offset.checkpoint.interval.ms": "500",
+}
 _JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _SOURCE = {
     # a killed broker must not show deleted records again

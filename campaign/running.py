@@ -18,7 +18,7 @@ from confluent_kafka.admin import NewTopic, ResourceType
 from campaign.acts.scene import Ends, Scene
 from campaign.clusters import Side
 from campaign.engine import Engine, Load, Typed, unexpected_failures
-from campaign.finale import Finale
+from campaign.finale import TOO_SLOW_MS, Finale
 from campaign.logins import admin, change_settings
 from campaign.nemesis import Nemesis
 from campaign.overseer import Overseer
@@ -33,7 +33,7 @@ _AT_ONCE = 4
 #: Segments are closed soon, and those of tiered topics are only in the store some seconds later.
 _MANY_SEGMENTS = {"segment.ms": "2000"}
 _TIERED = {"remote.storage.enable": "true", "local.retention.bytes": "1"}
-_TO_THE_STORE_S = 7.0
+_TO_THE_STORE_S = 9.0
 _OFTEN = {"refresh.interval.seconds": "1", "sync.group.offsets.interval.seconds": "1"}
 #: Such a topic is no longer compared with its source.
 _LEFT_ALONE = frozenset({Act.FOREIGN_WRITE, Act.DELETE_TOPIC})
@@ -148,6 +148,9 @@ class _WorldRun:
         if self._world.seed % _AT_ONCE:
             self._wait_for_lanes()
         self._phase("created")
+        if self._world.slow_start_s:
+            time.sleep(self._world.slow_start_s)
+            self._scene.source.cluster.store.well()
         self._overseer.start()
         self.nemesis.run()
         self._phase("faults")
@@ -197,6 +200,8 @@ class _WorldRun:
         self._load.begin(scene.source.direct, self._acks)
         if any(topic.tiered for topic in world.topics):
             time.sleep(_TO_THE_STORE_S)
+        if world.slow_start_s:
+            scene.source.cluster.store.slow(TOO_SLOW_MS)
         properties = scene.source.write_client_properties(self._folder / "source.properties", world.client)
         self._mirror(scene.engine, properties, {mirror: world.names(mirror) for mirror in world.mirrors})
         for topic in world.topics:

@@ -184,6 +184,8 @@ class Topic:
     #: Its older segments are only in the store; those of its mirror topic are.
     tiered: bool = False
     mirror_tiered: bool = False
+    #: Its application writes for some seconds only: then its log ends where it does, whatever is read of it.
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,8 @@ class World:
     #: Of the engine, and of the operators.
     engine_host: Host
     operator_host: Host
+    #: The source's store is too slow to be read until its topics' lanes have run for so long.
+    slow_start_s: float = 0.0
 
     @property
     def mirrors(self) -> tuple[str, ...]:
@@ -254,6 +258,7 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
             # brokers refuse tiered topics that are compacted
             tiered=ground.tiered and kind is not Kind.COMPACTED and tiers.random() < 0.7,
             mirror_tiered=ground.tiered and kind is not Kind.COMPACTED and tiers.random() < 0.5,
+            rests=ground.tiered and tiers.random() < 0.4,
         )
         for number, kind in enumerate(kinds)
     )
@@ -286,7 +291,8 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
     hosts = (
         (Host(), Host()) if chance.random() < 0.4 else (_host(chance, "engines", clocks), _host(chance, "ops", clocks))
     )
-    return World(seed, ground, topics, tuple(made), ending, settings, client, seconds, *hosts)
+    slow_start = tiers.choice((0.0, 6.0, 15.0)) if any(topic.tiered for topic in topics) else 0.0
+    return World(seed, ground, topics, tuple(made), ending, settings, client, seconds, *hosts, slow_start)
 
 
 def _of_store(fault: Fault, chance: random.Random, seconds: float) -> Fault:

@@ -200,6 +200,7 @@ def test_tiered_topics_are_on_either_side_and_their_stores_have_faults() -> None
     others = [topic for world in worlds if world not in tiered for topic in world.topics]
     others += [topic for topic in topics if topic.kind is Kind.COMPACTED]
     assert not any(topic.tiered or topic.mirror_tiered for topic in others)
+    assert {world.slow_start_s for world in worlds} == {0.0, 6.0, 15.0}
     acts = [fault.act for world in tiered for fault in world.faults]
     assert 0.25 < sum(act in STORE_ACTS for act in acts) / len(acts) < 0.4
     assert not {fault.act for world in worlds if world not in tiered for fault in world.faults} & set(STORE_ACTS)
