@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,17 @@ def topic() -> str:
     return unique_topic("shape")
 
 
+@pytest.fixture
+def named(three: Three, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this host's own kmirror.toml name the three clusters: chains are followed only through those."""
+    config = tmp_path / "kmirror.toml"
+    clusters = {"a": three.a, "b": three.b, "c": three.c}
+    config.write_text(
+        "".join(f'[clusters.{name}]\nbootstrap-server = "{one.bootstrap_servers}"\n' for name, one in clusters.items())
+    )
+    monkeypatch.setenv("KMIRROR_CONFIG", str(config))
+
+
 def stop(destination: Destination, mirror: str, topic: str) -> None:
     """Say of a mirror topic that it is stopped, as the verbs do in the end."""
     record = destination.state().topic(mirror, topic)
@@ -65,6 +77,7 @@ def test_a_prefix_is_literal_and_fixed_and_does_not_go_with_synced_acls(three: T
         create(three.at_b, "m", {**properties_of(three.a), "topic.prefix": "x", "sync.topic.acls.enabled": "true"})
 
 
+@pytest.mark.usefixtures("named")
 def test_with_a_prefix_a_copy_is_not_discovered_but_taken_by_name(three: Three, topic: str) -> None:
     make_topic(three.a, topic, retention_ms="-1")
     to_b = new_mirror(three.at_b, three.a)
@@ -93,6 +106,7 @@ def test_with_a_prefix_a_copy_is_not_discovered_but_taken_by_name(three: Three, 
     assert [one.topic for one in three.at_c.state().topics(again)] == [f"again.{topic}"]
 
 
+@pytest.mark.usefixtures("named")
 def test_a_circle_over_three_clusters_is_refused_with_the_way_round(three: Three, topic: str) -> None:
     make_topic(three.a, topic, retention_ms="-1")
     to_b = new_mirror(three.at_b, three.a)
@@ -118,14 +132,11 @@ def test_where_a_chain_cannot_be_followed_add_warns(three: Three, topic: str) ->
     make_topic(three.a, topic, retention_ms="-1")
     to_b = new_mirror(three.at_b, three.a)
     assert add(three.at_b, to_b, selector(topic)).exit_code == 0
-    record = three.at_b.state().mirror(to_b)
-    assert record is not None
-    hidden = replace(record, source={"bootstrap.servers": "127.0.0.1:1"})
-    change(three.at_b, to_b, lambda _: Changes((hidden,)))
     added = add(three.at_c, new_mirror(three.at_c, three.b), selector(topic))
     assert outcomes(added) == {topic: "DONE"}
     (warning,) = added.warnings
-    assert f"mirrors on cluster {three.at_a.cluster_id} that may lead back here are not visible" in warning
+    assert f"whether {topic} may come from this cluster is unknown" in warning
+    assert f"cluster {three.at_a.cluster_id}, which kmirror.toml on this host does not name" in warning
 
 
 def test_both_directions_and_fan_in_work_for_different_topics(three: Three, topic: str) -> None:
