@@ -67,10 +67,19 @@ Trouble = Callable[[SandboxCluster], None]
 every_trouble = pytest.mark.parametrize(
     "trouble", [slow, *(pytest.param(other, marks=pytest.mark.slow) for other in (limited, failing))]
 )
+#: How long readers ask a store again that stays too slow or fails, in seconds; 30 by default.
+PATIENCE_S = 5.0
 #: Exit codes of a verb that could not do its work: a quota lets it go on, only slowly; a failing store says so.
 CODES: dict[Trouble, set[int]] = {slow: {5}, limited: {0, 5}, failing: {3, 4, 5, 6}}
 #: How long to look at what must not happen.
 WATCHED_S = 6.0
+
+
+@pytest.fixture(autouse=True)
+def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have readers give up soon, unless a quota lets them go on slowly."""
+    if request.node.callspec.params["trouble"] is not limited:
+        monkeypatch.setattr("kmirror.cluster.reader.usual_patience_s", lambda _: PATIENCE_S)
 
 
 @pytest.fixture
@@ -196,8 +205,11 @@ def copied(trip: Trip) -> str:
     return topic
 
 
+SIDES = ("source", "destination")
+
+
 @every_trouble
-@pytest.mark.parametrize("sides", ["both", "source", "destination"])
+@pytest.mark.parametrize("sides", ["both", *(pytest.param(one, marks=pytest.mark.slow) for one in SIDES)])
 @pytest.mark.parametrize("how", [(), pytest.param(("--sample", "3"), marks=pytest.mark.slow)], ids=["full", "sample"])
 def test_verify_takes_no_silence_for_equality_or_difference(
     trip: Trip, copied: str, trouble: Trouble, sides: str, how: tuple[str, ...]
@@ -225,7 +237,7 @@ def test_verify_takes_no_silence_for_equality_or_difference(
 
 
 @every_trouble
-@pytest.mark.parametrize("is_prefix", [True, False])
+@pytest.mark.parametrize("is_prefix", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_adopt_takes_no_topic_whose_records_it_cannot_compare(
     tiered_pair: TieredPair, trouble: Trouble, is_prefix: bool
 ) -> None:
@@ -292,6 +304,7 @@ def test_a_rebuild_deletes_no_mirror_topic_whose_records_it_cannot_read(
         assert_holds(destination, f"{topic}.kmirror-archive.1", old)
 
 
+@pytest.mark.slow
 @every_trouble
 def test_recover_with_a_reset_keeps_what_it_cannot_read_yet(tiered_pair: TieredPair, trouble: Trouble) -> None:
     source, destination = tiered_pair.source, tiered_pair.destination
@@ -337,6 +350,7 @@ def state_of(destination: SandboxCluster, mirror: str) -> tuple[str, str | None]
 # -- what an engine looks at before it copies on -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_trouble
 def test_an_engine_that_starts_again_concludes_nothing_from_a_silent_mirror_topic(
     trip: Trip, copied: str, trouble: Trouble

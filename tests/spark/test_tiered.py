@@ -124,6 +124,7 @@ def test_a_store_that_is_too_slow_is_waited_for(mirror: Mirrored, with_spark: bo
     assert {row["reason"] for row in mirror.rows().values()} == {"NO_ENGINE"}
 
 
+@pytest.mark.slow
 def test_a_run_until_caught_up_does_not_end_before_it_is(mirror: Mirrored) -> None:
     with store_that(partial(mirror.source.store.slow, TOO_SLOW_MS), mirror.source):
         engine = mirror.engine("--until-caught-up", "--timeout", "8s")
@@ -183,7 +184,8 @@ def test_the_quota_for_reads_of_the_store_is_waited_for(tiered_pair: TieredPair,
     assert_complete(mirror, engine)
 
 
-@pytest.mark.parametrize("behaviour", ["fail", pytest.param("away", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("behaviour", ["fail", "away"])
 def test_a_store_that_fails_is_asked_again(mirror: Mirrored, behaviour: str) -> None:
     """Its fetches are answered with an error, which passes."""
     behave: Callable[[], None] = getattr(mirror.source.store, behaviour)
@@ -198,6 +200,7 @@ def test_a_store_that_fails_is_asked_again(mirror: Mirrored, behaviour: str) -> 
     assert_complete(mirror, engine)
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_in_the_middle_of_a_slow_read(mirror: Mirrored) -> None:
     source, topic = mirror.source, topic_of(mirror)
     source.store.record_operations()
@@ -226,8 +229,11 @@ def test_a_log_that_grows_while_its_store_is_too_slow(mirror: Mirrored) -> None:
     assert_complete(mirror, engine, RECORDS + 40)
 
 
-def test_a_destination_whose_own_store_is_too_slow(tiered_pair: TieredPair, mirror: Mirrored) -> None:
+def test_a_destination_whose_own_store_is_too_slow(
+    tiered_pair: TieredPair, mirror: Mirrored, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The mirror topic is tiered where it is: what is read of it (its tail, a fork, for `verify`) is in its store."""
+    monkeypatch.setattr("kmirror.cluster.reader.usual_patience_s", lambda _: 3.0)
     source, destination, topic = mirror.source, mirror.destination, topic_of(mirror)
     make_tiered(destination, topic)
     mirror.copy()

@@ -94,9 +94,7 @@ class PartitionReader:
 
     @property
     def _patience_s(self) -> float:
-        if self._wanted_patience_s is not None:
-            return self._wanted_patience_s
-        return _SHORT_PATIENCE_S if self._client.has_silent_logs else self._client.config.request_timeout_ms / 1000
+        return usual_patience_s(self._client) if self._wanted_patience_s is None else self._wanted_patience_s
 
     def read(self, offset: int, *, max_bytes: int = _ANSWER_BYTES, max_wait_ms: int = 0) -> ReadUpTo:
         """Read once from `offset`, and find out what an answer without a batch proves.
@@ -255,6 +253,11 @@ class PartitionReader:
         if code:
             return LocalStart(None, None, f"where its local log starts is unknown: {code_name(code)} ({code})")
         return LocalStart(start, epoch, "its records may be in remote storage", connection.is_throttled)
+
+
+def usual_patience_s(client: ClusterClient) -> float:
+    """Return how long to ask a silent log again, in seconds."""
+    return _SHORT_PATIENCE_S if client.has_silent_logs else client.config.request_timeout_ms / 1000
 
 
 def _epoch(leader: LeaderAddress) -> int | None:
