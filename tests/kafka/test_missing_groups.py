@@ -66,6 +66,7 @@ def without_coordinators(cluster: SandboxCluster) -> Iterator[None]:
             place(client, [only, *others])
 
 
+@pytest.mark.slow
 def test_groups_without_a_coordinator_are_missing_and_not_gone(
     three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,6 +162,7 @@ def test_failback_deletes_no_topic_whose_records_it_cannot_read(trip: Trip, tmp_
     trip.assert_same(topic)
 
 
+@pytest.mark.slow
 @every_trouble
 def test_failback_finds_no_fork_in_a_new_primary_that_it_cannot_read(
     trip: Trip, tmp_path: Path, trouble: Trouble

@@ -126,6 +126,7 @@ def tiered(started_tiered_pair: TieredPair, tmp_path_factory: pytest.TempPathFac
         yield mirror
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TIERED_LOGS)
 def test_a_log_in_the_store(tiered: Mirrored, name: str) -> None:
     tiered.compare([(name, 0)])

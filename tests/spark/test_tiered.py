@@ -134,6 +134,7 @@ def test_a_run_until_caught_up_does_not_end_before_it_is(mirror: Mirrored) -> No
     mirror.compare()
 
 
+@pytest.mark.slow
 def test_a_promote_waits_for_a_store_that_is_too_slow(mirror: Mirrored) -> None:
     with store_that(partial(mirror.source.store.slow, TOO_SLOW_MS), mirror.source):
         engine = mirror.engine()
@@ -229,6 +230,7 @@ def test_a_log_that_grows_while_its_store_is_too_slow(mirror: Mirrored) -> None:
     assert_complete(mirror, engine, RECORDS + 40)
 
 
+@pytest.mark.slow
 def test_a_destination_whose_own_store_is_too_slow(
     tiered_pair: TieredPair, mirror: Mirrored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
