@@ -20,7 +20,6 @@ from kmirror.ops.serve.metrics import JOBS, METRICS, PHASES, RUN_METRICS, Metric
 ROOT = Path(__file__).parent.parent.parent
 RULES = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text())
 DASHBOARD = json.loads((ROOT / "deploy/grafana/kmirror.json").read_text())
-PAGES = "https://github.com/kmirror/kmirror/blob/main/"
 
 #: What Prometheus adds to every series that it scrapes.
 _TARGET = {"job", "instance"}
@@ -107,7 +106,7 @@ def test_an_alert_says_what_it_means_and_where_to_read_on(rule: dict[str, Any]) 
     expression = promql_parser.parse(rule["expr"])
     kept = [aggregate.modifier.labels for aggregate in kind_of(promql_parser.AggregateExpr, expression)]
     assert named <= (set[str]().union(*kept) if kept else labels_of(expression))
-    page, _, anchor = rule["annotations"]["runbook_url"].removeprefix(PAGES).partition("#")
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
     assert anchor in {heading.lower().replace(" ", "-").replace(":", "") for heading in headings}
 
