@@ -199,8 +199,11 @@ class Engine:
 
 
 def _environ(host: Host, folder: Path) -> dict[str, str]:
-    """Return the environment of a command on a host, whose policy lets mirrors use the world's passwords."""
-    environ = {**os.environ, "KMIRROR_TRUST_PATHS": str(folder)}
+    """Return the environment of a command on a host, whose policy lets mirrors use the passwords of its clusters.
+
+    Their folders are beside that of the world.
+    """
+    environ = {**os.environ, "KMIRROR_TRUST_PATHS": str(folder.parent)}
     if not host.name:
         return environ
     path = os.pathsep.join(filter(None, (str(_ELSEWHERE), os.environ.get("PYTHONPATH"))))
