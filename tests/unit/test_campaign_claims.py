@@ -19,6 +19,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "reason": None,
         "sourceOffset": 100,
         "destinationOffset": 90,
+        "sourceLogStart": 20,
         "lag": 10,
         **changes,
     }
@@ -45,6 +46,11 @@ def whats(*samples: Sample) -> list[str]:
         ({"source": 99}, ["the source does not end so late"]),
         ({"lag": 9}, ["a lag that is not the difference of both ends"]),
         ({"destinationOffset": None}, ["a lag that is not the difference of both ends"]),
+        ({"destinationOffset": None, "reason": "PARTITION_MISSING", "lag": 80}, []),
+        (
+            {"destinationOffset": None, "reason": "PARTITION_MISSING", "lag": 100},
+            ["a lag that is not the difference of both ends"],
+        ),
         ({"sourceOffset": 80, "lag": 0}, []),
     ],
 )
