@@ -18,15 +18,14 @@ def bill(locked: str) -> dict[str, Any]:
     for line in locked.splitlines():
         if found := _PINNED.match(line):
             name = re.sub(r"[-_.]+", "-", found["name"]).lower()
+            package = f"pkg:pypi/{name}@{found['version']}"
             components.append(
                 {
                     "type": "library",
                     "name": name,
                     "version": found["version"],
-                    "purl": f"pkg:pypi/{name}@{found['version']}",
-                    "externalReferences": [
-                        {"type": "distribution", "url": f"https://pypi.org/project/{name}/{found['version']}/"}
-                    ],
+                    "purl": package,
+                    "externalReferences": [{"type": "distribution", "url": package}],
                 }
             )
         elif found := _HASH.search(line):
