@@ -57,6 +57,7 @@ def mirrored(cluster_pair: ClusterPair, tmp_path: Path) -> Mirrored:
     return made
 
 
+@pytest.mark.slow
 def test_a_mirror_s_life_without_output(mirrored: Mirrored) -> None:
     where, name = mirrored.destination, ("--mirror", mirrored.name)
     for streams, seconds in zip(LOST, ("101", "102", "103", "104", "105"), strict=True):

@@ -230,6 +230,7 @@ def test_the_count_is_stored_before_a_record_is_copied_and_an_older_one_is_corre
     assert (event.result, event.details) == ("added", {"topic": topic, "partitions": PARTITIONS})
 
 
+@pytest.mark.slow
 def test_a_run_has_not_caught_up_while_partitions_cannot_be_added(trip: Trip) -> None:
     topic = unique_topic()
     make_topic(trip.a, topic, retention_ms="-1")

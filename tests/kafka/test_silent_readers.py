@@ -238,7 +238,8 @@ def test_verify_takes_no_silence_for_equality_or_difference(
 
 
 @every_trouble
-@pytest.mark.parametrize("is_prefix", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_prefix", [True, False])
 def test_adopt_takes_no_topic_whose_records_it_cannot_compare(
     tiered_pair: TieredPair, trouble: Trouble, is_prefix: bool
 ) -> None:
