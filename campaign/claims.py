@@ -60,10 +60,10 @@ def _of_row(row: Mapping[str, Any], place: Place, sample: Sample) -> Iterator[tu
     newest = _at(sample.source_after, place)
     if source is not None and newest is not None and source > newest:
         yield "the source does not end so late", newest
-    # a partition that only the source has is behind by its whole log
-    copied = row["sourceLogStart"] or 0 if end is None else end
+    # a partition that only the source has is behind by its whole log; no other lag is known without the copy's end
+    copied = row["sourceLogStart"] or 0 if end is None and before is None else end
     # both ends are read at different moments: the copy may have passed what was seen of the source
-    if lag is not None and (source is None or lag != max(0, source - copied)):
+    if lag is not None and (source is None or copied is None or lag != max(0, source - copied)):
         yield "a lag that is not the difference of both ends", None
 
 

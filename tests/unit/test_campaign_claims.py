@@ -46,11 +46,9 @@ def whats(*samples: Sample) -> list[str]:
         ({"source": 99}, ["the source does not end so late"]),
         ({"lag": 9}, ["a lag that is not the difference of both ends"]),
         ({"destinationOffset": None}, ["a lag that is not the difference of both ends"]),
-        ({"destinationOffset": None, "reason": "PARTITION_MISSING", "lag": 80}, []),
-        (
-            {"destinationOffset": None, "reason": "PARTITION_MISSING", "lag": 100},
-            ["a lag that is not the difference of both ends"],
-        ),
+        ({"destination": None, "destinationOffset": None, "lag": 80}, []),
+        ({"destination": None, "destinationOffset": None}, ["a lag that is not the difference of both ends"]),
+        ({"destinationOffset": None, "lag": 80}, ["a lag that is not the difference of both ends"]),
         ({"sourceOffset": 80, "lag": 0}, []),
     ],
 )
