@@ -14,6 +14,7 @@ from kmirror.cluster.security.addresses import parse_bootstrap_servers
 from kmirror.cluster.security.client_config import ClientConfig, client_config, scram_escaped
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.cluster.security.properties import parse_properties
+from kmirror.cluster.security.tls_refusals import tls_refusal
 from kmirror.errors import Reason, UnreachableError, UsageError
 from tests.support.tls import KEY_PASSWORD
 from tests.support.tls_handshake import handshake
@@ -302,8 +303,12 @@ def test_a_trusted_broker(hostname: str) -> None:
 
 
 def test_another_host_name_is_refused_unless_names_are_left_unchecked() -> None:
-    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch") as caught:
         handshake(client_config({**SSL, **TRUST}, {}), "elsewhere")
+    what, hint = tls_refusal(caught.value, client_config({**SSL, **TRUST}, {}))
+    assert "Hostname mismatch" in what
+    assert hint.startswith("connect by a name that is in the broker's certificate")
+    assert "identification" not in hint, "it must not lead to leaving names unchecked"
     handshake(client_config({**SSL, **TRUST, "ssl.endpoint.identification.algorithm": ""}, {}), "elsewhere")
 
 
