@@ -159,11 +159,12 @@ async def _send(under_way: _UnderWay, writer: asyncio.StreamWriter, way: Way) ->
                 size = min(size, way.cut_after - passed)
                 if size <= 0:
                     raise _ResetError
-            writer.write(data[:size])
+            sent, data = data[:size], data[size:]
+            writer.write(sent)
             await writer.drain()
-            data, passed = data[size:], passed + size
+            passed += len(sent)
             if way.rate:
-                await asyncio.sleep(size / way.rate if size < _CHUNK else 1.0)
+                await asyncio.sleep(len(sent) / way.rate)
 
 
 def reset(writer: asyncio.StreamWriter) -> None:

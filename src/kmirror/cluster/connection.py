@@ -11,6 +11,7 @@ sent.
 
 from __future__ import annotations
 
+import math
 import mmap
 import socket
 import ssl
@@ -79,6 +80,8 @@ class Connection:
         self._largest_frame = MAX_HANDSHAKE_FRAME_BYTES
         self._correlation_id = 0
         self._throttled_until = 0.0
+        #: The shortest time from a request to its answer, in seconds.
+        self.round_trip = math.inf
 
     @classmethod
     def open(cls, host: str, port: int, config: ClientConfig) -> Connection:
@@ -142,11 +145,22 @@ class Connection:
             raise
         return connection
 
-    def _shake_hands(self) -> None:
+    def _ask_versions(self) -> Any:
         from kafka.protocol.metadata import ApiVersionsRequest
 
         request = ApiVersionsRequest(client_software_name="kmirror", client_software_version="1", version=3)
-        answer = self._exchange(request, 3, self.config.connect_timeout_ms / 1000)
+        return self._exchange(request, 3, self.config.connect_timeout_ms / 1000)
+
+    def measure_round_trip(self) -> None:
+        """Find out how long a small request takes; the first one of a connection may take longer.
+
+        Raises:
+            OutcomeUnknown: the connection is lost.
+        """
+        self._ask_versions()
+
+    def _shake_hands(self) -> None:
+        answer = self._ask_versions()
         if answer.error_code:
             raise ConnectFailedError(f"{self.address} refuses ApiVersions with error {answer.error_code}")
         self.api_versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys or ()}
@@ -276,12 +290,14 @@ class Connection:
         Raises:
             OutcomeUnknown: no whole answer in time; the connection is closed.
         """
-        deadline = time.monotonic() + timeout
+        sent_at = time.monotonic()
+        deadline = sent_at + timeout
         try:
             self.socket.settimeout(timeout)
             for buffer in buffers:
                 self.socket.sendall(buffer)
             head = self._receive(4, deadline)
+            self.round_trip = min(self.round_trip, time.monotonic() - sent_at)
             (size,) = INT32.unpack(head)
             if not 4 <= size <= self._largest_frame:
                 raise FrameError(f"{self.address} sent a response of {size} bytes: it may not be a Kafka broker")
@@ -335,6 +351,7 @@ class Stream:
         self._filled = 0
         self._spare: list[bytearray] = []
         self._buffer_bytes = buffer_bytes
+        self.received_bytes = 0
 
     def fileno(self) -> int:
         """Return the socket's file descriptor, for a selector."""
@@ -401,6 +418,7 @@ class Stream:
                 if count == 0:
                     raise ConnectionResetError("the broker closed the connection")
                 self._filled += count
+                self.received_bytes += count
                 self._drained = count < wanted and not self._tls
                 if self._drained:
                     self._await(wanted - count)

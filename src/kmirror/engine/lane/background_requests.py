@@ -36,7 +36,13 @@ BackgroundRequest = Callable[[], None]
 _SOURCE_RECEIVE_BUFFER = 4 << 20
 _DESTINATION_SEND_BUFFER = 4 << 20
 _FILL_BUFFER = 64 << 10
-_SIDES: dict[LinkKind, str] = {"source": "source", "destination": "destination", "fill": "destination"}
+_AHEAD_BUFFER = 640 << 10
+_SIDES: dict[LinkKind, str] = {
+    "source": "source",
+    "ahead": "source",
+    "destination": "destination",
+    "fill": "destination",
+}
 _PROBE_PAUSE = 0.5
 _PAUSE = 1.0
 #: How long known leaders are used to read log ends, before metadata is requested again.
@@ -156,12 +162,13 @@ class BackgroundRequests:
 
         def background_request() -> None:
             inspector = self._inspector
-            metadata = inspector.source_metadata if side == "source" else inspector.destination_metadata
+            at_source = side in {"source", "ahead"}
+            metadata = inspector.source_metadata if at_source else inspector.destination_metadata
             broker = metadata.brokers.get(node_id) if metadata else None
             if broker is None:
                 failed(f"broker {node_id} is not in the cluster's metadata", None)
                 return
-            config = self._configs["source" if side == "source" else "destination"]
+            config = self._configs["source" if at_source else "destination"]
             try:
                 connection = Connection.open(broker.host, broker.port, config)
                 stream, versions = self._stream(side, connection)
@@ -170,13 +177,19 @@ class BackgroundRequests:
             else:
                 done(stream, versions)
 
-        self._reads.put(background_request)
+        if side == "ahead":
+            # many are opened at once, and each takes some round trips
+            threading.Thread(target=background_request, name="kmirror-connect", daemon=True).start()
+        else:
+            self._reads.put(background_request)
 
     def _stream(self, side: LinkKind, connection: Connection) -> tuple[Stream, tuple[int, ...]]:
         ask = connection.version_for
-        if side == "source":
+        if side in {"source", "ahead"}:
             versions: tuple[int, ...] = (ask(fetch.API_KEY, fetch.LOWEST_VERSION, fetch.HIGHEST_VERSION, "Fetch"),)
-            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOURCE_RECEIVE_BUFFER)
+            if side == "ahead":
+                return Stream(connection, _AHEAD_BUFFER), versions
+            connection.measure_round_trip()
             return Stream(connection, self._stream_bytes), versions
         if side == "fill":
             versions = (

@@ -23,9 +23,10 @@ from kmirror.cluster.protocol.fetch import FetchKey
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.engine.clock import now
 from kmirror.engine.histories.judge import Facts, Trouble
+from kmirror.engine.lane.ahead import Ahead
 from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import SourceLink
+from kmirror.engine.lane.links import AheadLink, SourceLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import SourceRole, Status
 from kmirror.engine.lane.throttle import Throttle
@@ -35,6 +36,8 @@ from kmirror.errors import OutcomeUnknown, Reason
 #: processed: larger responses are slower, here and at both brokers.
 FETCH_BYTES = 2 << 20
 PARTITION_BYTES = 1 << 20
+#: How much of a partition is fetched first over a long path: enough to see how large its batches are.
+FIRST_BYTES = 64 << 10
 FETCH_WAIT_MS = 200
 #: Partitions on a connection from which on the quiet ones are moved to another, after this time without records.
 MANY_PARTITIONS = 50
@@ -77,6 +80,7 @@ class Fetching:
         self._keys: dict[PartitionCopy, FetchKey] = {}
         self._held_bytes = 0
         self._throttle = Throttle(now())
+        self.ahead = Ahead(lane, self._throttle, self._keys.__getitem__, self._return_to_session)
         #: The topics that are fetched before all others; empty: no priority.
         self._first_topics: tuple[str, ...] = ()
         #: When to look for quiet partitions next, and for silent ones.
@@ -103,6 +107,7 @@ class Fetching:
         key = self._keys.pop(partition, None)
         if key is None:
             return
+        self.ahead.forget(partition)
         for link in self._lane.sources.values():
             if link and link.partitions.get(key) is partition:
                 del link.partitions[key]
@@ -119,8 +124,11 @@ class Fetching:
         """Recycle the frames whose last batch is answered."""
         while self._lane.released:
             frame = self._lane.released.pop()
-            self._held_bytes -= len(frame.view)
             link = frame.owner
+            if isinstance(link, AheadLink):
+                self.ahead.recycle(frame)
+                continue
+            self._held_bytes -= len(frame.view)
             if isinstance(link, SourceLink) and self._lane.sources.get(link.key) is link:
                 link.stream.recycle(frame.view)
 
@@ -137,7 +145,11 @@ class Fetching:
     def answered_at(self) -> float:
         """Return the earliest `seen_at` of the source brokers; minus infinity if one is not connected, or none is."""
         links = [x for (_, role), x in self._lane.sources.items() if role != "silent" and (not x or x.partitions)]
-        return min((link.seen_at if link else -inf for link in links), default=-inf)
+        ahead_at = self.ahead.answered_at()
+        return min(
+            (*(link.seen_at if link else -inf for link in links), *(() if ahead_at is None else (ahead_at,))),
+            default=-inf,
+        )
 
     def usage(self) -> tuple[int, float]:
         """Return the bytes fetched so far, and the seconds for which the throttle stopped fetching."""
@@ -157,6 +169,7 @@ class Fetching:
             for link in list(self._lane.sources.values()):
                 if link and link.role == "main" and len(link.partitions) > MANY_PARTITIONS:
                     self._set_aside_quiet(link, at)
+        self.ahead.on_tick(at)
         if at >= self._look_at:
             self._look_at = at + SILENT_SECONDS / 4
             self._sort_silent(at)
@@ -188,9 +201,13 @@ class Fetching:
             if source.role == "silent":
                 if partition.caught_up:
                     self._move_fetch(partition, source.node_id, source.follower_until)
-            elif source.nothing_since is not None and at - source.nothing_since > SILENT_SECONDS:
-                seen_at = self.seen_at(partition)
-                if seen_at is not None and seen_at >= source.nothing_since:
+            elif (
+                source.role != "ahead"
+                and source.nothing_since is not None
+                and at - source.nothing_since > SILENT_SECONDS
+            ):
+                link = self._lane.sources.get((source.node_id, source.role))
+                if link and key not in link.paused and link.had_room_at >= source.nothing_since:
                     silent[source.node_id].append(partition)
         for node_id, partitions in silent.items():
             self._move_all(partitions, node_id, "silent")
@@ -233,6 +250,7 @@ class Fetching:
     def _connected(self, node_id: int, role: SourceRole, stream: Stream, version: int) -> None:
         client_id = self._lane.source_config.client_id
         link = self._lane.sources[node_id, role] = SourceLink(node_id, stream, client_id, version, role)
+        self.ahead.path_opened(node_id, stream.connection.round_trip)
         for partition in self._lane.partitions if role == "main" else ():
             source = partition.source
             if partition in self._keys and source.node_id == node_id and source.role == "main":
@@ -264,6 +282,21 @@ class Fetching:
         partition.source.follower_until = follower_until
         self._fetch_from(partition, node_id)
 
+    def _return_to_session(self, partition: PartitionCopy) -> None:
+        """Fetch a partition in the session of its broker again, after it was read ahead."""
+        if partition.source.node_id is not None and partition.status is Status.COPYING:
+            self._fetch_from(partition, partition.source.node_id)
+
+    def _begin_ahead(self, link: SourceLink, partition: PartitionCopy, records: memoryview, at: float) -> bool:
+        """Read a partition ahead from now on if it is far behind and the path is long."""
+        if link.role != "main" or not self.ahead.begins(partition, records, len(link.session), at):
+            return False
+        key = self._keys[partition]
+        del link.partitions[key]
+        link.paused.discard(key)
+        link.session.forget(key)
+        return True
+
     def _join(self, link: SourceLink, partition: PartitionCopy) -> None:
         key = self._keys[partition]
         link.partitions[key] = partition
@@ -281,7 +314,9 @@ class Fetching:
             link.session.forget(key)
             return
         link.batch_bytes = partition.source.batch_bytes or link.batch_bytes
-        link.session.want(key, partition.fetch_position(whole_batches(PARTITION_BYTES, partition.source.batch_bytes)))
+        first = partition.source.batch_bytes is None and self.ahead.is_possible(link.node_id)
+        limit = FIRST_BYTES if first else PARTITION_BYTES
+        link.session.want(key, partition.fetch_position(whole_batches(limit, partition.source.batch_bytes)))
 
     def _answer_bytes(self, link: SourceLink, allowed: int | None) -> int:
         """Return the maximum size of the next response: as many whole partition parts as fit."""
@@ -318,13 +353,11 @@ class Fetching:
         if alone is not None:
             wait = min(alone.source.fetch_wait_ms, int(self._timeout * 500))
             link.session.want(self._keys[alone], alone.fetch_position(max_bytes))
-        link.correlation_id = connection.next_correlation_id()
         link.serial += 1
-        link.asked_at = at
+        link.asked_at, link.max_bytes = at, max_bytes
         rack = self._lane.source_config.rack if link.asked_at >= self._leaders_only_until else ""
-        request = link.session.request(link.correlation_id, max_wait_ms=wait, max_bytes=max_bytes, rack=rack)
         try:
-            link.stream.send([request, *(link.proof.begin() if link.proof else ())])
+            link.ask(max_wait_ms=wait, max_bytes=max_bytes, rack=rack)
         except OutcomeUnknown as error:
             self._lose(link, str(error))
             return
@@ -362,6 +395,8 @@ class Fetching:
         if asked_at is not None and any(len(part.records) for part in answer.partitions):
             self._lane.counts.fetches.took(at - asked_at)
         link.seen_at = asked_at or link.seen_at
+        if len(view) + PARTITION_BYTES <= link.max_bytes:
+            link.had_room_at = link.seen_at
         for part in answer.partitions:
             partition = link.partitions.get(part.key)
             if partition is None or partition.source.valid_from_serial > link.serial:
@@ -388,7 +423,7 @@ class Fetching:
                 is_prompt = asked_at is not None and at - asked_at < PROMPT_SECONDS
                 if link.role == "quiet" or (link.role == "silent" and is_prompt):
                     self._move_fetch(partition, link.node_id, partition.source.follower_until)
-                elif link.role == "silent":
+                elif link.role == "silent" or self._begin_ahead(link, partition, part.records, at):
                     pass
                 elif partition.wants_records:
                     self._want(link, part.key, partition)

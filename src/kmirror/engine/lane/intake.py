@@ -272,12 +272,14 @@ class Intake:
         """Take apart one batch that cannot be sent unchanged."""
         try:
             visible = isolation.kind(stored) is BatchKind.DATA
+            if stored[MAGIC_POSITION] == 2 and is_before(stored, self.next_offset):
+                return ()
             return pieces(stored, start=self.next_offset, visible=visible, max_bytes=max(len(stored), _RUN_BYTES))
         except KmirrorError as error:
             return self._refuse(error)
 
     def _queue_parts(self, parts: Sequence[Run | Hole], stored: memoryview, frame: Frame) -> None:
-        self._counts.batches_taken_apart += 1
+        self._counts.batches_taken_apart += bool(parts)
         leader_epoch = HEADER.unpack_from(stored)[2] if stored[MAGIC_POSITION] >= 2 else self.leader_epoch
         for part in parts:
             if isinstance(part, Run):
@@ -332,6 +334,12 @@ class Intake:
     def _refuse(self, error: KmirrorError) -> Fail:
         message = f"{self._source} cannot be mirrored past offset {self.next_offset}: {error}"
         return Fail(error.reason or Reason.CORRUPT_BATCH, message, self.next_offset)
+
+
+def is_before(stored: memoryview, offset: int) -> bool:
+    """Return True if all of a batch of format 2 is below an offset: another response had it already."""
+    base, _, _, _, _, _, last_delta, *_ = HEADER.unpack_from(stored)
+    return bool(base + last_delta < offset)
 
 
 def _has_hole_above(stored: memoryview, parts: Sequence[Run | Hole], high_watermark: int) -> bool:

@@ -23,7 +23,7 @@ from kmirror.engine.lane.control import LaneControl
 from kmirror.engine.lane.fetching import FETCH_BYTES, Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import DestinationLink, SourceLink
+from kmirror.engine.lane.links import AheadLink, DestinationLink, SourceLink
 from kmirror.engine.lane.log_end_checks import LogEndChecks
 from kmirror.engine.lane.loop import Loop
 from kmirror.engine.lane.partition_copy import PartitionCopy
@@ -98,6 +98,7 @@ class Lane:
             clean = all(partition.nothing_can_arrive(at) for partition in self._state.all)
         finally:
             self._background_requests.stop()
+            self._fetching.ahead.hang_up()
             self._state.hang_up()
             self._background_requests.join(timeout=5)
             self.control.stop(final_report=self._ended_how() == "STOPPED")
@@ -120,6 +121,8 @@ class Lane:
         for link, mask in self._loop.wait(timeout):
             if isinstance(link, SourceLink):
                 self._fetching.link_ready(link, mask)
+            elif isinstance(link, AheadLink):
+                self._fetching.ahead.link_ready(link, mask)
             elif isinstance(link, DestinationLink):
                 self._appending.link_ready(link, mask)
             else:
@@ -130,6 +133,7 @@ class Lane:
             for source in list(self._state.sources.values()):
                 if source:
                     self._fetching.pump(source)
+            self._fetching.ahead.pump(now())
             for destination in list(self._state.destinations.values()):
                 if destination:
                     self._appending.pump(destination)

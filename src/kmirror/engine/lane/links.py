@@ -1,7 +1,8 @@
 """A lane's connections, each with its requests in flight.
 
 To a source broker: one with a fetch session, another for quiet partitions if there are many, and one for partitions of
-which the broker does not return what it has, fetched one by one without a session. To a destination
+which the broker does not return what it has, fetched one by one without a session; over a long path also many that read
+ahead. To a destination
 broker: one for batches, several requests deep; and if offsets have to be filled, another one for markers and log end
 offsets. Brokers handle the requests of a connection in order and delay all of them when one is throttled, which must
 not happen to markers.
@@ -12,13 +13,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kmirror.cluster.connection import Stream
 from kmirror.cluster.protocol import list_offsets, markers, produce
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchSession
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
 from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.engine.lane.intake import GuardedBatch
 from kmirror.engine.lane.partition_copy import PartitionCopy
@@ -26,24 +28,65 @@ from kmirror.engine.lane.states import SourceRole
 from kmirror.engine.lane.topic_proof import TopicProof
 from kmirror.engine.lane.window import Window
 
-LinkKind = Literal["source", "destination", "fill"]
+LinkKind = Literal["source", "ahead", "destination", "fill"]
 
 
-class SourceLink:
-    """One of at most three connections to a source broker, with its fetch session; see `fetching`."""
+class FetchLink:
+    """A connection for fetches to one source broker, whose answers are used only once their topics are proven."""
+
+    def __init__(self, node_id: int, stream: Stream, client_id: str, version: int, *, incremental: bool) -> None:
+        self.node_id = node_id
+        self.stream = stream
+        self.session = FetchSession(client_id, version, incremental=incremental)
+        self.proof = TopicProof(client_id, stream.connection.next_correlation_id) if self.session.by_name else None
+        #: The correlation ids of the fetches in flight.
+        self.awaited: deque[int] = deque()
+
+    def ask(self, *, max_wait_ms: int, max_bytes: int, rack: str) -> None:
+        """Send the session's next request.
+
+        Raises:
+            OutcomeUnknown: the connection is lost.
+        """
+        correlation_id = self.stream.connection.next_correlation_id()
+        self.awaited.append(correlation_id)
+        request = self.session.request(correlation_id, max_wait_ms=max_wait_ms, max_bytes=max_bytes, rack=rack)
+        self.stream.send([request, *(self.proof.begin() if self.proof else ())])
+
+    def answered(self, view: memoryview) -> tuple[FetchAnswer, memoryview] | None:
+        """Decode a response; return the fetch response and its frame once its topics are proven.
+
+        Raises:
+            FrameError: not the response to the oldest request in flight.
+            OutcomeUnknown: the connection is lost.
+        """
+        if self.proof is not None and self.proof.expects(view):
+            return self.proof.learn(view)
+        if not self.awaited or INT32.unpack_from(view)[0] != self.awaited[0]:
+            raise FrameError(f"{self.stream.connection.address} responded to a different request")
+        self.awaited.popleft()
+        answer = self.session.answer(view)
+        if self.proof is None:
+            return answer, view
+        proven, questions = self.proof.hold(answer, view)
+        self.stream.send(questions)
+        return proven
+
+
+class SourceLink(FetchLink):
+    """One of at most three connections to a source broker with the partitions fetched over it; see `fetching`."""
 
     def __init__(self, node_id: int, stream: Stream, client_id: str, version: int, role: SourceRole) -> None:
-        self.node_id = node_id
+        super().__init__(node_id, stream, client_id, version, incremental=role != "silent")
         self.role = role
-        self.stream = stream
-        self.session = FetchSession(client_id, version, incremental=role != "silent")
-        self.proof = TopicProof(client_id, stream.connection.next_correlation_id) if self.session.by_name else None
         self.partitions: dict[FetchKey, PartitionCopy] = {}
         self.paused: set[FetchKey] = set()
         self.asked_at: float | None = None
         #: When the last answered request was sent: partitions that the response did not name had not changed by then.
         self.seen_at = 0.0
-        self.correlation_id = 0
+        #: The same of the last response that had room for another partition: those it did not name brought nothing.
+        self.had_room_at = 0.0
+        self.max_bytes = 0
         self.serial = 0
         #: The usual batch size on this connection, if known.
         self.batch_bytes: int | None = None
@@ -63,23 +106,27 @@ class SourceLink:
                 return partition
         return None
 
-    def answered(self, view: memoryview) -> tuple[FetchAnswer, memoryview] | None:
-        """Decode a response; return the fetch response and its frame once its topics are proven.
 
-        Raises:
-            FrameError: not the response to the request in flight.
-            OutcomeUnknown: the connection is lost.
-        """
-        if self.proof is not None and self.proof.expects(view):
-            return self.proof.learn(view)
-        if INT32.unpack_from(view)[0] != self.correlation_id:
-            raise FrameError(f"{self.stream.connection.address} responded to a different request")
-        answer = self.session.answer(view)
-        if self.proof is None:
-            return answer, view
-        proven, questions = self.proof.hold(answer, view)
-        self.stream.send(questions)
-        return proven
+class AheadRequest(NamedTuple):
+    """A request in flight for one range of one partition, which is the partition's own while `reading` is."""
+
+    partition: PartitionCopy
+    reading: ReadAhead
+    range: Range
+    asked_at: float
+    allowed_bytes: int
+
+
+class AheadLink(FetchLink):
+    """One of many connections to a source broker over a long path; each request is for one range; see `ahead`."""
+
+    def __init__(self, node_id: int, number: int, stream: Stream, client_id: str, version: int) -> None:
+        super().__init__(node_id, stream, client_id, version, incremental=False)
+        self.number = number
+        self.requests: deque[AheadRequest] = deque()
+        #: The next request waits at the broker already while one is answered; a proof is for one at a time.
+        self.most_requests = 2 if self.proof is None else 1
+        self.used_at = 0.0
 
 
 @dataclass(slots=True)
@@ -218,4 +265,4 @@ class FillLink:
         return request, found
 
 
-Link = SourceLink | DestinationLink | FillLink
+Link = SourceLink | AheadLink | DestinationLink | FillLink

@@ -261,16 +261,27 @@ class PartitionCopy:
         self.source.log_start = answer.log_start_offset
         if len(answer.records):
             self.source.batches_seen(answer.records)
-            begun_at = self.intake.next_offset
-            self.blocked_by = self.intake.take_in(
-                answer.records, answer.aborted_transactions, frame, high_watermark=answer.high_watermark
-            )
-            if self.blocked_by:
-                self._log(f"cannot continue: {self.blocked_by.message}")
-            if self.blocked_by or self.intake.next_offset > begun_at:
-                self.source.brought_something()
+            self._take_in(answer.records, answer, frame)
         elif self.caught_up:
             self._made_progress()
+
+    def fetched_ahead(self, records: memoryview, answer: FetchedPartition, frame: Frame) -> None:
+        """Take in batches that were fetched ahead, from before the next offset or there; the end may be an older one.
+
+        They may begin with batches that were taken in before.
+        """
+        self._activate()
+        self._take_in(records, answer, frame)
+
+    def _take_in(self, records: memoryview, answer: FetchedPartition, frame: Frame) -> None:
+        begun_at = self.intake.next_offset
+        self.blocked_by = self.intake.take_in(
+            records, answer.aborted_transactions, frame, high_watermark=answer.high_watermark
+        )
+        if self.blocked_by:
+            self._log(f"cannot continue: {self.blocked_by.message}")
+        if self.blocked_by or self.intake.next_offset > begun_at:
+            self.source.brought_something()
 
     def defer(self, *, is_deferred: bool) -> None:
         """Set whether other topics are fetched first."""

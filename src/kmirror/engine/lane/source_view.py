@@ -40,6 +40,8 @@ class SourceView:
         self.empty_fetches = 0
         #: When it may be fetched by itself again, and the end of its log probed again.
         self.fetch_again_at = self.probe_at = 0.0
+        #: Until then it is not read ahead.
+        self.session_until = 0.0
         #: Why it is known that the source does not return what it has; None while it is not.
         self.silence: Trouble | None = None
 

@@ -6,8 +6,8 @@ from enum import Enum
 from typing import Literal
 
 #: Over which connection to a source broker a partition is fetched: with most others, with those that bring nothing for
-#: long, or one by one with those of which the broker does not return what it has.
-SourceRole = Literal["main", "quiet", "silent"]
+#: long, one by one with those of which the broker does not return what it has, or over many that read ahead.
+SourceRole = Literal["main", "quiet", "silent", "ahead"]
 
 
 class Status(Enum):

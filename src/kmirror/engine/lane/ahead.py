@@ -1,0 +1,385 @@
+"""Read ahead over a long path: partitions that are far behind are fetched over many connections to their broker.
+
+A partition whose backlog is large leaves its fetch session (`fetching`). Its log is then asked for in ranges
+(`read_ahead`), each over whichever connection is free, and taken in strictly in order. How many connections that takes
+is found out by trying (`breadth`). Whatever is not a plain success, an error, a diverging epoch, an answer without
+records, sends the partition back to its session, where everything is judged as usual.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+from collections.abc import Callable
+
+from kmirror.cluster.connection import Stream
+from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
+from kmirror.cluster.protocol.read_ahead import ReadAhead
+from kmirror.cluster.protocol.wire import FrameError
+from kmirror.engine.clock import now
+from kmirror.engine.lane.breadth import LONG_ROUND_TRIP, Breadth
+from kmirror.engine.lane.intake import Frame
+from kmirror.engine.lane.lane_state import LaneState
+from kmirror.engine.lane.links import AheadLink, AheadRequest
+from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.throttle import Throttle
+from kmirror.errors import OutcomeUnknown, Reason
+
+#: How much one request asks for; many small ones wait less for each other than a few large ones.
+REQUEST_BYTES = 512 << 10
+#: A partition reads ahead if it is this far behind: less is no more than the next fetch of its session brings.
+_FAR_BEHIND_BYTES = 2 << 20
+_LEAST_BEHIND_BYTES = 128 << 10
+_WAIT_MS = 200
+#: After trouble a partition is fetched in its session for this long.
+_USUAL_SECONDS = 5.0
+#: Connections that were not used for this long are closed.
+_UNUSED_SECONDS = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Reach:
+    """What is read ahead from one broker."""
+
+    def __init__(self, node_id: int, breadth: Breadth) -> None:
+        self.node_id = node_id
+        self.breadth = breadth
+        #: Connections by number; None while one is being opened.
+        self.links: dict[int, AheadLink | None] = {}
+        self.readings: dict[PartitionCopy, ReadAhead] = {}
+        #: Those that may have something to ask for, whose turn it is next first; and those with something to take in.
+        self.askable: dict[PartitionCopy, None] = {}
+        self.waiting: dict[PartitionCopy, None] = {}
+        #: When the last answered request was sent.
+        self.seen_at = 0.0
+        #: What has arrived over connections that are closed.
+        self.received_before = 0
+        #: True if something else than the connections limited what is asked for since the last tick.
+        self.is_held_up = False
+        self.says_refused = True
+
+    @property
+    def open_links(self) -> list[AheadLink]:
+        """The connections that are open, in the order of their numbers."""
+        return [link for _, link in sorted(self.links.items()) if link is not None]
+
+    @property
+    def received_bytes(self) -> int:
+        """What has arrived so far."""
+        return self.received_before + sum(link.stream.received_bytes for link in self.links.values() if link)
+
+
+class Ahead:
+    """Read ahead for one lane; for its sending thread."""
+
+    def __init__(
+        self,
+        lane: LaneState,
+        throttle: Throttle,
+        key_of: Callable[[PartitionCopy], FetchKey],
+        return_to_session: Callable[[PartitionCopy], None],
+    ) -> None:
+        self._lane = lane
+        self._loop = lane.loop
+        self._throttle = throttle
+        self._key_of = key_of
+        self._return_to_session = return_to_session
+        self._timeout = lane.source_config.request_timeout_ms / 1000
+        self._reaches: dict[int, Reach] = {}
+        #: The bytes of frames that have arrived and are not recycled, and those asked for.
+        self._frame_bytes = 0
+        self._asked_bytes = 0
+
+    # -- partitions -------------------------------------------------------------------------------------------------
+
+    def path_opened(self, node_id: int, round_trip: float) -> None:
+        """Note a connection to a broker, and how long its shortest answer took."""
+        if round_trip >= LONG_ROUND_TRIP and node_id not in self._reaches and self._lane.spec.connections > 1:
+            self._reaches[node_id] = Reach(node_id, Breadth(self._lane.spec.connections, round_trip))
+
+    def is_possible(self, node_id: int) -> bool:
+        """Return True if partitions can be read ahead from a broker."""
+        return node_id in self._reaches
+
+    def begins(self, partition: PartitionCopy, records: memoryview, fetched_with: int, at: float) -> bool:
+        """Begin to read a partition ahead if its last response shows that it is far behind; return True if so.
+
+        `fetched_with` is how many partitions its session has.
+        """
+        source = partition.source
+        reach = self._reaches.get(source.node_id or 0)
+        if reach is None or not partition.wants_records or source.is_deferred or at < source.session_until:
+            return False
+        reading = ReadAhead(REQUEST_BYTES)
+        reading.learn(records)
+        behind = (source.last_stable_offset or 0) - partition.intake.next_offset
+        far = max(_LEAST_BEHIND_BYTES, _FAR_BEHIND_BYTES // max(fetched_with, 1))
+        if behind * reading.bytes_per_offset < far:
+            return False
+        source.role = "ahead"
+        reach.readings[partition] = reading
+        reach.askable[partition] = None
+        return True
+
+    def forget(self, partition: PartitionCopy) -> None:
+        """Read a partition ahead no longer."""
+        for reach in self._reaches.values():
+            reading = reach.readings.pop(partition, None)
+            if reading is not None:
+                reach.askable.pop(partition, None)
+                reach.waiting.pop(partition, None)
+                reading.clear()
+                self._release_dropped(reading)
+
+    def _leave(self, reach: Reach, partition: PartitionCopy, *, until: float = 0.0) -> None:
+        """Fetch a partition in its session again."""
+        self.forget(partition)
+        partition.source.session_until = until
+        self._return_to_session(partition)
+
+    def recycle(self, frame: Frame) -> None:
+        """Take back a frame of ours whose last batch is answered."""
+        self._frame_bytes -= len(frame.view)
+        link = frame.owner
+        if isinstance(link, AheadLink) and link.stream.fileno() >= 0:
+            link.stream.recycle(frame.view)
+
+    def _release(self, frame: Frame) -> None:
+        if frame.release():
+            self._lane.released.append(frame)
+
+    def _release_dropped(self, reading: ReadAhead) -> None:
+        for one in reading.dropped:
+            _, frame = _response_of(one.response)
+            self._release(frame)
+        reading.dropped.clear()
+
+    def answered_at(self) -> float | None:
+        """Return the earliest time at which what a broker last answered was asked for; None if nothing is read."""
+        return min((reach.seen_at for reach in self._reaches.values() if reach.readings), default=None)
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def pump(self, at: float) -> None:
+        """Take in what partitions want by now, open connections and ask for more."""
+        for reach in self._reaches.values():
+            for partition in [p for p in reach.waiting if p.wants_records]:
+                self._take(reach, partition, at)
+            if reach.readings:
+                self._open(reach)
+                self._ask(reach, at)
+
+    def _open(self, reach: Reach) -> None:
+        for number in range(reach.breadth.wanted):
+            if number not in reach.links:
+                reach.links[number] = None
+                self._connect(reach, number)
+
+    def _connect(self, reach: Reach, number: int) -> None:
+        post = self._loop.post
+        self._lane.background_requests.connect(
+            "ahead",
+            reach.node_id,
+            lambda stream, versions: post(lambda _: self._connected(reach, number, stream, versions[0])),
+            lambda message, reason: post(lambda at: self._not_connected(reach, number, message, reason, at)),
+        )
+
+    def _connected(self, reach: Reach, number: int, stream: Stream, version: int) -> None:
+        link = AheadLink(reach.node_id, number, stream, self._lane.source_config.client_id, version)
+        link.used_at = now()
+        reach.links[number] = link
+        self._loop.add(link)
+
+    def _not_connected(self, reach: Reach, number: int, message: str, reason: Reason | None, at: float) -> None:
+        reach.links.pop(number, None)
+        is_open = len(reach.open_links)
+        reach.breadth.refused(is_open, at)
+        if reach.says_refused:
+            reach.says_refused = False
+            _log.warning(
+                "no more than %d connections to read ahead from broker %d: %s", is_open, reach.node_id, message
+            )
+        if not is_open and not any(link is None for link in reach.links.values()):
+            for partition in list(reach.readings):
+                self._leave(reach, partition, until=at + _UNUSED_SECONDS)
+
+    def _ask(self, reach: Reach, at: float) -> None:
+        links = [link for link in reach.open_links[: reach.breadth.wanted] if self._is_free(reach, link, at)]
+        if not links:
+            return
+        limit = self._lane.spec.buffer_bytes
+        share = max(limit // len(reach.readings), 2 * REQUEST_BYTES)
+        while True:
+            link = min(links, key=lambda one: len(one.requests))
+            if len(link.requests) >= link.most_requests:
+                return
+            if self._frame_bytes + self._asked_bytes + REQUEST_BYTES > limit or not reach.askable:
+                break
+            if self._throttle.allowance(at) == 0:
+                break
+            partition = next(iter(reach.askable))
+            del reach.askable[partition]
+            reading = reach.readings[partition]
+            end = partition.source.last_stable_offset or 0
+            position = partition.intake.next_offset
+            one = (
+                reading.ask(position, end) if reading.held_bytes < share and not partition.source.is_deferred else None
+            )
+            if one is None:
+                continue
+            reach.askable[partition] = None
+            where = partition.fetch_position(one.size)
+            if one.is_guess:
+                where = where._replace(fetch_offset=one.offset, last_fetched_epoch=None)
+            key = self._key_of(partition)
+            link.session.want(key, where)
+            link.requests.append(AheadRequest(partition, reading, one, at, one.size))
+            link.used_at = at
+            self._asked_bytes += one.size
+            self._throttle.spend(one.size)
+            try:
+                link.ask(max_wait_ms=_WAIT_MS, max_bytes=one.size, rack="")
+            except OutcomeUnknown as error:
+                self._lose(reach, link, str(error))
+                return
+            link.session.forget(key)
+            self._loop.watch(link)
+        reach.is_held_up = True
+
+    def _is_free(self, reach: Reach, link: AheadLink, at: float) -> bool:
+        connection = link.stream.connection
+        if connection.must_be_replaced and not link.requests:
+            self._close(reach, link)
+            return False
+        return not connection.must_be_replaced and not connection.is_throttled and not link.stream.sending
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    def link_ready(self, link: AheadLink, mask: int) -> None:
+        """Receive from a connection, and send what is left to send."""
+        reach = self._reaches.get(link.node_id)
+        if reach is None or reach.links.get(link.number) is not link:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                link.stream.flush()
+                self._loop.watch(link)
+            while reach.links.get(link.number) is link and (view := link.stream.receive()) is not None:
+                self._answered(reach, link, view)
+        except (OutcomeUnknown, FrameError) as error:
+            self._lose(reach, link, str(error))
+
+    def _answered(self, reach: Reach, link: AheadLink, view: memoryview) -> None:
+        answered = link.answered(view)
+        if answered is None:
+            self._loop.watch(link)
+            return
+        answer, view = answered
+        at = now()
+        request = link.requests.popleft()
+        partition, reading, one = request.partition, request.reading, request.range
+        link.stream.connection.note_throttle(answer.throttle_time_ms)
+        self._asked_bytes -= request.allowed_bytes
+        self._throttle.spend(len(view) - request.allowed_bytes)
+        self._frame_bytes += len(view)
+        frame = Frame(view, link)
+        reach.seen_at = max(reach.seen_at, request.asked_at)
+        if answer.throttle_time_ms:
+            reach.breadth.throttled(at)
+        key = self._key_of(partition) if reach.readings.get(partition) is reading else None
+        if key is None:
+            self._release(frame)
+            return
+        reach.askable[partition] = None
+        part = next((part for part in answer.partitions if part.key == key), None)
+        if part is not None and not part.error_code and request.asked_at >= (partition.source.seen_at or 0.0):
+            partition.ends_seen(part)
+            partition.source.log_start = part.log_start_offset
+            partition.source.seen_at = request.asked_at
+        if part is not None and _is_plain(part) and reading.arrived(one, part.records, (part, frame)):
+            self._lane.counts.fetches.took(at - request.asked_at)
+            self._take(reach, partition, at)
+            return
+        reading.give_up(one)
+        self._release(frame)
+        if not answer.throttle_time_ms:
+            self._leave(reach, partition, until=at + _USUAL_SECONDS)
+
+    def _take(self, reach: Reach, partition: PartitionCopy, at: float) -> None:
+        """Take in what has arrived of a partition, as far as it goes and as much as the partition wants."""
+        reading, intake = reach.readings[partition], partition.intake
+        reach.waiting[partition] = reach.askable[partition] = None
+        while partition.wants_records:
+            one = reading.take(intake.next_offset, intake.leader_epoch)
+            if one is None:
+                reach.waiting.pop(partition)
+                break
+            part, frame = _response_of(one.response)
+            assert one.records is not None
+            partition.fetched_ahead(one.records, part, frame)
+            partition.source.records_at = at
+            self._release(frame)
+            if partition.blocked_by or intake.next_offset < one.until:
+                # what is left decides itself in the session
+                self._leave(reach, partition, until=at + _USUAL_SECONDS)
+                partition.advance(at)
+                break
+        else:
+            if partition.status is not Status.COPYING:
+                self.forget(partition)
+        self._release_dropped(reading)
+        if partition in reach.readings and not reading.ranges:
+            behind = (partition.source.last_stable_offset or 0) - intake.next_offset
+            if behind * reading.bytes_per_offset < _LEAST_BEHIND_BYTES:
+                self._leave(reach, partition)
+        if partition.queue:
+            self._lane.make_ready(partition)
+
+    def on_tick(self, at: float) -> None:
+        """Do what is due: time-outs, the number of connections, closing those that are not used."""
+        for reach in self._reaches.values():
+            links = reach.open_links
+            is_limit = bool(reach.readings) and not reach.is_held_up
+            reach.breadth.on_tick(at, reach.received_bytes, len(links), is_limit=is_limit)
+            reach.is_held_up = False
+            for link in links:
+                if link.requests and at - link.requests[0].asked_at > self._timeout:
+                    self._lose(reach, link, link.stream.connection.message("no response in time"))
+                elif not link.requests and at - link.used_at > _UNUSED_SECONDS:
+                    self._close(reach, link)
+
+    def _lose(self, reach: Reach, link: AheadLink, message: str) -> None:
+        """Close a connection; what it was asked for is asked for again, over another."""
+        if reach.links.get(link.number) is not link:
+            return
+        _log.debug("reading ahead: %s", message)
+        self._close(reach, link)
+        for request in link.requests:
+            self._asked_bytes -= request.allowed_bytes
+            self._throttle.spend(-request.allowed_bytes)
+            request.reading.give_up(request.range)
+            if reach.readings.get(request.partition) is request.reading:
+                reach.askable[request.partition] = None
+        link.requests.clear()
+
+    def _close(self, reach: Reach, link: AheadLink) -> None:
+        reach.received_before += link.stream.received_bytes
+        self._loop.hang_up(link)
+        reach.links.pop(link.number, None)
+
+    def hang_up(self) -> None:
+        """Close all connections at once."""
+        for reach in self._reaches.values():
+            for link in reach.open_links:
+                self._close(reach, link)
+
+
+def _is_plain(part: FetchedPartition) -> bool:
+    return not part.error_code and not part.diverging_epoch and part.preferred_read_replica is None
+
+
+def _response_of(response: object) -> tuple[FetchedPartition, Frame]:
+    assert isinstance(response, tuple)
+    part, frame = response
+    return part, frame
