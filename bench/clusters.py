@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +18,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import append_to
 from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror.sandbox.ports import LOOPBACK, free_ports
+from kmirror.sandbox.spec import NodeSpec, nodes_on, ports_needed
 
 _HEAP = "1g"
 _JAVA_OPTIONS = (
@@ -37,17 +41,38 @@ _SETTLE_TIMEOUT_S = 90.0
 _COPY_SETTINGS = {"compression.type": "producer", "retention.ms": "-1"}
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a cluster is: the address that its brokers advertise, and how a thread gets into its network."""
+
+    host: str
+    network: Callable[[], AbstractContextManager[None]]
+
+
 class Cluster:
     """One of the two clusters, with the operations that the bench needs."""
 
-    def __init__(self, name: str, directory: Path, brokers: int = 1, users: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        brokers: int = 1,
+        users: Mapping[str, str] | None = None,
+        *,
+        place: Place | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._place = place
+        ports = free_ports(ports_needed(brokers, users is not None)) if place else None
         self.sandbox = SandboxCluster(
             name,
             directory,
             brokers=brokers,
+            ports=ports,
             heap=_HEAP,
             java_options=_JAVA_OPTIONS,
-            properties=_PROPERTIES,
+            properties={**_PROPERTIES, **(properties or {})},
+            node_properties=_advertised(place.host, nodes_on(ports, brokers, False)) if place and ports else None,
             secured=users is not None,
             authorizer=users is not None,
             users=users,
@@ -59,10 +84,22 @@ class Cluster:
         from confluent_kafka.admin import AdminClient
 
         self.bootstrap_servers = self.sandbox.bootstrap_servers
-        config = client_config(self.sandbox.client_properties())
+        if self._place:
+            self.bootstrap_servers = self.bootstrap_servers.replace(LOOPBACK, self._place.host)
+        properties = {**self.sandbox.client_properties(), "bootstrap.servers": self.bootstrap_servers}
+        config = client_config(properties)
         # librdkafka would log that the brokers are gone when they are stopped.
         self._admin: Any = AdminClient({**config.librdkafka(), "log_level": 0})
         self._client = ClusterClient(config)
+
+    @property
+    def placed(self) -> bool:
+        """Return whether it is in a network of its own."""
+        return self._place is not None
+
+    def network(self) -> AbstractContextManager[None]:
+        """Move this thread into the brokers' network, with what it starts there."""
+        return self._place.network() if self._place else nullcontext()
 
     def close(self) -> None:
         """Close the connections, if any."""
@@ -134,9 +171,20 @@ class Pair:
     With `users` (passwords by name) they use TLS and logins, and enforce ACLs.
     """
 
-    def __init__(self, directory: Path, brokers: int = 1, users: Mapping[str, str] | None = None) -> None:
-        self.source = Cluster("source", directory / "source", brokers, users)
-        self.destination = Cluster("destination", directory / "destination", brokers, users)
+    def __init__(
+        self,
+        directory: Path,
+        brokers: int = 1,
+        users: Mapping[str, str] | None = None,
+        *,
+        source: Place | None = None,
+        destination: Place | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self.source = Cluster("source", directory / "source", brokers, users, place=source, properties=properties)
+        self.destination = Cluster(
+            "destination", directory / "destination", brokers, users, place=destination, properties=properties
+        )
 
     @property
     def pids(self) -> dict[str, int]:
@@ -146,9 +194,16 @@ class Pair:
 
     def __enter__(self) -> Self:
         try:
-            start_together([self.source.sandbox, self.destination.sandbox])
-            self.source.open()
-            self.destination.open()
+            clusters = (self.source, self.destination)
+            if any(cluster.placed for cluster in clusters):
+                for cluster in clusters:
+                    with cluster.network():
+                        cluster.sandbox.start()
+            else:
+                start_together([cluster.sandbox for cluster in clusters])
+            for cluster in clusters:
+                with cluster.network():
+                    cluster.open()
         except BaseException:
             self._end()
             raise
@@ -163,6 +218,18 @@ class Pair:
         for cluster in (self.source, self.destination):
             cluster.close()
             cluster.sandbox.destroy()
+
+
+def _advertised(host: str, nodes: Sequence[NodeSpec]) -> dict[int, dict[str, str]]:
+    """Return the settings of nodes that clients reach by this address."""
+    found = {}
+    for node in nodes:
+        controller = f",CONTROLLER://{LOOPBACK}:{node.controller_port}" if node.controller_port else ""
+        found[node.node_id] = {
+            "listeners": f"PLAINTEXT://0.0.0.0:{node.port}{controller}",
+            "advertised.listeners": f"PLAINTEXT://{host}:{node.port}",
+        }
+    return found
 
 
 def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:

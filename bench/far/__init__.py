@@ -1,0 +1,1 @@
+"""Measure copies over a distance: `python -m bench.far`."""
