@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -63,6 +64,18 @@ def connection(wire: Wire) -> Iterator[Connection]:
 
 
 # -- the good case ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the sizes that Linux gives")
+def test_the_users_buffers_are_set_before_the_window_of_a_connection_is_agreed(wire: Wire) -> None:
+    asked = replace(PLAIN, receive_buffer_bytes=20_000, send_buffer_bytes=30_000)
+    scales = []
+    for config in (PLAIN, asked):
+        with closing(Connection.open(wire.host, wire.port, config)) as made:
+            scales.append(made.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[6] >> 4)
+            found = [made.socket.getsockopt(socket.SOL_SOCKET, o) for o in (socket.SO_RCVBUF, socket.SO_SNDBUF)]
+    assert found == [40_000, 60_000]  # Linux reports the double
+    assert scales[0] > 0 == scales[1]  # a buffer of this size needs no scale
 
 
 def test_requests_are_answered_in_a_version_both_sides_speak(connection: Connection, wire: Wire) -> None:

@@ -67,3 +67,20 @@ def test_a_refusal_is_a_line_too(cluster_pair: ClusterPair) -> None:
     assert (missing.exit_code, other.exit_code) == (ExitCode.REFUSED, ExitCode.REFUSED)
     with pytest.raises(RefusedError, match="plaintext secrets are not stored"):
         check(here, properties={**here, "ssl.key.password": "x"})
+
+
+def test_a_buffer_that_this_machine_does_not_give_is_warned_of_with_the_limit_to_raise(
+    cluster_pair: ClusterPair,
+) -> None:
+    here = {**properties_of(cluster_pair.destination), "send.buffer.bytes": "2000000000"}
+    there = {**properties_of(cluster_pair.source), "receive.buffer.bytes": "2000000000", "send.buffer.bytes": "50000"}
+    report = check(here, properties=there)
+    found = {(line.cluster, line.what): line for line in report.lines if line.what.endswith(".buffer.bytes")}
+    assert {key: str(line.grade) for key, line in found.items()} == {
+        ("destination", "send.buffer.bytes"): "warn",
+        ("source", "receive.buffer.bytes"): "warn",
+        ("source", "send.buffer.bytes"): "ok",
+    }
+    assert "sysctl -w net.core.wmem_max=2000000000" in (found["destination", "send.buffer.bytes"].hint or "")
+    assert "sysctl -w net.core.rmem_max=2000000000" in (found["source", "receive.buffer.bytes"].hint or "")
+    assert report.exit_code == ExitCode.OK

@@ -19,6 +19,7 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from kmirror.cluster.protocol.wire import INT32, Buffer, Exchange, FrameError
@@ -26,6 +27,7 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.security.sasl import authenticate
 from kmirror.cluster.security.tls_refusals import tls_refusal
+from kmirror.cluster.socket_buffers import set_buffers
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
 #: The largest answer we accept. Brokers send at most one batch more than requested; no answer comes near this.
@@ -109,7 +111,7 @@ class Connection:
         try:
             if not host or not 0 < port <= _HIGHEST_PORT:
                 raise OSError("not a valid address")
-            sock = socket.create_connection((host, port), timeout=timeout)
+            sock = _connected(host, port, config, timeout)
         except (OSError, ValueError) as error:  # ValueError: not a valid host name
             is_unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
             raise (UnknownHostError if is_unknown else ConnectFailedError)(
@@ -490,6 +492,23 @@ class Stream:
         owner = frame.obj
         if isinstance(owner, bytearray) and len(owner) == self._buffer_bytes and len(self._spare) < _SPARE_BUFFERS:
             self._spare.append(owner)
+
+
+def _connected(host: str, port: int, config: ClientConfig, timeout: float) -> socket.socket:
+    """Return a socket that is connected to one of a host's addresses."""
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            with ExitStack() as stack:
+                sock = stack.enter_context(socket.socket(family, kind, protocol))
+                sock.settimeout(timeout)
+                set_buffers(sock, config)
+                sock.connect(address)
+                stack.pop_all()
+                return sock
+        except OSError as error:
+            failed = error
+    raise failed or OSError("it has no address")
 
 
 def _room_for(size: int) -> memoryview:

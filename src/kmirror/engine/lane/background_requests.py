@@ -8,7 +8,6 @@ nothing more.
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -33,8 +32,6 @@ from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 
 BackgroundRequest = Callable[[], None]
-_SOURCE_RECEIVE_BUFFER = 4 << 20
-_DESTINATION_SEND_BUFFER = 4 << 20
 _FILL_BUFFER = 64 << 10
 _AHEAD_BUFFER = 640 << 10
 _SIDES: dict[LinkKind, str] = {
@@ -198,9 +195,6 @@ class BackgroundRequests:
             )
             return Stream(connection, _FILL_BUFFER), versions
         versions = (ask(produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"),)
-        # Brokers open a small TCP window (socket.receive.buffer.bytes). A request should wait for it in the kernel,
-        # which continues at once; with its default buffer the kernel holds only a part, and this thread the rest.
-        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _DESTINATION_SEND_BUFFER)
         return Stream(connection, self._stream_bytes), versions
 
     def trim(

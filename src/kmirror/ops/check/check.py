@@ -24,6 +24,7 @@ from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.exposure import cleartext_logins
+from kmirror.cluster.socket_buffers import buffers_here
 from kmirror.commands import Arguments, command_line, option, options
 from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import Reason
@@ -94,6 +95,7 @@ def check(
     config = client_config(destination_properties)
     require_login(config)
     _check_cleartext(findings, DESTINATION, destination_properties)
+    _check_buffers(findings, DESTINATION, config)
     with ClusterClient(config) as client:
         found = _reach(findings, DESTINATION, client)
         if found is not None:
@@ -299,6 +301,7 @@ def _check_source(
         with ClusterClient(config) as client:
             _check_trust(findings, properties, config)
             _check_cleartext(findings, SOURCE, properties)
+            _check_buffers(findings, SOURCE, config)
             found = _reach(findings, SOURCE, client)
             if found is None:
                 return groups
@@ -355,6 +358,22 @@ def _check_trust(findings: Findings, properties: Mapping[str, str], config: Clie
 def _check_cleartext(findings: Findings, cluster: str, properties: Mapping[str, str]) -> None:
     for warning, hint in cleartext_logins(properties):
         findings.warn(cluster, "encryption", warning, hint)
+
+
+def _check_buffers(findings: Findings, cluster: str, config: ClientConfig) -> None:
+    """Check whether this machine gives connections buffers of the size that the client properties ask for."""
+    for buffer in buffers_here(config):
+        if buffer.is_capped:
+            findings.warn(
+                cluster,
+                buffer.key,
+                f"{buffer.asked} is more than this machine gives: a connection gets {buffer.given} bytes, and the "
+                "system does not adapt them to the path",
+                f"remove {buffer.key}, or raise the limit on every machine with lanes: "
+                + command_line("sysctl", "-w", f"{buffer.limit}={buffer.asked}"),
+            )
+        else:
+            findings.ok(cluster, buffer.key, f"{buffer.asked} bytes, as asked")
 
 
 def _check_blocked(findings: Findings, store: StateStore, record: MirrorRecord) -> None:
