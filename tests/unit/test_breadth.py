@@ -28,8 +28,7 @@ class Path:
         until, begun = self.now + seconds, self.received
         while self.now < until:
             wanted = self.breadth.wanted
-            if self.open > wanted:
-                self.open = wanted
+            self.open = min(self.open, wanted)
             if self.open < wanted and self.now >= self.opens_at:
                 self.open, self.opens_at = wanted, self.now + 2 * self.round_trip
             rate = min(self.open * self.each, self.path) * self.chance.uniform(0.97, 1.03)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
 import pytest
 
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.read_ahead import Range, ReadAhead, covered
+from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
 from kmirror.cluster.protocol.records import read_records
 from kmirror.engine.lane.counts import Counts
 from kmirror.engine.lane.intake import Frame, Gap, Intake
-from tests.support.histories import OWN_ID, Log, _Writer, batch, clean
-from tests.support.log_batches import encode
+from tests.support.histories import OWN_ID, Log, _Writer, clean
 
 PARTITION = TopicPartition("orders", 0)
 REQUEST_BYTES = 600

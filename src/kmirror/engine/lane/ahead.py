@@ -1,4 +1,4 @@
-"""Read ahead over a long path: partitions that are far behind are fetched over many connections to their broker.
+"""Read over a long path: partitions that are far behind are read ahead over many connections to their broker.
 
 A partition whose backlog is large leaves its fetch session (`fetching`). Its log is then asked for in ranges
 (`read_ahead`), each over whichever connection is free, and taken in strictly in order. How many connections that takes
@@ -11,17 +11,19 @@ from __future__ import annotations
 import logging
 import selectors
 from collections.abc import Callable
+from math import inf
 
 from kmirror.cluster.connection import Stream
-from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
+from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey
 from kmirror.cluster.protocol.read_ahead import ReadAhead
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.engine.clock import now
 from kmirror.engine.lane.breadth import LONG_ROUND_TRIP, Breadth
 from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import AheadLink, AheadRequest
+from kmirror.engine.lane.links import AheadLink, AheadRequest, Poll
 from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.polls import Polls
 from kmirror.engine.lane.states import Status
 from kmirror.engine.lane.throttle import Throttle
 from kmirror.errors import OutcomeUnknown, Reason
@@ -42,9 +44,10 @@ _log = logging.getLogger(__name__)
 class Reach:
     """What is read ahead from one broker."""
 
-    def __init__(self, node_id: int, breadth: Breadth) -> None:
+    def __init__(self, node_id: int, breadth: Breadth, polls: Polls) -> None:
         self.node_id = node_id
         self.breadth = breadth
+        self.polls = polls
         #: Connections by number; None while one is being opened.
         self.links: dict[int, AheadLink | None] = {}
         self.readings: dict[PartitionCopy, ReadAhead] = {}
@@ -79,12 +82,14 @@ class Ahead:
         throttle: Throttle,
         key_of: Callable[[PartitionCopy], FetchKey],
         return_to_session: Callable[[PartitionCopy], None],
+        moved: Callable[[PartitionCopy], None],
     ) -> None:
         self._lane = lane
         self._loop = lane.loop
         self._throttle = throttle
         self._key_of = key_of
         self._return_to_session = return_to_session
+        self._moved = moved
         self._timeout = lane.source_config.request_timeout_ms / 1000
         self._reaches: dict[int, Reach] = {}
         #: The bytes of frames that have arrived and are not recycled, and those asked for.
@@ -96,7 +101,20 @@ class Ahead:
     def path_opened(self, node_id: int, round_trip: float) -> None:
         """Note a connection to a broker, and how long its shortest answer took."""
         if round_trip >= LONG_ROUND_TRIP and node_id not in self._reaches and self._lane.spec.connections > 1:
-            self._reaches[node_id] = Reach(node_id, Breadth(self._lane.spec.connections, round_trip))
+            breadth = Breadth(self._lane.spec.connections, round_trip)
+            self._reaches[node_id] = Reach(node_id, breadth, Polls(round_trip, self._key_of, self._moved))
+
+    def brought(self, partition: PartitionCopy, size: int, at: float) -> None:
+        """Note that the session of a partition brought records."""
+        reach = self._reaches.get(partition.source.node_id or 0)
+        if reach is not None:
+            reach.polls.note(partition, size, at)
+
+    def seconds_left(self, at: float) -> float:
+        """Return the time until something is due."""
+        return min(
+            (left for r in self._reaches.values() if (left := r.polls.seconds_left(at)) is not None), default=inf
+        )
 
     def is_possible(self, node_id: int) -> bool:
         """Return True if partitions can be read ahead from a broker."""
@@ -166,12 +184,16 @@ class Ahead:
         for reach in self._reaches.values():
             for partition in [p for p in reach.waiting if p.wants_records]:
                 self._take(reach, partition, at)
+            wanted = min(reach.polls.connections, self._lane.spec.connections)
             if reach.readings:
-                self._open(reach)
+                wanted = max(wanted, reach.breadth.wanted)
+            self._open(reach, wanted)
+            self._poll(reach, at)
+            if reach.readings:
                 self._ask(reach, at)
 
-    def _open(self, reach: Reach) -> None:
-        for number in range(reach.breadth.wanted):
+    def _open(self, reach: Reach, wanted: int) -> None:
+        for number in range(wanted):
             if number not in reach.links:
                 reach.links[number] = None
                 self._connect(reach, number)
@@ -204,8 +226,24 @@ class Ahead:
             for partition in list(reach.readings):
                 self._leave(reach, partition, until=at + _UNUSED_SECONDS)
 
+    def _poll(self, reach: Reach, at: float) -> None:
+        partitions = reach.polls.due(at)
+        link = (
+            next((x for x in reach.open_links if not x.requests and self._is_free(reach, x)), None)
+            if partitions
+            else None
+        )
+        if link is None or self._throttle.allowance(at) == 0:
+            return
+        try:
+            reach.polls.send(link, partitions, at)
+        except OutcomeUnknown as error:
+            self._lose(reach, link, str(error))
+            return
+        self._loop.watch(link)
+
     def _ask(self, reach: Reach, at: float) -> None:
-        links = [link for link in reach.open_links[: reach.breadth.wanted] if self._is_free(reach, link, at)]
+        links = [link for link in reach.open_links[: reach.breadth.wanted] if self._is_free(reach, link)]
         if not links:
             return
         limit = self._lane.spec.buffer_bytes
@@ -247,7 +285,7 @@ class Ahead:
             self._loop.watch(link)
         reach.is_held_up = True
 
-    def _is_free(self, reach: Reach, link: AheadLink, at: float) -> bool:
+    def _is_free(self, reach: Reach, link: AheadLink) -> bool:
         connection = link.stream.connection
         if connection.must_be_replaced and not link.requests:
             self._close(reach, link)
@@ -278,6 +316,9 @@ class Ahead:
         answer, view = answered
         at = now()
         request = link.requests.popleft()
+        if isinstance(request, Poll):
+            self._polled(reach, link, request, answer, view, at)
+            return
         partition, reading, one = request.partition, request.reading, request.range
         link.stream.connection.note_throttle(answer.throttle_time_ms)
         self._asked_bytes -= request.allowed_bytes
@@ -305,6 +346,16 @@ class Ahead:
         self._release(frame)
         if not answer.throttle_time_ms:
             self._leave(reach, partition, until=at + _USUAL_SECONDS)
+
+    def _polled(
+        self, reach: Reach, link: AheadLink, poll: Poll, answer: FetchAnswer, view: memoryview, at: float
+    ) -> None:
+        link.stream.connection.note_throttle(answer.throttle_time_ms)
+        self._throttle.spend(len(view))
+        self._frame_bytes += len(view)
+        frame = Frame(view, link)
+        reach.polls.answered(poll, answer.partitions, frame, at)
+        self._release(frame)
 
     def _take(self, reach: Reach, partition: PartitionCopy, at: float) -> None:
         """Take in what has arrived of a partition, as far as it goes and as much as the partition wants."""
@@ -356,6 +407,8 @@ class Ahead:
         _log.debug("reading ahead: %s", message)
         self._close(reach, link)
         for request in link.requests:
+            if isinstance(request, Poll):
+                continue
             self._asked_bytes -= request.allowed_bytes
             self._throttle.spend(-request.allowed_bytes)
             request.reading.give_up(request.range)

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import selectors
 from collections import defaultdict
+from dataclasses import replace
 from math import inf
 
 from kmirror.cluster.connection import Stream
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.fetch import FetchKey
+from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
+from kmirror.cluster.protocol.read_ahead import goes_on
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.engine.clock import now
 from kmirror.engine.histories.judge import Facts, Trouble
@@ -80,7 +82,7 @@ class Fetching:
         self._keys: dict[PartitionCopy, FetchKey] = {}
         self._held_bytes = 0
         self._throttle = Throttle(now())
-        self.ahead = Ahead(lane, self._throttle, self._keys.__getitem__, self._return_to_session)
+        self.ahead = Ahead(lane, self._throttle, self._keys.__getitem__, self._return_to_session, self._polled)
         #: The topics that are fetched before all others; empty: no priority.
         self._first_topics: tuple[str, ...] = ()
         #: When to look for quiet partitions next, and for silent ones.
@@ -287,6 +289,23 @@ class Fetching:
         if partition.source.node_id is not None and partition.status is Status.COPYING:
             self._fetch_from(partition, partition.source.node_id)
 
+    def _polled(self, partition: PartitionCopy) -> None:
+        """Continue a partition's session behind records that came by another fetch."""
+        key, node_id = self._keys[partition], partition.source.node_id or 0
+        link = self._lane.sources.get((node_id, "main"))
+        if link and key in link.partitions:
+            link.overtaken.add(key)
+            if partition.blocked_by:
+                link.session.forget(key)
+                partition.advance(now())
+            elif partition.wants_records:
+                self._want(link, key, partition)
+            else:
+                link.session.forget(key)
+                link.paused.add(key)
+        if partition.queue:
+            self._lane.make_ready(partition)
+
     def _begin_ahead(self, link: SourceLink, partition: PartitionCopy, records: memoryview, at: float) -> bool:
         """Read a partition ahead from now on if it is far behind and the path is long."""
         if link.role != "main" or not self.ahead.begins(partition, records, len(link.session), at):
@@ -355,6 +374,7 @@ class Fetching:
             link.session.want(self._keys[alone], alone.fetch_position(max_bytes))
         link.serial += 1
         link.asked_at, link.max_bytes = at, max_bytes
+        link.overtaken.clear()
         rack = self._lane.source_config.rack if link.asked_at >= self._leaders_only_until else ""
         try:
             link.ask(max_wait_ms=wait, max_bytes=max_bytes, rack=rack)
@@ -407,7 +427,7 @@ class Fetching:
                 continue
             if part.error_code or part.diverging_epoch:
                 self._avoid_followers(partition, at)
-            partition.fetched(part, frame, at)
+            partition.fetched(_unless_overtaken(part, link, partition), frame, at)
             partition.source.seen_at = link.seen_at
             if link.role == "silent":
                 link.session.forget(part.key)
@@ -420,6 +440,7 @@ class Fetching:
                 partition.advance(at)
             elif len(part.records):
                 partition.source.records_at = at
+                self.ahead.brought(partition, len(part.records), at)
                 is_prompt = asked_at is not None and at - asked_at < PROMPT_SECONDS
                 if link.role == "quiet" or (link.role == "silent" and is_prompt):
                     self._move_fetch(partition, link.node_id, partition.source.follower_until)
@@ -452,3 +473,11 @@ class Fetching:
         """Fetch from leaders only for a while if a follower failed: they might send us there again."""
         if partition.source.follower_until is not None:
             self._leaders_only_until = at + LEADERS_ONLY_SECONDS
+
+
+def _unless_overtaken(part: FetchedPartition, link: SourceLink, partition: PartitionCopy) -> FetchedPartition:
+    """Return a part of a response, without its records if others came meanwhile and these do not go on from there."""
+    intake = partition.intake
+    if part.key not in link.overtaken or goes_on(part.records, intake.next_offset, intake.leader_epoch):
+        return part
+    return replace(part, records=part.records[:0])

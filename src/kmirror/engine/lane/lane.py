@@ -118,7 +118,7 @@ class Lane:
 
     def _turn(self, timeout: float, *, sending: bool = True) -> None:
         """Wait for connections and events, handle them, and send what may be sent."""
-        for link, mask in self._loop.wait(timeout):
+        for link, mask in self._loop.wait(min(timeout, self._fetching.ahead.seconds_left(now()))):
             if isinstance(link, SourceLink):
                 self._fetching.link_ready(link, mask)
             elif isinstance(link, AheadLink):

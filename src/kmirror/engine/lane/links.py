@@ -81,6 +81,8 @@ class SourceLink(FetchLink):
         self.role = role
         self.partitions: dict[FetchKey, PartitionCopy] = {}
         self.paused: set[FetchKey] = set()
+        #: Partitions that got records by another fetch since the request in flight was sent.
+        self.overtaken: set[FetchKey] = set()
         self.asked_at: float | None = None
         #: When the last answered request was sent: partitions that the response did not name had not changed by then.
         self.seen_at = 0.0
@@ -107,6 +109,13 @@ class SourceLink(FetchLink):
         return None
 
 
+class Poll(NamedTuple):
+    """A fetch in flight of what may be new: by partition the copy, the offset, and the leader epoch before it."""
+
+    wanted: dict[FetchKey, tuple[PartitionCopy, int, int | None]]
+    asked_at: float
+
+
 class AheadRequest(NamedTuple):
     """A request in flight for one range of one partition, which is the partition's own while `reading` is."""
 
@@ -118,12 +127,12 @@ class AheadRequest(NamedTuple):
 
 
 class AheadLink(FetchLink):
-    """One of many connections to a source broker over a long path; each request is for one range; see `ahead`."""
+    """One of many connections to a source broker over a long path, without a session; see `ahead` and `polls`."""
 
     def __init__(self, node_id: int, number: int, stream: Stream, client_id: str, version: int) -> None:
         super().__init__(node_id, stream, client_id, version, incremental=False)
         self.number = number
-        self.requests: deque[AheadRequest] = deque()
+        self.requests: deque[AheadRequest | Poll] = deque()
         #: The next request waits at the broker already while one is answered; a proof is for one at a time.
         self.most_requests = 2 if self.proof is None else 1
         self.used_at = 0.0
