@@ -427,7 +427,9 @@ class Fetching:
                 continue
             if part.error_code or part.diverging_epoch:
                 self._avoid_followers(partition, at)
-            partition.fetched(_unless_overtaken(part, link, partition), frame, at)
+            is_overtaken = part.key in link.overtaken
+            of_use = _what_goes_on(part, partition) if is_overtaken else part
+            partition.fetched(of_use, frame, at, may_overlap=is_overtaken)
             partition.source.seen_at = link.seen_at
             if link.role == "silent":
                 link.session.forget(part.key)
@@ -475,9 +477,8 @@ class Fetching:
             self._leaders_only_until = at + LEADERS_ONLY_SECONDS
 
 
-def _unless_overtaken(part: FetchedPartition, link: SourceLink, partition: PartitionCopy) -> FetchedPartition:
-    """Return a part of a response, without its records if others came meanwhile and these do not go on from there."""
+def _what_goes_on(part: FetchedPartition, partition: PartitionCopy) -> FetchedPartition:
+    """Return a part of a response, without its records unless they go on where others, that came meanwhile, ended."""
     intake = partition.intake
-    if part.key not in link.overtaken or goes_on(part.records, intake.next_offset, intake.leader_epoch):
-        return part
-    return replace(part, records=part.records[:0])
+    is_next = goes_on(part.records, intake.next_offset, intake.leader_epoch)
+    return part if is_next else replace(part, records=part.records[:0])

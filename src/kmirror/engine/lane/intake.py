@@ -179,11 +179,13 @@ class Intake:
         frame: Frame,
         *,
         high_watermark: int | None,
+        may_overlap: bool = False,
     ) -> Fail | None:
         """Queue the batches of one response; return the failure of a batch that cannot be copied, if there is one.
 
         Offsets may be missing only below the response's high watermark: cleaned segments are replicated. A broker
         reads the high watermark before the batches, so a batch above it may be right, but is not taken yet.
+        With `may_overlap` the response may begin with batches that another one brought already.
         Each batch is checked and guarded in one go, while its bytes are in the CPU cache.
         """
         position, end = 0, len(records)
@@ -254,7 +256,7 @@ class Intake:
                 return self._refuse(CorruptBatchError(base, f"its length field says {length}"))
             isolation = isolation or Isolation(aborted)
             stored = records[position:following]
-            parts = self._take_apart(stored, isolation)
+            parts = self._take_apart(stored, isolation, may_overlap=may_overlap)
             if isinstance(parts, Fail):
                 return parts
             if _has_hole_above(stored, parts, high_watermark or 0):
@@ -268,11 +270,13 @@ class Intake:
         self.queued_bytes, self.next_offset, self.leader_epoch = queued_bytes, expected, epoch
         return None
 
-    def _take_apart(self, stored: memoryview, isolation: Isolation) -> Sequence[Run | Hole] | Fail:
+    def _take_apart(
+        self, stored: memoryview, isolation: Isolation, *, may_overlap: bool
+    ) -> Sequence[Run | Hole] | Fail:
         """Take apart one batch that cannot be sent unchanged."""
         try:
             visible = isolation.kind(stored) is BatchKind.DATA
-            if stored[MAGIC_POSITION] == 2 and is_before(stored, self.next_offset):
+            if may_overlap and stored[MAGIC_POSITION] == 2 and is_before(stored, self.next_offset):
                 return ()
             return pieces(stored, start=self.next_offset, visible=visible, max_bytes=max(len(stored), _RUN_BYTES))
         except KmirrorError as error:

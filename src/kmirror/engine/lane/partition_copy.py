@@ -235,8 +235,11 @@ class PartitionCopy:
         epoch = self.facts.source_leader[1] if self.facts else None
         return FetchPosition(self.intake.next_offset, self.intake.leader_epoch, epoch, partition_max_bytes)
 
-    def fetched(self, answer: FetchedPartition, frame: Frame, now: float) -> None:
-        """Take this partition's part of a Fetch response; batches that can be copied are queued."""
+    def fetched(self, answer: FetchedPartition, frame: Frame, now: float, *, may_overlap: bool = False) -> None:
+        """Take this partition's part of a Fetch response; batches that can be copied are queued.
+
+        With `may_overlap` it may begin with batches that were taken in before.
+        """
         if self.status is not Status.COPYING or self.blocked_by or self.is_to_be_trimmed:
             return
         if answer.error_code:
@@ -261,7 +264,7 @@ class PartitionCopy:
         self.source.log_start = answer.log_start_offset
         if len(answer.records):
             self.source.batches_seen(answer.records)
-            self._take_in(answer.records, answer, frame)
+            self._take_in(answer.records, answer, frame, may_overlap=may_overlap)
         elif self.caught_up:
             self._made_progress()
 
@@ -271,12 +274,16 @@ class PartitionCopy:
         They may begin with batches that were taken in before.
         """
         self._activate()
-        self._take_in(records, answer, frame)
+        self._take_in(records, answer, frame, may_overlap=True)
 
-    def _take_in(self, records: memoryview, answer: FetchedPartition, frame: Frame) -> None:
+    def _take_in(self, records: memoryview, answer: FetchedPartition, frame: Frame, *, may_overlap: bool) -> None:
         begun_at = self.intake.next_offset
         self.blocked_by = self.intake.take_in(
-            records, answer.aborted_transactions, frame, high_watermark=answer.high_watermark
+            records,
+            answer.aborted_transactions,
+            frame,
+            high_watermark=answer.high_watermark,
+            may_overlap=may_overlap,
         )
         if self.blocked_by:
             self._log(f"cannot continue: {self.blocked_by.message}")
