@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from kmirror.cluster.client import LATEST, ClusterClient
@@ -25,6 +26,7 @@ from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now
 from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import Facts, Trouble
+from kmirror.engine.lane.breadth import LONG_ROUND_TRIP
 from kmirror.engine.lane.links import LinkKind
 from kmirror.engine.spec import LaneSpec
 from kmirror.engine.threads import guarded_thread
@@ -69,6 +71,9 @@ class BackgroundRequests:
         self._reads: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        #: The connections of `connect`: some are handed over when nobody takes them any more.
+        self._opened: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._opening = threading.Lock()
         self._threads = [
             guarded_thread(run, name, broken)
             for run, name in ((self._run_reads, "kmirror-reads"), (self._run_writes, "kmirror-writes"))
@@ -86,9 +91,12 @@ class BackgroundRequests:
         self._writes.put(None)
 
     def join(self, timeout: float) -> None:
-        """Wait for both threads to end."""
+        """Wait for both threads to end, and close all connections that were opened."""
         for thread in self._threads:
             thread.join(timeout)
+        with self._opening:
+            for connection in self._opened:
+                connection.close()
 
     def _run_reads(self) -> None:
         spec, configs = self._spec, self._configs
@@ -168,6 +176,11 @@ class BackgroundRequests:
             config = self._configs["source" if at_source else "destination"]
             try:
                 connection = Connection.open(broker.host, broker.port, config)
+                with self._opening:
+                    self._opened.add(connection)
+                    if self._stopping.is_set():
+                        connection.close()
+                        return
                 stream, versions = self._stream(side, connection)
             except (KmirrorError, OutcomeUnknown) as error:
                 failed(f"the {_SIDES[side]}: {error}", error.reason if isinstance(error, KmirrorError) else None)
@@ -186,7 +199,7 @@ class BackgroundRequests:
             versions: tuple[int, ...] = (ask(fetch.API_KEY, fetch.LOWEST_VERSION, fetch.HIGHEST_VERSION, "Fetch"),)
             if side == "ahead":
                 return Stream(connection, _AHEAD_BUFFER), versions
-            connection.measure_round_trip()
+            connection.measure_round_trip(LONG_ROUND_TRIP)
             return Stream(connection, self._stream_bytes), versions
         if side == "fill":
             versions = (
