@@ -141,7 +141,17 @@ def test_json_has_exactly_these_keys_and_values() -> None:
         "etaMs": 2_500,
         "lane": 0,
         "worker": "h1",
+        "limitedBy": None,
     }
+
+
+def test_a_path_that_is_the_limit_is_named_with_its_connections() -> None:
+    copying = replace(progress(), path_connections=32, path_bytes_per_second=64_000_000)
+    found = row(ENGINE, copying)
+    assert found.limited_by == "source path, 32 connections of 2.0 MB/s each"
+    assert PARTITIONS.notes is not None
+    assert "m: limited by: source path, 32 connections of 2.0 MB/s each" in list(PARTITIONS.notes([found]))
+    assert row(ENGINE, progress()).limited_by is None
 
 
 def test_a_source_that_is_silent_leaves_the_last_known_values_with_their_age() -> None:

@@ -183,6 +183,8 @@ PROGRESS = ProgressRecord(
     offsets_filled=4,
     fetch_latencies=Latencies(tuple(range(14)), 2.5),
     pages=1,
+    path_connections=32,
+    path_bytes_per_second=64_000_000,
 )
 CHANGE = LaneChangeRecord(
     "m",
@@ -316,7 +318,7 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'"failed_offset","records_per_second","offsets_per_second","caught_up_ms","records_copied","bytes_copied"],'
         b'"fetch_latencies":[[0,1,2,3,4,5,6,7,8,9,10,11,12,13],2.5],'
         b'"fetched_bytes":5000,"fills_by_transactions":true,"generation":2,"given_up":3,"host":"host-1","lease_id":"L",'
-        b'"offsets_filled":4,"pages":1,"pid":4711,"produce_latencies":[[0,0,0,0,0,0,0,0,0,0,0,0,0,0],0.0],'
+        b'"offsets_filled":4,"pages":1,"path_bytes_per_second":64000000,"path_connections":32,"pid":4711,"produce_latencies":[[0,0,0,0,0,0,0,0,0,0,0,0,0,0],0.0],'
         b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9,3,800,0,2,null,null,null,null,0,0],'
         b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null,null,null,null,null,0,null,9,'
         b"1.5,7.5,940,3,300]],"

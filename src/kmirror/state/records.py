@@ -372,6 +372,9 @@ class ProgressRecord:
     produce_latencies: Latencies = NONE_YET
     #: How many `LaneRowsRecord`s of the same run belong to this: `rows` then holds only those that differ from them.
     pages: int = 0
+    #: While the path to the source limits how fast it copies: over how many connections, and bytes per second in all.
+    path_connections: int = 0
+    path_bytes_per_second: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

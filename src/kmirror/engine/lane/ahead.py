@@ -58,6 +58,8 @@ class Reach:
         self.seen_at = 0.0
         #: What has arrived over connections that are closed.
         self.received_before = 0
+        #: True if the connections limited what is asked for up to the last tick.
+        self.is_limited = False
         #: True if something else than the connections limited what is asked for since the last tick.
         self.is_held_up = False
         self.says_refused = True
@@ -109,6 +111,11 @@ class Ahead:
         reach = self._reaches.get(partition.source.node_id or 0)
         if reach is not None:
             reach.polls.note(partition, size, at)
+
+    def path_limit(self) -> tuple[int, int]:
+        """Return over how many connections how much arrives a second while that is what limits; for any thread."""
+        limited = [reach for reach in list(self._reaches.values()) if reach.is_limited and reach.breadth.rate]
+        return sum(reach.breadth.wanted for reach in limited), int(sum(reach.breadth.rate for reach in limited))
 
     def seconds_left(self, at: float) -> float:
         """Return the time until something is due."""
@@ -393,7 +400,7 @@ class Ahead:
             links = reach.open_links
             is_limit = bool(reach.readings) and not reach.is_held_up
             reach.breadth.on_tick(at, reach.received_bytes, len(links), is_limit=is_limit)
-            reach.is_held_up = False
+            reach.is_limited, reach.is_held_up = is_limit, False
             for link in links:
                 if link.requests and at - link.requests[0].asked_at > self._timeout:
                     self._lose(reach, link, link.stream.connection.message("no response in time"))

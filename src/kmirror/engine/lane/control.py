@@ -117,6 +117,7 @@ class LaneControl:
         self.counts = Counts()
         #: Bytes fetched since the lane started, and for how many seconds it was throttled.
         self.usage: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
+        self.path_limit: Callable[[], tuple[int, int]] = lambda: (0, 0)
         #: The last change that was read, and what applies it.
         self.revision = 0
         self.on_lane_change: Callable[[LaneChangeRecord], None] = lambda _: None
@@ -319,6 +320,7 @@ class LaneControl:
             counts.fetches.so_far,
             counts.appends.so_far,
             self._pages.count,
+            *self.path_limit(),
         )
         stored = [
             LaneRowsRecord(spec.mirror, spec.lane, number, *run, tuple(rows.values())) for number, rows in pages.items()

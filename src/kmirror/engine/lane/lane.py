@@ -71,6 +71,7 @@ class Lane:
         self._next_tick_at = 0.0
         self._was_caught_up = False
         self.control.usage = self._fetching.usage
+        self.control.path_limit = self._fetching.ahead.path_limit
         self.control.on_change = lambda: self._loop.post(lambda _: None)
         self.control.revisions = lambda: (self._state.revision, self._changes.released_revision)
         self.control.on_lane_change = self._on_lane_change

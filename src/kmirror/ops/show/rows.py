@@ -450,7 +450,12 @@ def _row(
         source_records_per_second=current.records_per_second if current else None,
         lane=report.record.lane if report and current else None,
         worker=_worker_of(health, report.record) if report and current else None,
+        source_path=_source_path(report.record) if report and current else None,
     )
+
+
+def _source_path(report: ProgressRecord) -> tuple[int, int] | None:
+    return (report.path_connections, report.path_bytes_per_second) if report.path_connections else None
 
 
 def _worker_of(health: EngineHealth, report: ProgressRecord) -> str:

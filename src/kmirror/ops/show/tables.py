@@ -95,6 +95,17 @@ class PartitionRow:
     #: The lane that reports on the partition, and where it runs.
     lane: int | None = None
     worker: str | None = None
+    #: While the path to the source limits that lane: over how many connections, and bytes per second in all.
+    source_path: tuple[int, int] | None = None
+
+    @property
+    def limited_by(self) -> str | None:
+        """What limits how fast the partition is copied; None if nothing is known to."""
+        if self.source_path is None:
+            return None
+        connections, rate = self.source_path
+        each = byte_rate(rate / connections)
+        return f"source path, {counted(connections, 'connection')} of {each}" + " each" * (connections > 1)
 
     @property
     def failed(self) -> bool:
@@ -166,6 +177,8 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
         stopped = [row for row in of_mirror if row.state is PartitionState.STOPPED]
         if (limit := of_mirror[0].throttle_bytes_per_second) is not None and len(stopped) < len(of_mirror):
             yield f"{mirror}: copying is limited to {limit:,} bytes/s (throttle.bytes.per.second)"
+        for path in dict.fromkeys(row.limited_by for row in of_mirror if row.source_path):
+            yield f"{mirror}: limited by: {path}"
         if first := of_mirror[0].first_topics:
             named = ", ".join(map(visible, first[:3])) + (f" and {len(first) - 3} more" if len(first) > 3 else "")
             yield f"{mirror}: other topics wait until these have caught up: {named} (priority.topics)"
@@ -390,6 +403,12 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         "where that lane runs: the host, and on a Spark cluster the executor there",
         lambda row: row.worker,
         "WORKER",
+    ),
+    Column(
+        "limitedBy",
+        TEXT.null_when("nothing is known to limit the copy"),
+        "what limits how fast the partition is copied: the path to the source, with its connections and their speed",
+        lambda row: row.limited_by,
     ),
 )
 PARTITIONS = Table(
