@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import random
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 #: What happens to one answer's frame (size included): the bytes to pass on, or None to pass on nothing more and close.
@@ -35,6 +37,8 @@ class Wire:
         self._sockets: set[socket.socket] = {self._listener}
         self.host, self.port = self._listener.getsockname()
         self.spoiled = 0
+        #: How much later answers are passed on, in seconds, each as if the others did not wait.
+        self.delay = 0.0
         self._thread(self._accept)
 
     def spoil(self, *faults: Fault, api_key: int | None = None) -> None:
@@ -133,6 +137,24 @@ class Wire:
         broker.shutdown(socket.SHUT_WR)
 
     def _answers(self, broker: socket.socket, client: socket.socket, address: tuple[str, int]) -> None:
+        under_way: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+        passing_on = self._thread(self._pass_on, under_way, client)
+        try:
+            self._receive_answers(broker, under_way, address)
+        finally:
+            under_way.put((0.0, b""))
+            passing_on.join()
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+
+    def _pass_on(self, under_way: queue.SimpleQueue[tuple[float, bytes]], client: socket.socket) -> None:
+        while (one := under_way.get())[1]:
+            time.sleep(max(0.0, one[0] - time.monotonic()))
+            client.sendall(one[1])
+
+    def _receive_answers(
+        self, broker: socket.socket, under_way: queue.SimpleQueue[tuple[float, bytes]], address: tuple[str, int]
+    ) -> None:
         while head := _exactly(broker, 4):
             frame = head + _exactly(broker, struct.unpack(">i", head)[0])
             self._wait_for_thaw(address)
@@ -143,8 +165,8 @@ class Wire:
                 self.spoiled += 1
             if passed_on is None:
                 break
-            client.sendall(passed_on)
-        client.shutdown(socket.SHUT_RDWR)
+            if passed_on:
+                under_way.put((time.monotonic() + self.delay, passed_on))
 
     def _fault_for(self, api_key: int | None) -> Fault | None:
         for planned in self._faults:

@@ -470,6 +470,7 @@ class Stream:
             count = self._socket.recv_into(self._inbox[len(rest) :])
             if count == 0:
                 raise ConnectionResetError("the broker closed the connection")
+            self.received_bytes += count
             self._drained = count < len(self._inbox) - self._inbox_end and not self._tls
             self._inbox_end += count
             if self._inbox_end < 4:

@@ -1,0 +1,129 @@
+"""Over a long path partitions that are far behind are read ahead over many connections, and arrive as they are.
+
+A wire to a real broker passes on answers later. Judged by what both sides have on disk, and by librdkafka's consumer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Producer
+
+from kmirror.engine.lane.lane import Lane
+from tests.support.lane import Mirror, assert_same, fill
+from tests.support.oracle import librdkafka_records
+from tests.support.shared_clusters import ForgetfulCluster
+from tests.support.wire import FETCH, Wire, cut_to, hang_up, swallow
+
+PARTITIONS = 3
+MEGABYTES = 4
+_BODY = random.Random(5).randbytes(1 << 20)
+
+
+@pytest.fixture
+def wire(forgetful: ForgetfulCluster) -> Iterator[Wire]:
+    """Return a wire whose round trip a test may lengthen."""
+    yield forgetful.wire
+    forgetful.wire.delay = 0.0
+
+
+@pytest.fixture
+def looped(forgetful: ForgetfulCluster, wire: Wire) -> Iterator[Mirror]:
+    """Return a mirror from topics to topics of the same cluster, whose broker is reached through the wire only."""
+    with closing(Mirror(forgetful.behind_wire, forgetful.behind_wire)) as made:
+        yield made
+
+
+def write(mirror: Mirror, topic: str, megabytes: int, partition: int, *, transactions: bool = False) -> None:
+    """Write batches of all sizes up to 200 KB; with transactions, some are aborted and producers take turns."""
+    chance = random.Random(partition)
+    usual = {"bootstrap.servers": mirror.source.bootstrap_servers, "acks": "all", "linger.ms": 0}
+    ids = [{"transactional.id": f"{topic}-{partition}-{number}"} for number in range(2)] if transactions else [{}]
+    producers = [Producer(usual | more) for more in ids]
+    for producer in producers if transactions else ():
+        producer.init_transactions(30)
+    written = 0
+    while written < megabytes << 20:
+        producer = chance.choice(producers)
+        if transactions:
+            producer.begin_transaction()
+        for _ in range(chance.randrange(1, 8)):
+            for _ in range(chance.choice((1, 10, 80))):
+                size, start = chance.randrange(1, 5000), chance.randrange(1 << 20)
+                producer.produce(topic, _BODY[start : start + size], b"%d" % written, partition)
+                written += size
+            assert producer.flush(30) == 0
+        if transactions and chance.random() < 0.4:
+            producer.abort_transaction(30)
+        elif transactions:
+            producer.commit_transaction(30)
+
+
+def start_far_away(mirror: Mirror, wire: Wire) -> Lane:
+    """Start a lane whose round trips take 40 ms and more from now on."""
+    wire.delay = 0.04
+    return mirror.start()
+
+
+def read_ahead_bytes(lane: Lane) -> int:
+    """Return how much arrived over connections that read ahead."""
+    return sum(reach.received_bytes for reach in lane._fetching.ahead._reaches.values())
+
+
+def test_a_backlog_is_read_ahead_and_copied_as_it_is(looped: Mirror, wire: Wire) -> None:
+    topic = looped.topic(partitions=PARTITIONS)
+    for partition in range(PARTITIONS):
+        write(looped, topic, MEGABYTES, partition)
+    lane = start_far_away(looped, wire)
+    looped.wait_copied(lane)
+    assert read_ahead_bytes(lane) > PARTITIONS * 2 << 20
+    fill(looped, topic, 10)
+    looped.wait_copied(lane)
+    assert looped.stop(lane).clean
+    assert_same(looped, topic, PARTITIONS)
+
+
+def test_transactions_are_shown_as_at_the_source(looped: Mirror, wire: Wire) -> None:
+    topic = looped.topic()
+    write(looped, topic, MEGABYTES, 0, transactions=True)
+    lane = start_far_away(looped, wire)
+    looped.wait_copied(lane)
+    assert read_ahead_bytes(lane) > 2 << 20
+    assert looped.stop(lane).clean
+    servers = looped.source.bootstrap_servers
+    ours, theirs = (
+        librdkafka_records(servers, name, 0, isolation="read_committed") for name in (looped.mirror_of(topic), topic)
+    )
+    assert ours == theirs
+    assert len(librdkafka_records(servers, topic, 0)) > len(theirs)
+
+
+def test_lost_connections_and_broken_answers_cost_time_only(looped: Mirror, wire: Wire) -> None:
+    topic = looped.topic(partitions=PARTITIONS)
+    for partition in range(PARTITIONS):
+        write(looped, topic, MEGABYTES, partition)
+    for _ in range(2):
+        wire.spoil(hang_up, cut_to(100_000), swallow, cut_to(50), api_key=FETCH)
+    lane = start_far_away(looped, wire)
+    looped.wait_copied(lane)
+    assert wire.all_fired
+    assert read_ahead_bytes(lane) > 1 << 20
+    assert looped.stop(lane).clean
+    assert_same(looped, topic, PARTITIONS)
+
+
+def test_new_records_are_fetched_by_requests_that_overlap(looped: Mirror, wire: Wire) -> None:
+    topic = looped.topic(partitions=PARTITIONS)
+    lane = start_far_away(looped, wire)
+    looped.wait(lane, lambda: all(p.caught_up for p in lane.partitions))
+    producer = Producer({"bootstrap.servers": looped.source.bootstrap_servers, "acks": "all", "linger.ms": 0})
+    for number in range(100):
+        producer.produce(topic, b"value", b"%d" % number, number % PARTITIONS)
+        producer.flush(30)
+    looped.wait_copied(lane)
+    assert read_ahead_bytes(lane) > 0
+    assert looped.stop(lane).clean
+    assert_same(looped, topic, PARTITIONS)
