@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kmirror.engine.lane_count import lanes_of
+from kmirror.engine.lane_count import connections_of, lanes_of
 from kmirror.settings.table import parse_settings
 
 CORES = os.cpu_count() or 1
@@ -30,3 +30,11 @@ CORES = os.cpu_count() or 1
 )
 def test_how_many_lanes_copy(setting: str, master: str | None, lanes: int) -> None:
     assert lanes_of(parse_settings({"copy.lanes": setting}).copy_lanes, master) == lanes
+
+
+@pytest.mark.parametrize(
+    ("setting", "lanes", "connections"),
+    [("auto", 1, 64), ("auto", 2, 32), ("auto", 0, 64), ("1", 2, 1), ("7", 2, 3), ("2", 5, 1)],
+)
+def test_lanes_share_the_connections_of_their_mirror(setting: str, lanes: int, connections: int) -> None:
+    assert connections_of(parse_settings({"copy.connections": setting}).copy_connections, lanes) == connections

@@ -62,6 +62,8 @@ def test_defaults() -> None:
         emit_heartbeats_enabled=False,
         emit_heartbeats_interval_seconds=1,
         copy_lanes=None,
+        copy_connections=None,
+        copy_buffer_bytes=67_108_864,
         throttle_bytes_per_second=0,
         metrics_per_partition=False,
     )
@@ -101,6 +103,8 @@ def test_every_setting_is_read() -> None:
             "emit.heartbeats.enabled": "true",
             "emit.heartbeats.interval.seconds": "9",
             "copy.lanes": "8",
+            "copy.connections": "16",
+            "copy.buffer.bytes": "8388608",
             "throttle.bytes.per.second": "70000",
             "metrics.per.partition": "true",
         }
@@ -137,6 +141,8 @@ def test_every_setting_is_read() -> None:
         emit_heartbeats_enabled=True,
         emit_heartbeats_interval_seconds=9,
         copy_lanes=8,
+        copy_connections=16,
+        copy_buffer_bytes=8_388_608,
         throttle_bytes_per_second=70_000,
         metrics_per_partition=True,
     )

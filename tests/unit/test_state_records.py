@@ -241,6 +241,8 @@ ENGINE = EngineRecord(
     {10: Incarnation(2, 1)},
     {10: 4},
     throttle={10: 65536},
+    connections=32,
+    buffer_bytes=8_388_608,
 )
 HISTORY = HistoryRecord(
     "m",
@@ -348,7 +350,7 @@ STORED: list[tuple[Record, bytes, bytes]] = [
     (
         ENGINE,
         b'["engine","m"]',
-        b'{"application_id":"app-1","boot_id":"boot","host":"host-1","lanes":{"10":[2,1]},"last_seen_ms":2,'
+        b'{"application_id":"app-1","boot_id":"boot","buffer_bytes":8388608,"connections":32,"host":"host-1","lanes":{"10":[2,1]},"last_seen_ms":2,'
         b'"lease_id":"L","master":"local[*]","pid":4711,"pid_start_time":5,"revisions":{"10":4},"settle_ms":0,"since_ms":1,'
         b'"state":"RUNNING","throttle":{"10":65536},"ttl_ms":10000,"v":1}',
     ),

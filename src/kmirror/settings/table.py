@@ -510,6 +510,19 @@ class Settings:
         Alias("num.cluster.link.fetchers"),
         Alias("mirror.num.replica.fetchers"),
     )
+    copy_connections: int | None = _row(
+        "copy.connections",
+        _auto_or(_integer(1, 64, "connections")),
+        None,
+        "Most connections that the mirror opens to a broker to fetch or to append, shared among its lanes. More than"
+        " one are opened only over a distance, and only while each brings its share. `auto`: 64.",
+    )
+    copy_buffer_bytes: int = _row(
+        "copy.buffer.bytes",
+        _integer(8 << 20, 1 << 40, "bytes"),
+        64 << 20,
+        "Most bytes that a lane holds of what it has fetched and not yet appended.",
+    )
     copy_merge_batches: str = _row(
         "copy.merge.batches",
         _choice("auto", "never"),

@@ -469,6 +469,9 @@ class EngineRecord:
     source_message: str | None = None
     #: By lane, the bytes per second that it may fetch; None: no limit.
     throttle: Mapping[int, int] | None = None
+    #: How many connections each lane may open to a broker, and how many bytes it may hold; None: as few as it can.
+    connections: int | None = None
+    buffer_bytes: int | None = None
     #: The lagging mirror topics that are copied first, while others are not fetched; None: no priority.
     first_topics: tuple[str, ...] | None = None
     #: By lane, the host and executor that run it, as far as Spark's driver knows; None: all run in the driver.

@@ -66,6 +66,8 @@ class Heartbeats:
         silent_lanes: Mapping[int, int],
         source: SourceStatus,
         throttle: Mapping[int, int] | None,
+        connections: int,
+        buffer_bytes: int,
         first_topics: tuple[str, ...],
         *,
         stopping: bool,
@@ -73,7 +75,8 @@ class Heartbeats:
         """Send one; return why the engine must stop the mirror, None in the normal case.
 
         `silent_lanes` have not reported since those times, in epoch milliseconds; `throttle` is what each lane may
-        fetch, in bytes a second; `first_topics` are fetched before all others.
+        fetch, in bytes a second, `connections` how many each may open to a broker, `buffer_bytes` what each may hold;
+        `first_topics` are fetched before all others.
         """
         began = now()
         try:
@@ -98,6 +101,8 @@ class Heartbeats:
                 source_trouble=source.trouble,
                 lacking=source.lacking,
                 throttle=throttle,
+                connections=connections,
+                buffer_bytes=buffer_bytes,
                 first_topics=first_topics,
                 places={lane: str(place) for lane, place in self._lanes.places.items()},
                 # engines of one process wait for each other: the whole must take less time than a lease lasts

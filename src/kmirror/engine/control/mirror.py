@@ -40,6 +40,7 @@ from kmirror.engine.control.topic_views import TopicView, TopicViews
 from kmirror.engine.control.topics import MirrorTopics
 from kmirror.engine.control.workers import Workers
 from kmirror.engine.lane.control import STATE_PARTITION
+from kmirror.engine.lane_count import connections_of
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.state.lease import Lease
@@ -223,10 +224,17 @@ class MirrorEngine:
 
     def _send_heartbeat(self) -> None:
         silent_lanes = self._workers.silent_lanes_ms(now())
-        limit = self._topics.settings.throttle_bytes_per_second
-        throttle = self._throttle_shares.of(limit, self._lanes.working()) if limit else None
-        first_topics = self._first_topics()
-        error = self._heartbeats.send(silent_lanes, self.source, throttle, first_topics, stopping=self.stopping)
+        settings, lanes = self._topics.settings, self._lanes.working()
+        limit = settings.throttle_bytes_per_second
+        error = self._heartbeats.send(
+            silent_lanes,
+            self.source,
+            self._throttle_shares.of(limit, lanes) if limit else None,
+            connections_of(settings.copy_connections, len(lanes)),
+            settings.copy_buffer_bytes,
+            self._first_topics(),
+            stopping=self.stopping,
+        )
         if error is not None:
             self._lose(error)
 

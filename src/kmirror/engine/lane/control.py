@@ -157,6 +157,18 @@ class LaneControl:
         return None if owner.throttle is None else owner.throttle.get(self.spec.lane, 0)
 
     @property
+    def connections(self) -> int:
+        """How many connections the lane may open to a broker. For any thread."""
+        owner = self._owner
+        return max(1, owner.connections or 1) if owner is not None and owner.lease_id == self.spec.lease_id else 1
+
+    @property
+    def buffer_bytes(self) -> int | None:
+        """How many bytes the lane may hold of what it has fetched; None while that is unknown. For any thread."""
+        owner = self._owner
+        return owner.buffer_bytes if owner is not None and owner.lease_id == self.spec.lease_id else None
+
+    @property
     def first_topics(self) -> tuple[str, ...]:
         """The topics that are fetched before all others; empty: no priority. For any thread."""
         owner = self._owner
