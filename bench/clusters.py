@@ -134,8 +134,18 @@ class Cluster:
     def log_ends(self, topic: str, partitions: int) -> list[int]:
         """Return the true log end of each partition."""
         wanted = {TopicPartition(topic, index): LATEST for index in range(partitions)}
-        answers = self._client.list_offsets(wanted, log_end=True)
+        with self.network():
+            answers = self._client.list_offsets(wanted, log_end=True)
         return [answers[partition].offset or 0 for partition in wanted]
+
+    def partitions_by_leader(self, topic: str) -> list[list[int]]:
+        """Return the topic's partitions, grouped by the broker that leads them."""
+        metadata = self._client.metadata([topic])
+        found: dict[int | None, list[int]] = {}
+        for partition in sorted(metadata.topics[topic].partitions):
+            leader = metadata.leader(TopicPartition(topic, partition))
+            found.setdefault(leader.leader_id if leader else None, []).append(partition)
+        return list(found.values())
 
     def log_start(self, topic: str) -> int:
         """Return where the log of partition 0 starts."""

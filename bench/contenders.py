@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.clusters import Cluster, Pair
-from bench.data import PARTITIONS, Amount, DataSet
+from bench.data import Amount, DataSet
 from bench.processes import Running, carry_out, kmirror, start
 from bench.sender import SendJob
 
@@ -108,7 +108,7 @@ class Ceiling:
         """Create the topic and prepare the batches."""
         del for_latency  # nothing is read here, so there is no latency
         self._topic = load.topic
-        self._pair.destination.create_topic(load.topic)
+        self._pair.destination.create_topic(load.topic, load.amount.partitions)
         self._running = prepare_senders(self._pair.destination, load, self._folder)
 
     def start(self) -> Running:
@@ -132,19 +132,22 @@ class CeilingApart(Ceiling):
 def prepare_senders(cluster: Cluster, load: Load, folder: Path) -> Running:
     """Start processes that have prepared all batches of the load and wait for the start signal."""
     log = folder / "sender.log"
-    share = PARTITIONS // _SENDERS
+    shares = cluster.partitions_by_leader(load.topic)
+    if len(shares) == 1 and len(shares[0]) >= _SENDERS:
+        shares = [shares[0][at::_SENDERS] for at in range(_SENDERS)]
     processes = []
-    for first in range(0, PARTITIONS, share):
+    for share in shares:
         job = SendJob(
             cluster.bootstrap_servers,
             load.topic,
             load.data_set.key,
-            list(range(first, first + share)),
+            share,
             load.amount.batches,
             load.timestamp_ms,
             _REQUESTS_IN_FLIGHT,
         )
-        processes.append(start(job.argv(), log, answers=True))
+        with cluster.network():
+            processes.append(start(job.argv(), log, answers=True))
     running = Running(processes, log, ends_itself=True)
     for process in processes:
         assert process.stdout is not None

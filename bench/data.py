@@ -57,6 +57,8 @@ DATA_SETS = {
         DataSet("100b", "10 records of 100 bytes a batch", "none", 10, 100, share=0.1),
     )
 }
+#: For `bench.far`.
+DISTANCE = DataSet("64k", "64 KB batches, uncompressed", "none", 63)
 #: For warming up: JVMs compile hot code.
 WARM_UP = DATA_SETS["2k"]
 
@@ -68,17 +70,23 @@ class Amount:
     batches: int
     stored_bytes: int
     records: int
+    partitions: int = PARTITIONS
 
     @classmethod
-    def of(cls, data_set: DataSet, megabytes: float) -> Amount:
+    def of(cls, data_set: DataSet, megabytes: float, partitions: int = PARTITIONS) -> Amount:
         """Return the amount closest to that many megabytes (10^6 bytes) as stored, or to its share of them."""
         pool, megabytes = data_set.pool(0), megabytes * data_set.share
         mean = sum(map(len, pool)) / len(pool)
-        batches = max(1, round(megabytes * 1e6 / PARTITIONS / mean))
+        batches = max(1, round(megabytes * 1e6 / partitions / mean))
         stored = sum(
-            len(batch_of(pool, partition, index)) for partition in range(PARTITIONS) for index in range(batches)
+            len(batch_of(pool, partition, index)) for partition in range(partitions) for index in range(batches)
         )
-        return cls(batches, stored, PARTITIONS * batches * data_set.records_per_batch)
+        return cls(batches, stored, partitions * batches * data_set.records_per_batch, partitions)
+
+
+def data_set_of(key: str) -> DataSet:
+    """Return the data set with this key."""
+    return DISTANCE if key == DISTANCE.key else DATA_SETS[key]
 
 
 def batch_of(pool: list[bytes], partition: int, index: int) -> bytes:

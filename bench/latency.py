@@ -65,18 +65,19 @@ class Listener:
 
         self.arrivals: dict[int, float] = {}
         self._stop = threading.Event()
-        self._consumer: Any = Consumer(
-            {
-                "bootstrap.servers": cluster.bootstrap_servers,
-                "group.id": "bench-latency",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "log_level": 0,
-            }
-        )
-        self._consumer.assign([Position(*partition, OFFSET_END if from_end else 0) for partition in partitions])
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
+        with cluster.network():
+            self._consumer: Any = Consumer(
+                {
+                    "bootstrap.servers": cluster.bootstrap_servers,
+                    "group.id": "bench-latency",
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                    "log_level": 0,
+                }
+            )
+            self._consumer.assign([Position(*partition, OFFSET_END if from_end else 0) for partition in partitions])
+            self._thread = threading.Thread(target=self._listen, daemon=True)
+            self._thread.start()
 
     def _listen(self) -> None:
         while not self._stop.is_set():
@@ -131,9 +132,10 @@ def _produce(source: Cluster, topic: str, running: Running, destination: Listene
     """Produce until the copy has run for the warm-up and the measured time; return the number of records."""
     from confluent_kafka import Producer
 
-    producer: Any = Producer(
-        {"bootstrap.servers": source.bootstrap_servers, "linger.ms": 0, "acks": "all", "log_level": 0}
-    )
+    with source.network():
+        producer: Any = Producer(
+            {"bootstrap.servers": source.bootstrap_servers, "linger.ms": 0, "acks": "all", "log_level": 0}
+        )
     began = time.monotonic()
     end = began + _FIRST_ARRIVAL_TIMEOUT_S
     arrived = False

@@ -24,7 +24,6 @@ _TUNED = {
     "source.consumer.fetch.max.bytes": str(32 << 20),
     "source.consumer.max.partition.fetch.bytes": str(4 << 20),
     "source.consumer.max.poll.records": "4000",
-    "source.consumer.receive.buffer.bytes": str(4 << 20),
 }
 _PRODUCER = {
     "acks": "all",
@@ -33,8 +32,9 @@ _PRODUCER = {
     "buffer.memory": str(128 << 20),
     "max.request.size": str(8 << 20),
     "max.in.flight.requests.per.connection": "5",
-    "send.buffer.bytes": str(4 << 20),
 }
+#: Sizes of socket buffers.
+_LARGE, _KERNEL_SIZED = str(4 << 20), "-1"
 _LOW_LATENCY = {"linger.ms": "0"}
 
 
@@ -50,9 +50,11 @@ class MirrorMaker:
     title = "MirrorMaker 2"
     apart = False
 
-    def __init__(self, pair: Pair, folder: Path) -> None:
+    def __init__(self, pair: Pair, folder: Path, *, over_a_distance: bool = False) -> None:
+        """`over_a_distance` leaves the sizes of socket buffers to the kernel, which grows them with the path."""
         self._pair = pair
         self._folder = folder
+        self._buffers = _KERNEL_SIZED if over_a_distance else _LARGE
         self._jars = mirrormaker_jars()
         self._java = find_java(os.environ)
         self._before: set[str] = set()
@@ -61,8 +63,8 @@ class MirrorMaker:
         """Create the topic, and write a configuration that shares nothing with earlier rounds."""
         self._topic = load.topic
         self._before = self._pair.destination.topics()
-        self._pair.destination.create_topic(load.topic)
-        producer = {**_PRODUCER, "compression.type": load.data_set.compression_type}
+        self._pair.destination.create_topic(load.topic, load.amount.partitions)
+        producer = {**_PRODUCER, "send.buffer.bytes": self._buffers, "compression.type": load.data_set.compression_type}
         settings = self._settings(load.topic, {**producer, **(_LOW_LATENCY if for_latency else {})})
         (self._folder / "mm2.properties").write_text(properties_text(settings), encoding="utf-8")
         logging = logging_properties(self._jars.major, self._folder / "mm2.log")
@@ -108,5 +110,6 @@ class MirrorMaker:
             "offset.storage.partitions": "1",
             "status.storage.partitions": "1",
             **{f"{flow}.{key}": value for key, value in _TUNED.items()},
+            f"{flow}.source.consumer.receive.buffer.bytes": self._buffers,
             **{f"destination.producer.{key}": value for key, value in producer.items()},
         }

@@ -11,7 +11,7 @@ import selectors
 import sys
 from dataclasses import asdict, dataclass
 
-from bench.data import DATA_SETS, batch_of
+from bench.data import batch_of, data_set_of
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection, Stream
 from kmirror.cluster.protocol import produce
@@ -56,7 +56,7 @@ class _Sender:
             produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"
         )
         self._stream = Stream(self._connection, _ANSWER_BYTES)
-        self._pool = DATA_SETS[job.data_set].pool(job.timestamp_ms)
+        self._pool = data_set_of(job.data_set).pool(job.timestamp_ms)
         self._in_flight = 0
 
     def run(self) -> None:

@@ -27,7 +27,7 @@ _HOST_NETWORK = 100
 _ALLOWED_CONGESTION_CONTROL = "net.ipv4.tcp_allowed_congestion_control"
 _SETTINGS = ("net.core.rmem_max", "net.core.wmem_max", _ALLOWED_CONGESTION_CONTROL)
 _NEEDED_CAPABILITIES = {12: "CAP_NET_ADMIN", 21: "CAP_SYS_ADMIN"}
-_NEEDED_COMMANDS = ("ip", "mount")
+_NEEDED_COMMANDS = ("ip", "tc", "mount")
 _REMOVAL_TIMEOUT_S = 30.0
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -28,6 +28,9 @@ _PREFIX = "/24"
 _CONGESTION_CONTROL = "cubic"
 _DEVICE = "distance"
 _MTU = "1500"
+#: Packets wait in the sender's host until its network card has sent them: TCP counts on that, or a large write exceeds
+#: its send buffer many times.
+_CARD = ("rate", "2gbit", "burst", "66k", "limit", "64m")
 _QUEUED_PACKETS = "20000"
 # <linux/if_tun.h>
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -107,4 +110,5 @@ class Link:
         fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
         run("ip", "address", "add", address + _PREFIX, "dev", _DEVICE)
         run("ip", "link", "set", "dev", _DEVICE, "mtu", _MTU, "txqueuelen", _QUEUED_PACKETS, "up")
+        run("tc", "qdisc", "replace", "dev", _DEVICE, "root", "tbf", *_CARD)
         return device
