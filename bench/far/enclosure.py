@@ -11,6 +11,7 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,10 @@ from kmirror.errors import RefusedError
 
 _NEW_MOUNTS, _NEW_PROCESSES, _NEW_NETWORK = 0x00020000, 0x20000000, 0x40000000
 _SET_PARENT_DEATH_SIGNAL = 1
+#: In an enclosure, the descriptor of the machine's own network.
 _HOST_NETWORK = 100
+#: Only one enclosure at a time may change the machine's settings. The name ends with its holder.
+_LOCK = "\0kmirror-far"
 _ALLOWED_CONGESTION_CONTROL = "net.ipv4.tcp_allowed_congestion_control"
 _SETTINGS = ("net.core.rmem_max", "net.core.wmem_max", _ALLOWED_CONGESTION_CONTROL)
 _NEEDED_CAPABILITIES = {12: "CAP_NET_ADMIN", 21: "CAP_SYS_ADMIN"}
@@ -58,6 +62,7 @@ def _capabilities() -> int:
 def run_enclosed(work: Callable[[Path], int]) -> int:
     """Run `work` enclosed, with a folder of its own, and return its exit code once nothing of it remains."""
     refuse_unless_possible()
+    lock = _locked()
     folder = Path(tempfile.mkdtemp(prefix="kmirror-far-"))
     before = {name: read_setting(name) for name in _SETTINGS}
     held, holds = os.pipe()
@@ -85,6 +90,20 @@ def run_enclosed(work: Callable[[Path], int]) -> int:
                 os.waitpid(init, 0)
         os.close(holds)
         os.waitpid(keeper, 0)
+        lock.close()
+
+
+def _locked() -> socket.socket:
+    """Return a socket that bears the lock's name, also while only the keeper is left."""
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        lock.bind(_LOCK)
+    except OSError as error:
+        lock.close()
+        raise RefusedError(
+            "another link with a delay is up, and both would change settings of this machine", "wait until it is gone"
+        ) from error
+    return lock
 
 
 def _keep(held: int, folder: Path, before: Mapping[str, str]) -> None:
@@ -176,6 +195,12 @@ def write_machine_setting(name: str, value: str) -> None:
     assert name in _SETTINGS
     with inside(_HOST_NETWORK):
         write_setting(name, value)
+
+
+def read_machine_setting(name: str) -> str:
+    """Return, from the enclosure, one of the settings that networks share."""
+    with inside(_HOST_NETWORK):
+        return read_setting(name)
 
 
 def allow_congestion_control(name: str) -> None:

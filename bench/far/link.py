@@ -17,10 +17,12 @@ from bench.far.enclosure import (
     allow_congestion_control,
     inside,
     make_namespace,
+    read_machine_setting,
     run,
     write_machine_setting,
     write_setting,
 )
+from bench.measure import CopyFailedError
 from bench.processes import REPOSITORY
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
@@ -99,6 +101,14 @@ class Link:
             process.wait()
         for device in self._devices:
             os.close(device)
+
+    def check(self) -> None:
+        """Raise CopyFailedError if something has changed the machine's settings, or a forwarder has ended."""
+        for name, value in self._host.machine.items():
+            if (now := read_machine_setting(name)) != value:
+                raise CopyFailedError(f"another program has set {name} to {now}")
+        if any(process.poll() is not None for process in self._forwarders):
+            raise CopyFailedError("the link is down")
 
     def _end(self, address: str) -> int:
         """Make a device in the network that this thread is in, and set that network up."""

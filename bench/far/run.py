@@ -75,19 +75,24 @@ def measure(
                     say(f"  {tool.title:<14} adds {latency.added_ms.p50:.0f} ms, 99 %: {latency.added_ms.p99:.0f} ms")
                     continue
                 copy = _copy(pair, tool, load(_SMALLER_MB))
+                link.check()
                 say(f"  {tool.title:<14}{copy.megabytes_per_second:7.1f} MB/s")
                 if copy.megabytes_per_second >= _FAST_MB_S:
                     copy = _copy(pair, tool, load(_LARGER_MB))
+                    link.check()
                     say(f"  {tool.title:<14}{copy.megabytes_per_second:7.1f} MB/s of more")
                 result.copies[tool.key] = copy
             except CopyFailedError as error:
                 failed(f"{case.key}: {tool.title}: {error}")
         if not case.latency and case.far != DESTINATION_FAR:
-            for connections in CONNECTIONS:
-                rate = result.raw[connections] = fetch_rate(
-                    pair.source, load(_SMALLER_MB), connections, case.round_trip_ms
-                )
-                say(f"  raw fetches over {connections:2}: {rate:7.1f} MB/s")
+            try:
+                for connections in CONNECTIONS:
+                    rate = fetch_rate(pair.source, load(_SMALLER_MB), connections, case.round_trip_ms)
+                    link.check()
+                    result.raw[connections] = rate
+                    say(f"  raw fetches over {connections:2}: {rate:7.1f} MB/s")
+            except CopyFailedError as error:
+                failed(f"{case.key}: raw fetches: {error}")
         return result, pair.source.sandbox.kafka_version
 
 
