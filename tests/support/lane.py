@@ -137,6 +137,8 @@ class Mirror:
                 settle_ms=settle_ms,
                 lanes=granted,
                 revisions=revisions,
+                connections=64,
+                buffer_bytes=64 << 20,
             )
         )
 

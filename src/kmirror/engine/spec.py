@@ -35,9 +35,6 @@ class LaneSpec:
     source_cluster_id: str | None = None
     #: Lanes of this mirror that may have left open the transactions they filled offsets with.
     unsettled_lanes: tuple[int, ...] = ()
-    #: The most connections to one broker, and the most received bytes to hold.
-    connections: int = 64
-    buffer_bytes: int = 64 << 20
 
 
 def filling_transactional_id(mirror: str, lane: int) -> str:

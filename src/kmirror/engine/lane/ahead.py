@@ -102,9 +102,14 @@ class Ahead:
 
     def path_opened(self, node_id: int, round_trip: float) -> None:
         """Note a connection to a broker, and how long its shortest answer took."""
-        if round_trip >= LONG_ROUND_TRIP and node_id not in self._reaches and self._lane.spec.connections > 1:
-            breadth = Breadth(self._lane.spec.connections, round_trip)
+        if round_trip >= LONG_ROUND_TRIP and node_id not in self._reaches:
+            breadth = Breadth(max(1, self._most_connections), round_trip)
             self._reaches[node_id] = Reach(node_id, breadth, Polls(round_trip, self._key_of, self._moved))
+
+    @property
+    def _most_connections(self) -> int:
+        """How many connections to a broker there may be besides that of its session."""
+        return self._lane.control.connections - 1
 
     def brought(self, partition: PartitionCopy, size: int, at: float) -> None:
         """Note that the session of a partition brought records."""
@@ -134,7 +139,13 @@ class Ahead:
         """
         source = partition.source
         reach = self._reaches.get(source.node_id or 0)
-        if reach is None or not partition.wants_records or source.is_deferred or at < source.session_until:
+        if (
+            reach is None
+            or self._most_connections < 1
+            or not partition.wants_records
+            or source.is_deferred
+            or at < source.session_until
+        ):
             return False
         reading = ReadAhead(REQUEST_BYTES)
         reading.learn(records)
@@ -191,7 +202,10 @@ class Ahead:
         for reach in self._reaches.values():
             for partition in [p for p in reach.waiting if p.wants_records]:
                 self._take(reach, partition, at)
-            wanted = min(reach.polls.connections, self._lane.spec.connections)
+            for partition in list(reach.readings) if self._most_connections < 1 else ():
+                self._leave(reach, partition)
+            reach.breadth.limit = max(1, self._most_connections)
+            wanted = min(reach.polls.connections, self._most_connections)
             if reach.readings:
                 wanted = max(wanted, reach.breadth.wanted)
             self._open(reach, wanted)
@@ -253,7 +267,7 @@ class Ahead:
         links = [link for link in reach.open_links[: reach.breadth.wanted] if self._is_free(reach, link)]
         if not links:
             return
-        limit = self._lane.spec.buffer_bytes
+        limit = self._lane.control.buffer_bytes or 2 * REQUEST_BYTES
         share = max(limit // len(reach.readings), 2 * REQUEST_BYTES)
         while True:
             link = min(links, key=lambda one: len(one.requests))

@@ -31,12 +31,14 @@ _LONGEST_START = 5.0
 
 
 class Breadth:
-    """Decide the number of connections; `limit` is the most allowed. Times are in seconds."""
+    """Decide the number of connections; `limit` is the most allowed, at least 1. Times are in seconds."""
 
     def __init__(self, limit: int, round_trip: float) -> None:
-        self._limit = self._allowed = max(1, limit)
+        self.limit = limit
+        #: How many a broker accepts; None while it refuses none.
+        self._accepted: int | None = None
         self._round_trip = round_trip
-        self.wanted = max(1, min(self._limit, int(_FIRST_A_SECOND * round_trip), _MOST_AT_FIRST))
+        self._wanted = max(1, min(int(_FIRST_A_SECOND * round_trip), _MOST_AT_FIRST))
         #: The rate in bytes per second when it was last measured; 0 before.
         self.rate = 0.0
         #: When the number was changed, and when the last of its connections was not open yet.
@@ -48,10 +50,19 @@ class Breadth:
         self._refused_until = -inf
         self._goes_down = False
 
+    @property
+    def wanted(self) -> int:
+        """How many connections to use."""
+        return max(1, min(self._wanted, self._most))
+
+    @property
+    def _most(self) -> int:
+        return self.limit if self._accepted is None else min(self.limit, self._accepted)
+
     def on_tick(self, at: float, received_bytes: int, open_connections: int, *, is_limit: bool) -> None:
         """Take how much has arrived in all; `is_limit` says that more would be asked for over more connections."""
         if at >= self._refused_until:
-            self._allowed = self._limit
+            self._accepted = None
         if open_connections < self.wanted and at - self._changed_at < _LONGEST_START:
             self._ready_at = at
         start = max(_LEAST_STARTING_SECONDS, _STARTING * self._round_trip)
@@ -93,7 +104,7 @@ class Breadth:
         self._try(2 * number, rate, at)
 
     def _try(self, number: int, rate: float, at: float) -> None:
-        number = max(1, min(number, self._allowed))
+        number = max(1, min(number, self._most))
         if number == self.wanted:
             self._keep(at)
             return
@@ -101,7 +112,7 @@ class Breadth:
         self._change(number, at)
 
     def _change(self, number: int, at: float) -> None:
-        self.wanted, self._changed_at = number, at
+        self._wanted, self._changed_at = number, at
         self._measuring_since = None
 
     def _keep(self, at: float) -> None:
@@ -116,8 +127,8 @@ class Breadth:
 
     def refused(self, open_connections: int, at: float) -> None:
         """Note that the broker accepts no more connections than are open."""
-        self._allowed = max(1, open_connections)
+        self._accepted = max(1, open_connections)
         self._refused_until = at + _REFUSED_SECONDS
-        if self.wanted > self._allowed:
+        if self._wanted > self._accepted:
             self._before = None
-            self._change(self._allowed, at)
+            self._change(self._accepted, at)
