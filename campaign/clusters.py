@@ -174,6 +174,12 @@ class Side:
         path.write_text(properties_text({**self.client_properties(), **more}), encoding="utf-8")
         return path
 
+    def move_away(self, round_trip_s: float) -> None:
+        """Let the brokers be so far away for kmirror."""
+        for port in self.fronts.values():
+            if self.links is not None:
+                self.links.change(port, Trouble.DISTANCE, round_trip_s / 2)
+
     def heal(self) -> None:
         """Undo everything that may still be wrong: restore links, brokers, and kmirror's login and rights."""
         for port in self.fronts.values():

@@ -37,6 +37,8 @@ class Trouble(StrEnum):
     HOLE = "hole"
     #: Seconds.
     DELAY = "delay"
+    #: Seconds, besides those of a delay: how far away the other side is.
+    DISTANCE = "distance"
     #: Bytes per second, of each connection.
     THROTTLE = "throttle"
     #: Bytes that still pass on each connection before it is reset.
@@ -49,7 +51,7 @@ class Way:
     def __init__(self) -> None:
         self.open = asyncio.Event()
         self.open.set()
-        self.delay = 0.0
+        self.delay = self.distance = 0.0
         self.rate = 0.0
         self.cut_after = 0
         #: The command that `cut_after` belongs to: each starts counting again.
@@ -64,6 +66,8 @@ class Way:
                 self.open.set()
             case Trouble.DELAY:
                 self.delay = amount
+            case Trouble.DISTANCE:
+                self.distance = amount
             case Trouble.THROTTLE:
                 self.rate = amount
             case Trouble.CUT_AFTER:
@@ -138,7 +142,7 @@ async def _receive(reader: asyncio.StreamReader, under_way: _UnderWay, way: Way)
             data = await reader.read(_CHUNK)
         except OSError:
             data = b""
-        await under_way.put((asyncio.get_running_loop().time() + way.delay, data))
+        await under_way.put((asyncio.get_running_loop().time() + way.delay + way.distance, data))
         if not data:
             return
 

@@ -202,6 +202,7 @@ class _WorldRun:
             time.sleep(_TO_THE_STORE_S)
         if world.slow_start_s:
             scene.source.cluster.store.slow(TOO_SLOW_MS)
+        scene.source.move_away(world.round_trip_s)
         properties = scene.source.write_client_properties(self._folder / "source.properties", world.client)
         self._mirror(scene.engine, properties, {mirror: world.names(mirror) for mirror in world.mirrors})
         for topic in world.topics:

@@ -224,6 +224,8 @@ class World:
     operator_host: Host
     #: The source's store is too slow to be read until its topics' lanes have run for so long.
     slow_start_s: float = 0.0
+    #: The round trip to the source's brokers, until all faults are undone.
+    round_trip_s: float = 0.0
 
     @property
     def mirrors(self) -> tuple[str, ...]:
@@ -292,7 +294,8 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
         (Host(), Host()) if chance.random() < 0.4 else (_host(chance, "engines", clocks), _host(chance, "ops", clocks))
     )
     slow_start = tiers.choice((0.0, 6.0, 15.0)) if any(topic.tiered for topic in topics) else 0.0
-    return World(seed, ground, topics, tuple(made), ending, settings, client, seconds, *hosts, slow_start)
+    round_trip = random.Random(f"distance {seed}").choice((0.0, 0.0, 0.02, 0.08, 0.2))
+    return World(seed, ground, topics, tuple(made), ending, settings, client, seconds, *hosts, slow_start, round_trip)
 
 
 def _of_store(fault: Fault, chance: random.Random, seconds: float) -> Fault:

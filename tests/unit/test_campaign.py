@@ -191,6 +191,10 @@ def test_a_seed_is_a_world() -> None:
     assert {topic.kind for world in worlds for topic in world.topics} == set(Kind)
 
 
+def test_some_sources_are_far_away() -> None:
+    assert {world.round_trip_s for world in map(world_of, range(100))} == {0.0, 0.02, 0.08, 0.2}
+
+
 def test_tiered_topics_are_on_either_side_and_their_stores_have_faults() -> None:
     worlds = [world_of(seed) for seed in range(0, 400, 4)]
     tiered = [world for world in worlds if world.ground.tiered]
