@@ -11,7 +11,9 @@ from contextlib import closing
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import ResourceType
 
+from campaign.logins import change_settings
 from kmirror.engine.lane.lane import Lane
 from tests.support.lane import Mirror, assert_same, fill
 from tests.support.oracle import librdkafka_records
@@ -126,4 +128,22 @@ def test_new_records_are_fetched_by_requests_that_overlap(looped: Mirror, wire: 
     looped.wait_copied(lane)
     assert read_ahead_bytes(lane) > 0
     assert looped.stop(lane).clean
+    assert_same(looped, topic, PARTITIONS)
+
+
+def test_a_broker_that_accepts_few_connections_is_copied_over_those(
+    looped: Mirror, wire: Wire, forgetful: ForgetfulCluster
+) -> None:
+    topic = looped.topic(partitions=PARTITIONS)
+    for partition in range(PARTITIONS):
+        write(looped, topic, MEGABYTES, partition)
+    servers, limit = forgetful.cluster.bootstrap_servers, "max.connections.per.ip"
+    change_settings(servers, ResourceType.BROKER, "1", {limit: "16"})
+    try:
+        lane = start_far_away(looped, wire)
+        looped.wait_copied(lane)
+        assert "accepts no more than" in (lane.control.connections_refused or "")
+        assert looped.stop(lane).clean
+    finally:
+        change_settings(servers, ResourceType.BROKER, "1", {limit: None})
     assert_same(looped, topic, PARTITIONS)

@@ -185,6 +185,7 @@ PROGRESS = ProgressRecord(
     pages=1,
     path_connections=32,
     path_bytes_per_second=64_000_000,
+    connections_refused="no",
 )
 CHANGE = LaneChangeRecord(
     "m",
@@ -317,7 +318,7 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'"source_high_watermark","source_log_start",'
         b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to",'
         b'"lost_from","lost_until","again_from","again_until","last_epoch","source_seen_ms","retry_attempt","recovery",'
-        b'"failed_offset","records_per_second","offsets_per_second","caught_up_ms","records_copied","bytes_copied"],'
+        b'"failed_offset","records_per_second","offsets_per_second","caught_up_ms","records_copied","bytes_copied"],"connections_refused":"no",'
         b'"fetch_latencies":[[0,1,2,3,4,5,6,7,8,9,10,11,12,13],2.5],'
         b'"fetched_bytes":5000,"fills_by_transactions":true,"generation":2,"given_up":3,"host":"host-1","lease_id":"L",'
         b'"offsets_filled":4,"pages":1,"path_bytes_per_second":64000000,"path_connections":32,"pid":4711,"produce_latencies":[[0,0,0,0,0,0,0,0,0,0,0,0,0,0],0.0],'

@@ -375,6 +375,8 @@ class ProgressRecord:
     #: While the path to the source limits how fast it copies: over how many connections, and bytes per second in all.
     path_connections: int = 0
     path_bytes_per_second: int = 0
+    #: Why a source broker did not accept another connection, the first time; None if none was refused.
+    connections_refused: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

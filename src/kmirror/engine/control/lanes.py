@@ -73,6 +73,8 @@ class Lanes:
         self._reported_at: dict[int, float] = {}
         self._any_reported_at = -inf
         #: Lanes that have filled offsets by transactions, and may have left one open.
+        #: True once it was said that a source broker accepts no more connections.
+        self._is_refused_more = False
         self._filling = set(filling_lanes)
         #: What the last stored heartbeat claims: a lane starts only when the brokers have its claim to write.
         self._published: dict[int, Incarnation] = {}
@@ -460,6 +462,9 @@ class Lanes:
             self._journal.record(
                 "offsets", "FILLED_BY_TRANSACTIONS", {"lane": record.lane, "missing": "ALTER on the cluster"}
             )
+        if record.connections_refused and not self._is_refused_more:
+            self._is_refused_more = True
+            self._journal.note(f"{record.connections_refused}; it copies over those it has", Level.WARNING)
         leaving = len(lane.leaving)
         copied, released = lane.take_rows(record)
         self.plan_now = self.plan_now or len(lane.leaving) < leaving

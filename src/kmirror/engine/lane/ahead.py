@@ -8,7 +8,6 @@ records, sends the partition back to its session, where everything is judged as 
 
 from __future__ import annotations
 
-import logging
 import selectors
 from collections.abc import Callable
 from math import inf
@@ -27,6 +26,7 @@ from kmirror.engine.lane.polls import Polls
 from kmirror.engine.lane.states import Status
 from kmirror.engine.lane.throttle import Throttle
 from kmirror.errors import OutcomeUnknown, Reason
+from kmirror.words import counted
 
 #: How much one request asks for; many small ones wait less for each other than a few large ones.
 REQUEST_BYTES = 512 << 10
@@ -38,7 +38,6 @@ _WAIT_MS = 200
 _USUAL_SECONDS = 5.0
 #: Connections that were not used for this long are closed.
 _UNUSED_SECONDS = 60.0
-_log = logging.getLogger(__name__)
 
 
 class Reach:
@@ -62,7 +61,6 @@ class Reach:
         self.is_limited = False
         #: True if something else than the connections limited what is asked for since the last tick.
         self.is_held_up = False
-        self.says_refused = True
 
     @property
     def open_links(self) -> list[AheadLink]:
@@ -238,11 +236,10 @@ class Ahead:
         reach.links.pop(number, None)
         is_open = len(reach.open_links)
         reach.breadth.refused(is_open, at)
-        if reach.says_refused:
-            reach.says_refused = False
-            _log.warning(
-                "no more than %d connections to read ahead from broker %d: %s", is_open, reach.node_id, message
-            )
+        if self._lane.control.connections_refused is None:
+            few = counted(1 + is_open, "connection")
+            what = f"broker {reach.node_id} of the source accepts no more than {few}: {message}"
+            self._lane.control.connections_refused = what
         if not is_open and not any(link is None for link in reach.links.values()):
             for partition in list(reach.readings):
                 self._leave(reach, partition, until=at + _UNUSED_SECONDS)
@@ -258,8 +255,8 @@ class Ahead:
             return
         try:
             reach.polls.send(link, partitions, at)
-        except OutcomeUnknown as error:
-            self._lose(reach, link, str(error))
+        except OutcomeUnknown:
+            self._lose(reach, link)
             return
         self._loop.watch(link)
 
@@ -299,8 +296,8 @@ class Ahead:
             self._throttle.spend(one.size)
             try:
                 link.ask(max_wait_ms=_WAIT_MS, max_bytes=one.size, rack="")
-            except OutcomeUnknown as error:
-                self._lose(reach, link, str(error))
+            except OutcomeUnknown:
+                self._lose(reach, link)
                 return
             link.session.forget(key)
             self._loop.watch(link)
@@ -326,8 +323,8 @@ class Ahead:
                 self._loop.watch(link)
             while reach.links.get(link.number) is link and (view := link.stream.receive()) is not None:
                 self._answered(reach, link, view)
-        except (OutcomeUnknown, FrameError) as error:
-            self._lose(reach, link, str(error))
+        except (OutcomeUnknown, FrameError):
+            self._lose(reach, link)
 
     def _answered(self, reach: Reach, link: AheadLink, view: memoryview) -> None:
         answered = link.answered(view)
@@ -417,15 +414,14 @@ class Ahead:
             reach.is_limited, reach.is_held_up = is_limit, False
             for link in links:
                 if link.requests and at - link.requests[0].asked_at > self._timeout:
-                    self._lose(reach, link, link.stream.connection.message("no response in time"))
+                    self._lose(reach, link)
                 elif not link.requests and at - link.used_at > _UNUSED_SECONDS:
                     self._close(reach, link)
 
-    def _lose(self, reach: Reach, link: AheadLink, message: str) -> None:
+    def _lose(self, reach: Reach, link: AheadLink) -> None:
         """Close a connection; what it was asked for is asked for again, over another."""
         if reach.links.get(link.number) is not link:
             return
-        _log.debug("reading ahead: %s", message)
         self._close(reach, link)
         for request in link.requests:
             if isinstance(request, Poll):

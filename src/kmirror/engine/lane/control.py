@@ -118,6 +118,8 @@ class LaneControl:
         #: Bytes fetched since the lane started, and for how many seconds it was throttled.
         self.usage: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self.path_limit: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        #: Why a source broker accepted no more connections, the first time.
+        self.connections_refused: str | None = None
         #: The last change that was read, and what applies it.
         self.revision = 0
         self.on_lane_change: Callable[[LaneChangeRecord], None] = lambda _: None
@@ -333,6 +335,7 @@ class LaneControl:
             counts.appends.so_far,
             self._pages.count,
             *self.path_limit(),
+            self.connections_refused,
         )
         stored = [
             LaneRowsRecord(spec.mirror, spec.lane, number, *run, tuple(rows.values())) for number, rows in pages.items()
