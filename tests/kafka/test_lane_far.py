@@ -11,9 +11,8 @@ from contextlib import closing
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import ResourceType
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from campaign.logins import change_settings
 from kmirror.engine.lane.lane import Lane
 from tests.support.lane import Mirror, assert_same, fill
 from tests.support.oracle import librdkafka_records
@@ -137,13 +136,25 @@ def test_a_broker_that_accepts_few_connections_is_copied_over_those(
     topic = looped.topic(partitions=PARTITIONS)
     for partition in range(PARTITIONS):
         write(looped, topic, MEGABYTES, partition)
-    servers, limit = forgetful.cluster.bootstrap_servers, "max.connections.per.ip"
-    change_settings(servers, ResourceType.BROKER, "1", {limit: "16"})
+    # its connection stays, so that it can set things right at the end
+    admin = AdminClient({"bootstrap.servers": forgetful.cluster.bootstrap_servers})
+    allow(admin, 20)
     try:
         lane = start_far_away(looped, wire)
         looped.wait_copied(lane)
-        assert "accepts no more than" in (lane.control.connections_refused or "")
+        refused = lane.control.connections_refused
         assert looped.stop(lane).clean
     finally:
-        change_settings(servers, ResourceType.BROKER, "1", {limit: None})
+        allow(admin, None)
+    assert "accepts no more than" in (refused or "")
     assert_same(looped, topic, PARTITIONS)
+
+
+def allow(admin: AdminClient, connections: int | None) -> None:
+    """Let the broker accept this many connections from an address."""
+    operation = AlterConfigOpType.SET if connections else AlterConfigOpType.DELETE
+    entry = ConfigEntry("max.connections.per.ip", str(connections), incremental_operation=operation)
+    (done,) = admin.incremental_alter_configs(
+        [ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])]
+    ).values()
+    done.result(30)

@@ -191,7 +191,8 @@ class FetchSession:
             out += topic + unsigned_varint(len(indexes) + 1)
             out += struct.pack(f">{len(indexes)}i", *indexes) + NO_TAGS
         out += compact_string(rack) + NO_TAGS
-        self._known.update(keys)
+        if self._first_epoch == _NEW_SESSION:
+            self._known.update(keys)
         self._known.difference_update(self._forgotten)
         self._changed = {}
         self._forgotten = {}

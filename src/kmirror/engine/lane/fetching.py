@@ -268,6 +268,7 @@ class Fetching:
 
     def _fetch_from(self, partition: PartitionCopy, node_id: int) -> None:
         partition.source.node_id, partition.source.role = node_id, "main"
+        partition.source.attached_at = now()
         main: tuple[int, SourceRole] = node_id, "main"
         link = self._lane.sources.get(main)
         if main not in self._lane.sources:

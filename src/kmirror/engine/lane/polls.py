@@ -18,6 +18,8 @@ from kmirror.engine.lane.partition_copy import PartitionCopy
 #: One round trip has so many steps, but none is shorter than this, in seconds.
 _STEPS = 8
 _SHORTEST_STEP = 0.010
+#: Over a shorter path, in seconds, the fetch of the session is prompt enough.
+_LONG = 0.010
 #: With more bytes per second than this, few records wait in vain: two steps are enough; and with more, none are needed.
 _FEW_BYTES, _MANY_BYTES = 500_000, 4_000_000
 #: A partition takes part for this long after its last record.
@@ -44,6 +46,8 @@ class Polls:
 
     def note(self, partition: PartitionCopy, size: int, at: float) -> None:
         """Note that a partition got new records."""
+        if self._round_trip < _LONG:
+            return
         self._active.pop(partition, None)
         self._active[partition] = at
         self._bytes += size
@@ -69,6 +73,7 @@ class Polls:
         """Return the partitions to fetch now."""
         if at < self._next_at or not self._active:
             return []
+        self._next_at = at + self._step
         self._active = {one: seen for one, seen in self._active.items() if at - seen < _ACTIVE_SECONDS}
         if self._bytes_per_second > _MANY_BYTES:
             return []
@@ -84,7 +89,6 @@ class Polls:
             link.session.want(key, where)
         link.requests.append(Poll(wanted, at))
         link.used_at = at
-        self._next_at = at + self._step
         link.ask(max_wait_ms=max(1, int(1000 * self._step)), max_bytes=_POLL_BYTES, rack="")
         for key in wanted:
             link.session.forget(key)
@@ -96,7 +100,8 @@ class Polls:
                 continue
             partition, offset, epoch = poll.wanted[part.key]
             intake, source = partition.intake, partition.source
-            if source.role != "main" or not partition.wants_records or offset > intake.next_offset:
+            is_outdated = poll.asked_at < source.attached_at or offset > intake.next_offset
+            if source.role != "main" or not partition.wants_records or is_outdated:
                 continue
             is_exact = (offset, epoch) == (intake.next_offset, intake.leader_epoch)
             if not is_exact and not goes_on(part.records, intake.next_offset, intake.leader_epoch):

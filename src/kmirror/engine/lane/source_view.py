@@ -24,6 +24,8 @@ class SourceView:
         #: Over which connection to that broker it is fetched; and when it last brought records.
         self.role: SourceRole = "main"
         self.records_at = 0.0
+        #: When fetching from that broker began: what was asked for before, of whatever broker, belongs to the past.
+        self.attached_at = 0.0
         #: Responses to fetches with a lower serial number belong to an earlier position.
         self.valid_from_serial = 0
         self.log_start: int | None = None
