@@ -69,7 +69,7 @@ def _shown_in_readme(case: Case) -> bool:
 def _copies(rows: list[Row], *, short: bool) -> Iterator[str]:
     where = ["brokers", "hosts", "partitions"] if short else ["round trip", "brokers", "hosts", "partitions", "besides"]
     raw = " / ".join(map(str, CONNECTIONS))
-    yield f"| {' | '.join(where)} | kmirror | MirrorMaker 2, tuned | | raw fetches over {raw} connections |"
+    yield f"| {' | '.join(where)} | kmirror | MirrorMaker 2, tuned | ratio | raw fetches over {raw} connections |"
     yield "|---" * (len(where) + 4) + "|"
     for row in rows:
         case = Case(**row["case"])
