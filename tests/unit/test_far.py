@@ -163,7 +163,11 @@ def test_a_killed_run_leaves_nothing() -> None:
     arguments = ("link", "--brokers", "0", "--host", "large", "--round-trip", "2", "--", *command)
     before = read_setting("net.core.rmem_max")
     running = subprocess.Popen(
-        [sys.executable, "-m", "bench.far", *arguments], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "bench.far", *arguments],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert running.stdout is not None
     devices, folder = "", Path()
@@ -172,6 +176,10 @@ def test_a_killed_run_leaves_nothing() -> None:
         if line.startswith("/"):
             folder = Path(line.strip())
             break
+    if "another link" in devices:
+        running.wait()
+        running.stdout.close()
+        pytest.skip("a bench on this machine has a link up")
     assert "distance:" in devices
     assert folder.is_dir()
     running.kill()
