@@ -156,6 +156,7 @@ def test_without_rights_it_says_what_is_missing() -> None:
     assert not done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_make_links(), reason="needs root's capabilities, /dev/net/tun and iproute2")
 def test_a_killed_run_leaves_nothing() -> None:
     """A command in it has started once it has said where its folder is."""
