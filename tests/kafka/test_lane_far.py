@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from kmirror.engine.lane.lane import Lane
+from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.lane import Mirror, assert_same, fill
 from tests.support.oracle import librdkafka_records
 from tests.support.shared_clusters import ForgetfulCluster
@@ -102,6 +103,7 @@ def test_transactions_are_shown_as_at_the_source(looped: Mirror, wire: Wire) -> 
     assert len(librdkafka_records(servers, topic, 0)) > len(theirs)
 
 
+@pytest.mark.slow
 def test_lost_connections_and_broken_answers_cost_time_only(looped: Mirror, wire: Wire) -> None:
     topic = looped.topic(partitions=PARTITIONS)
     for partition in range(PARTITIONS):
@@ -130,6 +132,29 @@ def test_new_records_are_fetched_by_requests_that_overlap(looped: Mirror, wire: 
     assert_same(looped, topic, PARTITIONS)
 
 
+@pytest.mark.slow
+def test_a_slow_path_makes_no_partition_silent(
+    forgetful: ForgetfulCluster, wire: Wire, destination_cluster: SandboxCluster
+) -> None:
+    """A response that is full says nothing of the partitions that are not in it."""
+    with closing(Mirror(forgetful.behind_wire, destination_cluster)) as mirror:
+        mirror.connections = 1
+        topic = mirror.topic(partitions=PARTITIONS)
+        for partition in range(PARTITIONS):
+            write(mirror, topic, MEGABYTES, partition)
+        wire.delay = 1.2
+        lane = mirror.start()
+        mirror.wait(lane, lambda: all(copy.progress.bytes_copied > 2 << 20 for copy in lane.partitions))
+        roles = set(lane._state.sources)
+        wire.delay = 0.0
+        mirror.wait_copied(lane)
+        assert roles == {(1, "main")}
+        assert read_ahead_bytes(lane) == 0
+        assert mirror.stop(lane).clean
+        assert_same(mirror, topic, PARTITIONS)
+
+
+@pytest.mark.slow
 def test_a_broker_that_accepts_few_connections_is_copied_over_those(
     looped: Mirror, wire: Wire, forgetful: ForgetfulCluster
 ) -> None:

@@ -54,6 +54,8 @@ class Mirror:
         self.lease = "lease-1"
         self.at_source = ClusterClient(client_config(source.client_properties()))
         self.at_destination = ClusterClient(client_config(destination.client_properties()))
+        #: How many connections a lane may open to a broker.
+        self.connections = 64
         self._spec = spec
         self._assignments: list[Assignment] = []
         self._lanes: list[tuple[Lane, threading.Thread]] = []
@@ -137,7 +139,7 @@ class Mirror:
                 settle_ms=settle_ms,
                 lanes=granted,
                 revisions=revisions,
-                connections=64,
+                connections=self.connections,
                 buffer_bytes=64 << 20,
             )
         )
