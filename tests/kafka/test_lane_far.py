@@ -5,7 +5,6 @@ A wire to a real broker passes on answers later. Judged by what both sides have 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -15,6 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from kmirror.engine.lane.lane import Lane
 from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.far_logs import write
 from tests.support.lane import Mirror, assert_same, fill
 from tests.support.oracle import librdkafka_records
 from tests.support.shared_clusters import ForgetfulCluster
@@ -22,7 +22,6 @@ from tests.support.wire import FETCH, Wire, cut_to, hang_up, swallow
 
 PARTITIONS = 3
 MEGABYTES = 4
-_BODY = random.Random(5).randbytes(1 << 20)
 
 
 @pytest.fixture
@@ -39,31 +38,6 @@ def looped(forgetful: ForgetfulCluster, wire: Wire) -> Iterator[Mirror]:
         yield made
 
 
-def write(mirror: Mirror, topic: str, megabytes: int, partition: int, *, transactions: bool = False) -> None:
-    """Write batches of all sizes up to 200 KB; with transactions, some are aborted and producers take turns."""
-    chance = random.Random(partition)
-    usual = {"bootstrap.servers": mirror.source.bootstrap_servers, "acks": "all", "linger.ms": 0}
-    ids = [{"transactional.id": f"{topic}-{partition}-{number}"} for number in range(2)] if transactions else [{}]
-    producers = [Producer(usual | more) for more in ids]
-    for producer in producers if transactions else ():
-        producer.init_transactions(30)
-    written = 0
-    while written < megabytes << 20:
-        producer = chance.choice(producers)
-        if transactions:
-            producer.begin_transaction()
-        for _ in range(chance.randrange(1, 8)):
-            for _ in range(chance.choice((1, 10, 80))):
-                size, start = chance.randrange(1, 5000), chance.randrange(1 << 20)
-                producer.produce(topic, _BODY[start : start + size], b"%d" % written, partition)
-                written += size
-            assert producer.flush(30) == 0
-        if transactions and chance.random() < 0.4:
-            producer.abort_transaction(30)
-        elif transactions:
-            producer.commit_transaction(30)
-
-
 def start_far_away(mirror: Mirror, wire: Wire) -> Lane:
     """Start a lane whose round trips take 40 ms and more from now on."""
     wire.delay = 0.04
@@ -78,7 +52,7 @@ def read_ahead_bytes(lane: Lane) -> int:
 def test_a_backlog_is_read_ahead_and_copied_as_it_is(looped: Mirror, wire: Wire) -> None:
     topic = looped.topic(partitions=PARTITIONS)
     for partition in range(PARTITIONS):
-        write(looped, topic, MEGABYTES, partition)
+        write(looped.source, topic, MEGABYTES, partition)
     lane = start_far_away(looped, wire)
     looped.wait_copied(lane)
     assert read_ahead_bytes(lane) > PARTITIONS * 2 << 20
@@ -90,7 +64,7 @@ def test_a_backlog_is_read_ahead_and_copied_as_it_is(looped: Mirror, wire: Wire)
 
 def test_transactions_are_shown_as_at_the_source(looped: Mirror, wire: Wire) -> None:
     topic = looped.topic()
-    write(looped, topic, MEGABYTES, 0, transactions=True)
+    write(looped.source, topic, MEGABYTES, 0, transactions=True)
     lane = start_far_away(looped, wire)
     looped.wait_copied(lane)
     assert read_ahead_bytes(lane) > 2 << 20
@@ -107,7 +81,7 @@ def test_transactions_are_shown_as_at_the_source(looped: Mirror, wire: Wire) -> 
 def test_lost_connections_and_broken_answers_cost_time_only(looped: Mirror, wire: Wire) -> None:
     topic = looped.topic(partitions=PARTITIONS)
     for partition in range(PARTITIONS):
-        write(looped, topic, MEGABYTES, partition)
+        write(looped.source, topic, MEGABYTES, partition)
     for _ in range(2):
         wire.spoil(hang_up, cut_to(100_000), swallow, cut_to(50), api_key=FETCH)
     lane = start_far_away(looped, wire)

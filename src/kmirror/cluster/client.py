@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from kmirror.cluster.connection import Connection, UnknownHostError, UnsupportedVersionError
+from kmirror.cluster.log_ahead import SpareConnections
 from kmirror.cluster.protocol import list_offsets
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
@@ -73,6 +74,8 @@ class ClusterClient:
         self._bootstrap: Connection | None = None
         self._metadata: ClusterMetadata | None = None
         self._topics = metadata_codec.TopicsCache()
+        #: Further connections, for reading ahead.
+        self.spare_connections = SpareConnections(config)
         #: True once a log of the cluster has stayed silent (`reader`).
         self.has_silent_logs = False
 
@@ -86,6 +89,7 @@ class ClusterClient:
         """Close all connections."""
         for connection in (*self._connections.values(), *([self._bootstrap] if self._bootstrap else [])):
             connection.close()
+        self.spare_connections.close()
         self._connections.clear()
         self._bootstrap = None
 

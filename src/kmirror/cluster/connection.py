@@ -18,8 +18,8 @@ import ssl
 import struct
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from kmirror.cluster.protocol.wire import INT32, Buffer, Exchange, FrameError
@@ -297,26 +297,48 @@ class Connection:
             OutcomeUnknown: no whole answer in time; the connection is closed.
         """
         sent_at = time.monotonic()
-        deadline = sent_at + timeout
-        try:
+        self.send_frame(buffers, timeout)
+        return self.receive_frame(correlation_id, sent_at + timeout, sent_at)
+
+    def send_frame(self, buffers: Sequence[Buffer], timeout: float) -> None:
+        """Send one framed request without waiting for its answer; brokers answer in order.
+
+        Raises:
+            OutcomeUnknown: not sent in time; the connection is closed.
+        """
+        with self._closed_after_trouble():
             self.socket.settimeout(timeout)
             for buffer in buffers:
                 self.socket.sendall(buffer)
+
+    def receive_frame(self, correlation_id: int, deadline: float, sent_at: float | None = None) -> memoryview:
+        """Return the next answer's frame; `sent_at` is when it was asked for, if nothing else was asked meanwhile.
+
+        Raises:
+            OutcomeUnknown: no whole answer by `deadline` (CLOCK_MONOTONIC seconds); the connection is closed.
+        """
+        with self._closed_after_trouble():
             head = self._receive(4, deadline)
-            self.round_trip = min(self.round_trip, time.monotonic() - sent_at)
+            if sent_at is not None:
+                self.round_trip = min(self.round_trip, time.monotonic() - sent_at)
             (size,) = INT32.unpack(head)
             if not 4 <= size <= self._largest_frame:
                 raise FrameError(f"{self.address} sent a response of {size} bytes: it may not be a Kafka broker")
             answer = self._receive(size, deadline)
             if INT32.unpack_from(answer)[0] != correlation_id:
                 raise FrameError(f"{self.address} responded to a different request")
+        return answer
+
+    @contextmanager
+    def _closed_after_trouble(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             self.close()
             raise OutcomeUnknown(f"no response from {self.address}: {_reason_of(error)}") from None
         except BaseException:
             self.close()
             raise
-        return answer
 
     def _receive(self, size: int, deadline: float) -> memoryview:
         buffer = _room_for(size)

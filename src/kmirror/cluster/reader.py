@@ -1,4 +1,4 @@
-"""Read stored batches from one partition's leader, one blocking Fetch at a time.
+"""Read stored batches from one partition's leader, one blocking Fetch at a time; over a long path also ahead.
 
 Every read says what it proves (`read_up_to`). Whoever needs all of a range uses `read_on` or `batches`: where a log is
 silent they ask again with growing pauses, and raise if it stays silent. Nothing here returns less than was asked for.
@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection, UnsupportedVersionError
+from kmirror.cluster.log_ahead import FetchTarget, LogAhead
 from kmirror.cluster.protocol import list_offsets
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.fetch import (
@@ -24,6 +25,7 @@ from kmirror.cluster.protocol.fetch import (
     FetchSession,
 )
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
+from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP
 from kmirror.cluster.protocol.read_up_to import (
     AtEnd,
     Batches,
@@ -43,6 +45,8 @@ from kmirror.cluster.topic_settings import topic_settings
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 
 _ANSWER_BYTES = 1 << 20
+#: Before reading ahead, one answer shows how large batches are: it need not be large.
+_FIRST_BYTES = 128 << 10
 _WAIT_MS = 500
 _TRIES = 20
 _MISSING = Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -91,6 +95,25 @@ class PartitionReader:
         self._wanted_patience_s = patience_s
         self._leader = leader
         self._tries = _TRIES if leader is None else 1
+        #: The leader's connection at the last read.
+        self._connection: Connection | None = None
+        #: How far to read ahead; None if only what is asked for is read.
+        self._ahead_until: int | None = None
+        self._ahead: LogAhead | None = None
+        self._ahead_again_at = 0.0
+
+    def read_ahead(self, until: int) -> None:
+        """Let `read_on` read ahead up to offset `until` from now on if the path is long; `close` ends that.
+
+        The process reads ahead over a limited number of connections, besides the client's own.
+        """
+        self._ahead_until = until
+
+    def close(self) -> None:
+        """End reading ahead."""
+        self._ahead_until = None
+        if self._ahead is not None:
+            self._ahead.close()
 
     @property
     def _patience_s(self) -> float:
@@ -127,6 +150,8 @@ class PartitionReader:
             TimedOutError: its store failed for the whole patience.
             BrokerError, UnreachableError, CorruptBatchError: as `read`.
         """
+        if (found_ahead := self._take_ahead(offset)) is not None:
+            return found_ahead
         deadline, pause = time.monotonic() + self._patience_s, _FIRST_PAUSE
         failure: TimedOutError
         while True:
@@ -139,6 +164,7 @@ class PartitionReader:
                 failure = TimedOutError(error.message, SILENT_HINT)
             else:
                 if not isinstance(found, Silence):
+                    self._begin_ahead(found)
                     return found
                 failure = SilentLogError(self._partition, offset, found.until, found.why)
             if time.monotonic() + pause > deadline:
@@ -171,13 +197,50 @@ class PartitionReader:
             BrokerError, UnreachableError, CorruptBatchError: as `read`.
         """
         offset = start
-        while offset < end:
-            found = self.read_known(offset, max_wait_ms=_WAIT_MS)
-            if isinstance(found, Batches):
-                offset = found.next_offset
-                yield found
-            else:
-                offset = found.until
+        try:
+            while offset < end:
+                found = self.read_known(offset, max_wait_ms=_WAIT_MS)
+                if isinstance(found, Batches):
+                    offset = found.next_offset
+                    yield found
+                    # many want no more than the first ones
+                    self.read_ahead(end)
+                else:
+                    offset = found.until
+        finally:
+            self.close()
+
+    def _take_ahead(self, offset: int) -> Batches | None:
+        """Return what was read ahead from `offset` on; without it, end reading ahead."""
+        if self._ahead is None:
+            return None
+        found = self._ahead.take(offset)
+        if found is None:
+            self._ahead.close()
+            self._ahead_again_at = self._ahead.again_at
+            self._ahead = None
+        return found
+
+    @property
+    def _will_read_ahead(self) -> bool:
+        return self._ahead_until is not None and time.monotonic() >= self._ahead_again_at
+
+    @property
+    def _is_far(self) -> bool:
+        return self._connection is not None and self._connection.round_trip >= LONG_ROUND_TRIP
+
+    def _begin_ahead(self, found: Batches | NoBatches | AtEnd) -> None:
+        """Read ahead after what was just read, up to where readers see something."""
+        if not isinstance(found, Batches) or not self._will_read_ahead or not self._is_far:
+            return
+        leader, connection, until = self._leader, self._connection, self._ahead_until
+        shown_end = found.last_stable_offset if self._read_committed else found.high_watermark
+        if leader is None or connection is None or until is None or shown_end is None:
+            return
+        key = FetchKey(leader.topic_id, self._partition.partition, self._partition.topic)
+        target = FetchTarget(leader, key, _epoch(leader), self._read_committed)
+        self._ahead = LogAhead(self._client.spare_connections, target, connection.round_trip)
+        self._ahead.begin(found, min(until, shown_end))
 
     def _find_leader(self) -> LeaderAddress:
         metadata = self._client.metadata([self._partition.topic])
@@ -199,10 +262,12 @@ class PartitionReader:
             attempt += 1
             try:
                 self._leader = leader = self._leader or self._find_leader()
-                connection = self._client.connect(leader.node_id, leader.host, leader.port)
+                self._connection = connection = self._client.connect(leader.node_id, leader.host, leader.port)
                 version = connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
                 session = FetchSession(self._client.config.client_id, version, incremental=False)
                 key = FetchKey(leader.topic_id, self._partition.partition, self._partition.topic)
+                if self._will_read_ahead and self._is_far:
+                    max_bytes = min(max_bytes, _FIRST_BYTES)
                 session.want(key, FetchPosition(offset, None, _epoch(leader), max_bytes))
                 connection.wait_for_throttle()
                 correlation_id = connection.next_correlation_id()

@@ -77,6 +77,10 @@ class Isolation:
             return BatchKind.CONTROL
         return BatchKind.ABORTED if producer_id in self._aborted else BatchKind.DATA
 
+    def rest(self, offset: int) -> list[AbortedTransaction]:
+        """Return what remains of the list for the batches from `offset` on, after those before it."""
+        return [*(AbortedTransaction(producer_id, offset) for producer_id in sorted(self._aborted)), *self._coming]
+
 
 def _marker_type(batch: memoryview, base_offset: int) -> int:
     """Read a marker's type from its first record's key; control batches are never compressed."""

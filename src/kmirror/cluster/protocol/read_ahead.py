@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, HEADER, LOG_OVERHEAD, MAGIC_POSITION, PREFIX
 
+#: A path with a shorter round trip, in seconds, is filled by one connection.
+LONG_ROUND_TRIP = 0.002
 #: Batches of one kind differ by a record: this part of them is asked for in addition.
 _SPREAD = 32
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.batch import BatchHeader, CorruptBatchError, batch_headers
 from kmirror.cluster.protocol.fetch import AbortedTransaction, FetchedPartition
+from kmirror.cluster.protocol.isolation import Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 
@@ -123,6 +124,22 @@ def batches_of(part: FetchedPartition, offset: int) -> Batches | None:
         part.high_watermark,
         part.last_stable_offset,
     )
+
+
+def batches_after(part: FetchedPartition, offset: int) -> Batches | None:
+    """Return the same of an answer that was asked for from an earlier offset: some of its batches may be before it.
+
+    Raises:
+        CorruptBatchError: the first one, or a marker before it, is corrupt.
+    """
+    found = batches_of(part, offset)
+    if found is None or not part.aborted_transactions:
+        return found
+    # transactions that end before this offset are in the list too
+    isolation = Isolation(part.aborted_transactions)
+    for header in batch_headers(part.records[: found.headers[0].position]):
+        isolation.kind(part.records[header.position : header.position + header.size_in_bytes])
+    return found._replace(aborted_transactions=isolation.rest(offset))
 
 
 def useless_part(part: FetchedPartition, offset: int) -> str | None:

@@ -186,7 +186,7 @@ def _up_to(headers: Iterable[BatchHeader], end: int) -> list[BatchHeader]:
 
 
 class VisibleLog:
-    """Read one partition from `start` to `end`; one fetch runs ahead on `executor`.
+    """Read one partition from `start` to `end`; one fetch runs ahead on `executor`, over a long path many.
 
     The client must have no other user meanwhile. Raises UnreachableError, BrokerError, SilentLogError.
     """
@@ -207,18 +207,30 @@ class VisibleLog:
         self._compacted: bool | None = None
 
     def batches(self) -> Iterator[VisibleBatch]:
-        """Yield the visible batches with offsets in the range; the first and the last may have others too."""
+        """Yield the visible batches with offsets in the range; the first and the last may have others too.
+
+        The first fetch is sent now.
+        """
+        if self._start < self._end:
+            self._reader.read_ahead(self._end)
+            self._ahead = self._executor.submit(self._read, self._start)
+        return self._batches()
+
+    def _batches(self) -> Iterator[VisibleBatch]:
         offset = self._start
-        while offset < self._end:
-            section = (self._ahead or self._executor.submit(self._read, offset)).result()
-            reached, offset, self.floor = offset, section.next_offset, section.floor
-            self.ended_at, self.log_end_offset = section.ended_at, section.log_end_offset
-            if self.ended_at is not None:
-                return
-            # the next response travels while this one is processed
-            self._ahead = self._executor.submit(self._read, offset) if offset < self._end else None
-            yield from visible_batches(section.data, section.headers, section.aborted, reached)
-        self.ended_at = self._end
+        try:
+            while self._ahead is not None:
+                section = self._ahead.result()
+                reached, offset, self.floor = offset, section.next_offset, section.floor
+                self.ended_at, self.log_end_offset = section.ended_at, section.log_end_offset
+                if self.ended_at is not None:
+                    return
+                # the next response travels while this one is processed
+                self._ahead = self._executor.submit(self._read, offset) if offset < self._end else None
+                yield from visible_batches(section.data, section.headers, section.aborted, reached)
+            self.ended_at = self._end
+        finally:
+            self._reader.close()
 
     def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]:
         """Yield visible records of another range of the same log; None for the current log start and end."""

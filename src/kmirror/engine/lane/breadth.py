@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from math import inf
 
-#: A path with a shorter round trip, in seconds, is filled by one connection.
-LONG_ROUND_TRIP = 0.002
+from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP
+
+__all__ = ["LONG_ROUND_TRIP", "Breadth"]
+
 #: How many connections to begin with, by the round trip in seconds.
 _FIRST_A_SECOND = 100
 _MOST_AT_FIRST = 8
