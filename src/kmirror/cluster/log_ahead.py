@@ -152,10 +152,28 @@ class LogAhead:
         self._connections.note(self, is_open=True)
         wanted = min(self._most, int(left / _REQUEST_BYTES)) if left >= _LEAST_BYTES else 0
         for _ in range(wanted):
-            if not _PLACES.acquire(blocking=False):
+            if not self._start_thread():
                 break
+
+    def _start_thread(self) -> bool:
+        """Start one more thread; return False if the process has enough of them, or may have no more."""
+        if not _PLACES.acquire(blocking=False):
+            return False
+        thread = threading.Thread(target=self._run, name="kmirror-ahead", daemon=True)
+        with self._arrived:
             self._threads += 1
-            threading.Thread(target=self._run, name="kmirror-ahead", daemon=True).start()
+        try:
+            thread.start()
+        except RuntimeError:
+            self._thread_ended()
+            return False
+        return True
+
+    def _thread_ended(self) -> None:
+        _PLACES.release()
+        with self._arrived:
+            self._threads -= 1
+            self._arrived.notify_all()
 
     def take(self, offset: int) -> Batches | None:
         """Wait for the batches from `offset` on and return them; None if they must be read the usual way."""
@@ -208,10 +226,7 @@ class LogAhead:
         except KmirrorError as error:
             _log.debug("one connection less to read ahead from broker %d: %s", leader.node_id, error)
         finally:
-            _PLACES.release()
-            with self._arrived:
-                self._threads -= 1
-                self._arrived.notify_all()
+            self._thread_ended()
 
     def _serve(self, connection: Connection) -> bool:
         """Ask and receive over a connection; return True if it was lost after it had brought something."""
