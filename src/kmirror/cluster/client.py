@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ __all__ = [
     "LATEST",
     "MAX_TIMESTAMP",
     "ClusterClient",
+    "Lookup",
     "OffsetAnswer",
     "ProducersAnswer",
     "require",
@@ -63,6 +64,15 @@ class ProducersAnswer:
 
     error_code: int
     producers: tuple[ProducerState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """An offset to look up: EARLIEST or LATEST, the latter as in `list_offsets`."""
+
+    timestamp: int
+    read_committed: bool = False
+    log_end: bool = False
 
 
 class ClusterClient:
@@ -100,6 +110,10 @@ class ClusterClient:
             UnreachableError: the broker cannot be reached or refuses us.
         """
         known = self._connections.get(node_id)
+        if known is None and self._bootstrap and (self._bootstrap.host, self._bootstrap.port) == (host, port):
+            # the first connection is to this broker
+            known = self._connections[node_id] = self._bootstrap
+            self._bootstrap = None
         if known:
             is_open = known.socket.fileno() >= 0 and not known.must_be_replaced
             if is_open and (known.host, known.port) == (host, port):
@@ -279,10 +293,10 @@ class ClusterClient:
     ) -> dict[TopicPartition, tuple[int, Any]]:
         """Send one request (of version `lowest` or later) to each leader; collect (error code, answer) per partition.
 
-        `build` makes the request for partitions grouped by topic; `read` yields (partition, error code, answer).
-        All leaders are asked at once, so that one that does not answer does not delay the others. Leaders that moved
-        are looked up again until `timeout`; partitions without an answer by then have an error code. Give `metadata`
-        if it was just read.
+        `build` makes the request, or a list of `Exchange`s, for partitions grouped by topic; `read` yields (partition,
+        error code, answer). All leaders are asked at once, so that one that does not answer does not delay the others.
+        Leaders that moved are looked up again until `timeout`; partitions without an answer by then have an error code.
+        Give `metadata` if it was just read.
 
         Raises:
             UnreachableError: no broker of the cluster answers at all, or all leaders refuse us.
@@ -341,7 +355,11 @@ class ClusterClient:
             left = max(deadline - time.monotonic(), 0.1)
             connection = self.connect(node_id, broker.host, broker.port, timeout=left)
             patience = max(deadline - time.monotonic(), 0.1)
-            answer = connection.request(build(by_topic, metadata), lowest=lowest, timeout=patience)
+            asked = build(by_topic, metadata)
+            if isinstance(asked, list):
+                answer = connection.request_all(asked, timeout=patience)
+            else:
+                answer = connection.request(asked, lowest=lowest, timeout=patience)
         except UnsupportedVersionError as error:
             return error
         except UnreachableError as error:
@@ -354,6 +372,40 @@ class ClusterClient:
         except _MALFORMED_ANSWER:
             connection.close()
         return None
+
+    def look_up_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        lookups: Sequence[Lookup],
+        *,
+        metadata: ClusterMetadata | None = None,
+        timeout: float | None = None,
+    ) -> list[dict[TopicPartition, OffsetAnswer]]:
+        """Look up several offsets of each partition at once; each leader is asked in this order. Raises as below."""
+
+        def build(by_topic: dict[str, list[int]], known: ClusterMetadata) -> list[Exchange]:
+            led = [TopicPartition(topic, index) for topic, indexes in by_topic.items() for index in indexes]
+            return [self._list_offsets(dict.fromkeys(led, one.timestamp), one, known) for one in lookups]
+
+        def read(
+            answers: Sequence[Mapping[TopicPartition, OffsetAnswer]],
+        ) -> Iterable[tuple[TopicPartition, int, list[OffsetAnswer]]]:
+            for partition in answers[0]:
+                found = [one[partition] for one in answers if partition in one]
+                if len(found) == len(answers):
+                    yield partition, next((one.error_code for one in found if one.error_code), 0), found
+
+        answers = self.per_leader(partitions, build, read, metadata=metadata, timeout=timeout)
+        return [
+            {p: found[index] if found else OffsetAnswer(code, None, -1) for p, (code, found) in answers.items()}
+            for index in range(len(lookups))
+        ]
+
+    def _list_offsets(self, wanted: Mapping[TopicPartition, int], lookup: Lookup, known: ClusterMetadata) -> Exchange:
+        asked = {p: (known.topics[p.topic].partitions[p.partition].leader_epoch, wanted[p]) for p in wanted}
+        replica_id = list_offsets.DEBUGGING_REPLICA if lookup.log_end else list_offsets.CONSUMER
+        isolation_level = list_offsets.READ_COMMITTED if lookup.read_committed else 0
+        return list_offsets.exchange(asked, replica_id, isolation_level, self.config.request_timeout_ms)
 
     def list_offsets(
         self,
@@ -375,17 +427,9 @@ class ClusterClient:
         """
 
         def build(by_topic: dict[str, list[int]], known: ClusterMetadata) -> Exchange:
-            asked = {
-                (partition := TopicPartition(topic, index)): (
-                    known.topics[topic].partitions[index].leader_epoch,
-                    wanted[partition],
-                )
-                for topic, indexes in by_topic.items()
-                for index in indexes
-            }
-            replica_id = list_offsets.DEBUGGING_REPLICA if log_end else list_offsets.CONSUMER
-            isolation_level = list_offsets.READ_COMMITTED if read_committed else 0
-            return list_offsets.exchange(asked, replica_id, isolation_level, self.config.request_timeout_ms)
+            led = [TopicPartition(topic, index) for topic, indexes in by_topic.items() for index in indexes]
+            lookup = Lookup(LATEST, read_committed=read_committed, log_end=log_end)
+            return self._list_offsets({partition: wanted[partition] for partition in led}, lookup, known)
 
         def read(answers: Mapping[TopicPartition, OffsetAnswer]) -> Iterable[tuple[TopicPartition, int, OffsetAnswer]]:
             for partition, one in answers.items():

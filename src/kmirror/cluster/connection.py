@@ -248,6 +248,24 @@ class Connection:
         self.note_throttle(getattr(answer, "throttle_time_ms", 0) or 0)
         return answer
 
+    def request_all(self, messages: Sequence[Exchange], *, timeout: float | None = None) -> list[Any]:
+        """Send several requests at once, which the broker carries out in this order; return the decoded answers.
+
+        Raises:
+            OutcomeUnknown: not all answers in time; the connection is closed.
+            UnsupportedVersionError: the broker does not speak a version of one that we do; nothing was sent.
+        """
+        patience = timeout or self.config.request_timeout_ms / 1000
+        versions = [self.version_for(one.api_key, one.lowest, one.highest, one.name) for one in messages]
+        self.wait_for_throttle()
+        ids = [self.next_correlation_id() for _ in messages]
+        asked = list(zip(messages, versions, ids, strict=True))
+        frames = [message.encode(number, version, self.config.client_id) for message, version, number in asked]
+        answers = self._exchange_frames(frames, ids, patience)
+        decoded = [self._decoded(one, frame, version) for (one, version, _), frame in zip(asked, answers, strict=True)]
+        self.note_throttle(max((throttle_time_ms for _, throttle_time_ms in decoded), default=0))
+        return [content for content, _ in decoded]
+
     def wait_for_throttle(self) -> None:
         """Sleep for the rest of the broker's last throttle."""
         pause = self._throttled_until - time.monotonic()
@@ -267,7 +285,9 @@ class Connection:
     def _exchange_by_hand(self, exchange: Exchange, version: int, timeout: float) -> tuple[Any, int]:
         correlation_id = self.next_correlation_id()
         frame = exchange.encode(correlation_id, version, self.config.client_id)
-        answer = self.exchange_frame([frame], correlation_id, timeout)
+        return self._decoded(exchange, self.exchange_frame([frame], correlation_id, timeout), version)
+
+    def _decoded(self, exchange: Exchange, answer: memoryview, version: int) -> tuple[Any, int]:
         try:
             return exchange.decode(answer, version)
         except FrameError as error:
@@ -296,9 +316,20 @@ class Connection:
         Raises:
             OutcomeUnknown: no whole answer in time; the connection is closed.
         """
+        (answer,) = self._exchange_frames(buffers, [correlation_id], timeout)
+        return answer
+
+    def _exchange_frames(
+        self, buffers: Sequence[Buffer], correlation_ids: Sequence[int], timeout: float
+    ) -> list[memoryview]:
+        """Send framed requests, and return the answers' frames."""
         sent_at = time.monotonic()
         self.send_frame(buffers, timeout)
-        return self.receive_frame(correlation_id, sent_at + timeout, sent_at)
+        deadline = sent_at + timeout
+        return [
+            self.receive_frame(correlation_id, deadline, None if answered else sent_at)
+            for answered, correlation_id in enumerate(correlation_ids)
+        ]
 
     def send_frame(self, buffers: Sequence[Buffer], timeout: float) -> None:
         """Send one framed request without waiting for its answer; brokers answer in order.

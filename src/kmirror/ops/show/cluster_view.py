@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup, OffsetAnswer
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, Reason, UnreachableError
@@ -209,29 +209,20 @@ def _read_source(client: ClusterClient, topics: tuple[str, ...], cluster_id: str
     until = time.monotonic() + SOURCE_REQUEST_S
     metadata = client.metadata(topics, timeout=SOURCE_REQUEST_S)
     require_same_cluster(cluster_id, metadata.cluster_id)
-    led = _led(metadata)
-
-    def ask(timestamp: int, *, read_committed: bool = False) -> Offsets:
-        remaining = max(_LEAST_REQUEST_S, until - time.monotonic())
-        wanted = dict.fromkeys(led, timestamp)
-        return _known(client.list_offsets(wanted, read_committed=read_committed, timeout=remaining))
-
+    remaining = max(_LEAST_REQUEST_S, until - time.monotonic())
     # the last stable offset first: it cannot exceed a high watermark that is read later
-    last_stable = ask(LATEST, read_committed=True)
+    lookups = [Lookup(LATEST, read_committed=True), Lookup(EARLIEST), Lookup(LATEST)]
+    found = client.look_up_offsets(_led(metadata), lookups, metadata=metadata, timeout=remaining)
+    last_stable, starts, ends = map(_known, found)
     return ClusterSnapshot(
-        now_ms(),
-        metadata.topics,
-        log_start_offset=ask(EARLIEST),
-        last_stable_offset=last_stable,
-        high_watermark=ask(LATEST),
+        now_ms(), metadata.topics, log_start_offset=starts, last_stable_offset=last_stable, high_watermark=ends
     )
 
 
 def _read_destination(client: ClusterClient, topics: tuple[str, ...]) -> ClusterSnapshot:
     metadata = client.metadata(topics, timeout=REACH_TIMEOUT_S)
-    led = _led(metadata)
-    starts = client.list_offsets(dict.fromkeys(led, EARLIEST), timeout=_DESTINATION_TIMEOUT_S)
-    ends = client.list_offsets(dict.fromkeys(led, LATEST), log_end=True, timeout=_DESTINATION_TIMEOUT_S)
+    lookups = [Lookup(EARLIEST), Lookup(LATEST, log_end=True)]
+    starts, ends = client.look_up_offsets(_led(metadata), lookups, metadata=metadata, timeout=_DESTINATION_TIMEOUT_S)
     return ClusterSnapshot(now_ms(), metadata.topics, log_start_offset=_known(starts), log_end_offset=_known(ends))
 
 
