@@ -439,9 +439,13 @@ class ClusterClient:
         return {p: value or OffsetAnswer(code, None, -1) for p, (code, value) in found.items()}
 
     def describe_producers(
-        self, partitions: Iterable[TopicPartition], *, timeout: float | None = None
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        metadata: ClusterMetadata | None = None,
+        timeout: float | None = None,
     ) -> dict[TopicPartition, ProducersAnswer]:
-        """Ask the leaders which producers they remember (KIP-664)."""
+        """Ask the leaders which producers they remember (KIP-664); give `metadata` if it was just read."""
         from kafka.protocol.admin import DescribeProducersRequest
 
         topic_type = DescribeProducersRequest.TopicRequest
@@ -467,7 +471,7 @@ class ClusterClient:
                     value = ProducersAnswer(p.error_code, producers)
                     yield TopicPartition(topic.name, p.partition_index), p.error_code, value
 
-        found = self.per_leader(partitions, build, read, timeout=timeout)
+        found = self.per_leader(partitions, build, read, metadata=metadata, timeout=timeout)
         return {p: value or ProducersAnswer(code, ()) for p, (code, value) in found.items()}
 
     def create_partitions(self, counts: Mapping[str, int]) -> None:

@@ -61,9 +61,16 @@ class FenceResult:
     last_sequence: int | None = field(default=None, compare=False)
 
 
-def log_ends(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, FenceResult]:
-    """Return where logs end, without fencing. Raises UnreachableError if no broker answers."""
-    answers = client.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True, timeout=_PATIENCE_S)
+def log_ends(
+    client: ClusterClient, partitions: Iterable[TopicPartition], metadata: ClusterMetadata | None = None
+) -> dict[TopicPartition, FenceResult]:
+    """Return where logs end, without fencing; give `metadata` if it was just read.
+
+    Raises:
+        UnreachableError: no broker answers.
+    """
+    wanted = dict.fromkeys(partitions, LATEST)
+    answers = client.list_offsets(wanted, log_end=True, metadata=metadata, timeout=_PATIENCE_S)
     return {
         p: FenceResult(a.error_code or (Code.LEADER_NOT_AVAILABLE if a.offset is None else 0), a.offset)
         for p, a in answers.items()
@@ -95,10 +102,13 @@ def fence(
 def _fence_once(
     client: ClusterClient, writers: Mapping[TopicPartition, Writer], *, with_record: bool
 ) -> dict[TopicPartition, FenceResult]:
-    before = log_ends(client, writers)
+    # read once: a leader that has moved since refuses, and is looked up again
+    metadata = client.metadata({one.topic for one in writers}, timeout=_PATIENCE_S) if writers else None
+    before = log_ends(client, writers, metadata)
     found = {partition: end for partition, end in before.items() if end.error_code}
     # in this order: if a writer was fenced before the ends were read, the leader knows it now
-    known = client.describe_producers([p for p in writers if p not in found], timeout=_PATIENCE_S)
+    left = [partition for partition in writers if partition not in found]
+    known = client.describe_producers(left, metadata=metadata, timeout=_PATIENCE_S)
     to_fence: dict[TopicPartition, Writer] = {}
     sequences: dict[TopicPartition, int] = {}
     for partition, answer in known.items():
@@ -114,8 +124,8 @@ def _fence_once(
             if mine is not None and mine.last_sequence >= 0:
                 sequences[partition] = mine.last_sequence
             to_fence[partition] = replace(writer, producer_epoch=min(MAX_PRODUCER_EPOCH, epoch + _EPOCHS_AHEAD))
-    codes = (_send_records if with_record else _send_markers)(client, to_fence)
-    after = log_ends(client, [partition for partition, code in codes.items() if not code])
+    codes = (_send_records if with_record else _send_markers)(client, to_fence, metadata)
+    after = log_ends(client, [partition for partition, code in codes.items() if not code], metadata)
     for partition, code in codes.items():
         start = before[partition].end_offset or 0
         end = after[partition].end_offset if partition in after else None
@@ -150,7 +160,9 @@ def _is_fence(records: memoryview, header: BatchHeader) -> bool:
     return record.value is not None and _MARKER.unpack_from(record.value)[1] == MAX_COORDINATOR_EPOCH
 
 
-def _send_markers(client: ClusterClient, writers: Mapping[TopicPartition, Writer]) -> dict[TopicPartition, int]:
+def _send_markers(
+    client: ClusterClient, writers: Mapping[TopicPartition, Writer], metadata: ClusterMetadata | None
+) -> dict[TopicPartition, int]:
     from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 
     marker_type = WriteTxnMarkersRequest.WritableTxnMarker
@@ -177,10 +189,12 @@ def _send_markers(client: ClusterClient, writers: Mapping[TopicPartition, Writer
                 for p in topic.partitions:
                     yield TopicPartition(topic.name, p.partition_index), p.error_code, None
 
-    return _in_parts(client, writers, build, read)
+    return _in_parts(client, writers, build, read, metadata)
 
 
-def _send_records(client: ClusterClient, writers: Mapping[TopicPartition, Writer]) -> dict[TopicPartition, int]:
+def _send_records(
+    client: ClusterClient, writers: Mapping[TopicPartition, Writer], metadata: ClusterMetadata | None
+) -> dict[TopicPartition, int]:
     from kafka.protocol.producer import ProduceRequest
 
     topic_type = ProduceRequest.TopicProduceData
@@ -204,7 +218,7 @@ def _send_records(client: ClusterClient, writers: Mapping[TopicPartition, Writer
             for p in topic.partition_responses:
                 yield TopicPartition(name, p.index), p.error_code, None
 
-    return _in_parts(client, writers, build, read)
+    return _in_parts(client, writers, build, read, metadata)
 
 
 def _record(writer: Writer) -> bytes:
@@ -218,10 +232,12 @@ def _in_parts(
     writers: Mapping[TopicPartition, Writer],
     build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
     read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
+    metadata: ClusterMetadata | None,
 ) -> dict[TopicPartition, int]:
     codes: dict[TopicPartition, int] = {}
     partitions = sorted(writers)
     for start in range(0, len(partitions), _AT_ONCE):
-        answers = client.per_leader(partitions[start : start + _AT_ONCE], build, read, timeout=_ANSWER_S)
+        part = partitions[start : start + _AT_ONCE]
+        answers = client.per_leader(part, build, read, metadata=metadata, timeout=_ANSWER_S)
         codes |= {partition: code for partition, (code, _) in answers.items()}
     return codes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kmirror.cluster.acl_commands import grant_line
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.read_up_to import Batches
@@ -30,6 +30,8 @@ from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import settings_at_stop
 from kmirror.words import counted, listed
 
+_START_AND_END = (Lookup(EARLIEST), Lookup(LATEST, log_end=True))
+
 
 def trim_fillers(work: StopWork) -> str:
     """Delete filler before the first record, left by first copies that never reached the records."""
@@ -44,8 +46,7 @@ def trim_fillers(work: StopWork) -> str:
                 suspects.append(partition)
     try:
         restore_settings(client, [topic.topic for topic in work.topics])
-        starts = client.list_offsets(dict.fromkeys(suspects, EARLIEST))
-        ends = client.list_offsets(dict.fromkeys(suspects, LATEST), log_end=True)
+        starts, ends = client.look_up_offsets(suspects, _START_AND_END)
         trims: dict[TopicPartition, int] = {}
         for partition in suspects:
             start, end = starts[partition].offset, ends[partition].offset
@@ -91,8 +92,7 @@ def clamp_group_offsets(work: StopWork) -> str:
     client = work.destination.client
     partitions = [partition for topic in work.left for partition in partitions_of(topic)]
     try:
-        starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST))
-        ends = client.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
+        starts, ends = client.look_up_offsets(partitions, _START_AND_END)
         ranges = {
             partition: (start, end)
             for partition in partitions
