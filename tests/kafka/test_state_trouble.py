@@ -95,11 +95,12 @@ def test_a_topic_of_which_brokers_know_no_partitions_yet_is_waited_for(
     admin: Any, store: StateStore, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.ensure_topics()
-    known = store._described(STATE_TOPIC, Deadline(LONG))
-    assert known is not None
-    answers = iter([known, None, replace(known, partitions={}), known, known, known])
+    known = store._client.metadata([STATE_TOPIC, EVENTS_TOPIC])
+    unknown = replace(known, topics={})
+    without = replace(known, topics={name: replace(topic, partitions={}) for name, topic in known.topics.items()})
+    answers = iter([without, known, unknown, without, known, known, known])
     later = state_store(store.client_config)
-    monkeypatch.setattr(later, "_described", lambda topic, deadline: next(answers))
+    monkeypatch.setattr(later._client, "metadata", lambda topics, timeout: next(answers))
     later.ensure_topics()
     assert list(answers) == []
 

@@ -44,7 +44,7 @@ class Destination:
         self.config = config
         self.client = client
         self.cluster_id = cluster_id
-        self.store = StateStore(config)
+        self.store = StateStore(config, client)
 
     @classmethod
     def open(cls, properties: Mapping[str, str], expect_cluster_id: str | None = None) -> Destination:
@@ -81,6 +81,10 @@ class Destination:
         """Close all connections."""
         self.client.close()
         self.store.close()
+
+    def use_in_threads(self) -> None:
+        """Give the store connections of its own, so that threads may share it while others use `client`."""
+        self.store = StateStore(self.config)
 
     @property
     def bootstrap_server(self) -> str:

@@ -20,8 +20,12 @@ from typing import Any, TypeVar
 
 from kmirror.cluster.acl_commands import alter_topic
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
+from kmirror.cluster.committed import CommittedReader, Look, committed_records
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
-from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.fetch import FetchedPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.topic_settings import topic_settings
@@ -34,7 +38,7 @@ from kmirror.errors import (
     TimedOutError,
     UnreachableError,
 )
-from kmirror.state.client import STEP_S, Deadline, ErrorWatch, boottime, client, known_error, refused, unreachable
+from kmirror.state.client import STEP_S, Deadline, ErrorWatch, boottime, refused, unreachable
 from kmirror.state.events import Event, EventPage, decode_event
 from kmirror.state.internal_topics import EVENTS_TOPIC_SETTINGS, STATE_TOPIC_SETTINGS, all_lost, beginning_lost
 from kmirror.state.own_rights import lacking_grant
@@ -53,13 +57,11 @@ _FORGET_AFTER_S = 3600.0
 #: How long the log end may be below what was read before that counts as lost.
 _ASSUMED_LOST_S = 60.0
 
-_MESSAGES_AT_ONCE = 1000
 #: How long the first transaction may have written events and no state yet.
 _FIRST_WRITE_S = 1.0
 
-#: Errors about groups, which this consumer does not use: authorisation, coordinators.
-_GROUP_ERRORS = (30, 14, 15, 16)
-
+#: How long the leader may wait for what comes next.
+_AT_LEADER_S = 0.2
 #: The least time for a request that is sent before the deadline.
 _LEAST_S = 0.2
 
@@ -73,16 +75,17 @@ class _Blocked(Exception):  # noqa: N818 - not a failure: what is committed has 
 
 
 class StateStore:
-    """Read the state stored on a destination cluster; safe to share between threads."""
+    """Read the state stored on a destination cluster; safe to share between threads, unless it is given a `client`."""
 
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, config: ClientConfig, client: ClusterClient | None = None) -> None:
         self.watch = ErrorWatch()
         self._lock = threading.RLock()
         # not librdkafka's admin client: a request to a broker that is down keeps two of its threads busy, and is not
         # sent to the newly elected leader
-        self._client = ClusterClient(config)
-        #: By topic, with the login that they were created with.
-        self._consumers: dict[str, tuple[ClientConfig, Any]] = {}
+        self._client = client or ClusterClient(config)
+        self._logs: dict[str, CommittedReader] = {}
+        #: What came with the end of a topic, until it is used.
+        self._looks: dict[str, Look] = {}
         self._raw: dict[bytes, bytes] = {}
         self._decoded: dict[bytes, Any] = {}
         self._position = 0
@@ -170,7 +173,7 @@ class StateStore:
         """Return the events after another page. Raises UnreachableError."""
         with self._lock:
             deadline = Deadline(timeout)
-            end, topic_id = self._end(EVENTS_TOPIC, deadline)
+            end, topic_id = self._end(EVENTS_TOPIC, deadline, after.next_offset or 0)
             if end is None:
                 return EventPage(())
             # a newly elected leader may hide its last records; a recreated topic is read from its start
@@ -188,7 +191,7 @@ class StateStore:
                     position = next_offset
                     if message is None:
                         continue
-                    event = decode_event(message.key() or b"", message.value() or b"", message.timestamp()[1])
+                    event = decode_event(message.key or b"", message.value or b"", message.timestamp)
                     if mirror in (None, event.mirror) and event.time_ms >= (since_ms or 0):
                         found.append(event)
             except _Blocked:
@@ -200,7 +203,7 @@ class StateStore:
         with self._lock:
             try:
                 messages = self._messages(topic, offset, offset + 1, deadline, deadline)
-                return any(message is not None and message.offset() == offset for _, message in messages)
+                return any(message is not None and message.offset == offset for _, message in messages)
             except _Blocked:
                 raise self.watch.no_answer(f"{topic} cannot be read at offset {offset}") from None
 
@@ -214,23 +217,31 @@ class StateStore:
             if self._shape_checked:
                 return
             deadline = Deadline(timeout)
-            for topic, settings in ((STATE_TOPIC, STATE_TOPIC_SETTINGS), (EVENTS_TOPIC, EVENTS_TOPIC_SETTINGS)):
-                if self._exists(topic, deadline) or not self._create(topic, settings, replication_factor, deadline):
-                    self._require_shape(topic, settings["cleanup.policy"], deadline)
+            wanted = {STATE_TOPIC: STATE_TOPIC_SETTINGS, EVENTS_TOPIC: EVENTS_TOPIC_SETTINGS}
+            described = self._ask(
+                lambda seconds: self._client.metadata(wanted, timeout=seconds), "describing kmirror's topics", deadline
+            ).topics
+            counts = {topic: 0 if one.error_code else len(one.partitions) for topic, one in described.items()}
+            found = {}
+            for topic, settings in wanted.items():
+                if (
+                    counts.get(topic)
+                    or self._exists(topic, deadline)
+                    or not self._create(topic, settings, replication_factor, deadline)
+                ):
+                    found[topic] = counts.get(topic) or self._partitions_of(topic, deadline)
+            self._require_shapes(found, deadline)
             self._shape_checked = True
 
     def close(self) -> None:
         """Close all connections; the next call opens new ones."""
         with self._lock:
-            for _, consumer in self._consumers.values():
-                consumer.close()
-            self._consumers.clear()
             self._client.close()
 
     def _read(self, deadline: Deadline, transactions_deadline: Deadline) -> State:
         if boottime() - self._read_at > _FORGET_AFTER_S:
             self._start_over()
-        end, topic_id = self._end(STATE_TOPIC, deadline)
+        end, topic_id = self._end(STATE_TOPIC, deadline, self._position)
         while end is not None and end < self._position and topic_id == self._topic_id:
             # a newly elected leader hides its last records until it knows its followers' positions
             self._hidden_since = self._hidden_since or boottime()
@@ -239,7 +250,7 @@ class StateStore:
             if transactions_deadline.passed:
                 raise _Blocked
             time.sleep(STEP_S)
-            end, topic_id = self._end(STATE_TOPIC, deadline)
+            end, topic_id = self._end(STATE_TOPIC, deadline, self._position)
         self._hidden_since = None
         if end is None or end < self._position or topic_id != self._topic_id:
             self._start_over()  # missing, recreated, or truncated by an unclean election
@@ -255,9 +266,9 @@ class StateStore:
                     STATE_TOPIC, self._position, end, transactions_deadline, deadline
                 ):
                     self._position = position
-                    if message is None or message.key() is None:
+                    if message is None or message.key is None:
                         continue
-                    key, value = message.key(), message.value()
+                    key, value = message.key, message.value
                     changed.add(key)
                     if value is None:
                         self._raw.pop(key, None)
@@ -285,7 +296,10 @@ class StateStore:
             raise
 
     def _require_start(self, position: int, deadline: Deadline) -> None:
-        start = self._offset(STATE_TOPIC, EARLIEST, deadline)[0].offset or 0
+        look = self._looks.get(STATE_TOPIC)
+        start = None if look is None or look.part is None else look.part.log_start_offset
+        if start is None:
+            start = self._offset(STATE_TOPIC, EARLIEST, deadline)[0].offset or 0
         if start > position:
             raise beginning_lost(start)
 
@@ -311,69 +325,65 @@ class StateStore:
 
     def _messages(
         self, topic: str, start: int, end: int, transactions_deadline: Deadline, deadline: Deadline
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield (next offset, committed message) from `start` up to `end`; the message is None at a log end.
+    ) -> Iterator[tuple[int, Record | None]]:
+        """Yield (next offset, committed record) from `start` up to `end`; the record is None after each batch.
 
         The last stable offset may be below `end`: raises _Blocked if it still is when `transactions_deadline` passes,
         and UnreachableError if the end is not reached by `deadline`.
         """
-        from confluent_kafka import KafkaError
-        from confluent_kafka import TopicPartition as Position
-
-        consumer = self._consumer(topic)
-        consumer.assign([Position(topic, 0, start)])
+        look, part = self._looks.pop(topic, None), None
+        if look is not None and look.offset == start:
+            part = look.part
         position, at_stable_end = start, False
+        while position < end:
+            if part is not None:
+                self.watch.reached = True
+                for next_offset, record in committed_records(part, position):
+                    position = next_offset
+                    yield position, record
+                at_stable_end = part.last_stable_offset is not None and position >= part.last_stable_offset
+            if position >= end:
+                return
+            if at_stable_end and transactions_deadline.passed:
+                raise _Blocked
+            if deadline.passed:
+                raise self.watch.no_answer(f"reading {topic}: not at its end within {deadline.seconds:g} s")
+            part = self._fetch(topic, position, min(transactions_deadline.remaining or 1, deadline.remaining))
+            if part is not None and part.error_code == Code.OFFSET_OUT_OF_RANGE:
+                log_start = self._offset(topic, EARLIEST, deadline)[0].offset or 0
+                if topic == STATE_TOPIC and log_start > position:
+                    raise beginning_lost(log_start)
+                if log_start <= position:
+                    raise self.watch.no_answer(f"reading {topic}: its end has moved back below {position}")
+                part, position = None, log_start  # events may be deleted, state may not
+            elif part is not None:
+                self._require(part.error_code, f"reading {topic}")
+
+    def _fetch(self, topic: str, position: int, seconds: float) -> FetchedPartition | None:
+        """Fetch once; None if there is no useful answer, a moment later."""
+        wait_ms = int(1000 * min(_AT_LEADER_S, seconds))
         try:
-            while position < end:
-                for message in consumer.consume(_MESSAGES_AT_ONCE, STEP_S):
-                    error = message.error()
-                    if error is None:
-                        position, at_stable_end = message.offset() + 1, False
-                        yield position, message
-                    elif error.code() == KafkaError._PARTITION_EOF:
-                        position, at_stable_end = message.offset(), True
-                        yield position, None
-                    elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                        self._require_start(position, deadline)
-                        raise self.watch.no_answer(f"reading {topic}: its end has moved back below {position}")
-                    elif error.code() not in _GROUP_ERRORS and not error.retriable():
-                        raise known_error(error, f"reading {topic}", self.grant(error.code()))
-                self.raise_if_hopeless()
-                if position < end and at_stable_end and transactions_deadline.passed:
-                    raise _Blocked
-                if position < end and deadline.passed:
-                    raise self.watch.no_answer(f"reading {topic}: not at its end within {deadline.seconds:g} s")
-        finally:
-            consumer.unassign()
+            part = self._log(topic).fetch(position, max(_LEAST_S, seconds), wait_ms)
+        except UnreachableError as error:
+            raise unreachable(f"reading {topic}: {error}", error.reason) from error
+        if part is None or not (part.error_code or part.records):
+            time.sleep(STEP_S)
+        return part
 
-    def _consumer(self, topic: str) -> Any:
-        # one for each topic: a librdkafka consumer takes a second to find a second topic
-        login = self._login
-        created_with, consumer = self._consumers.get(topic, (None, None))
-        if created_with != login:
-            from confluent_kafka import Consumer
+    def _log(self, topic: str) -> CommittedReader:
+        return self._logs.setdefault(topic, CommittedReader(self._client, TopicPartition(topic, 0)))
 
-            consumer = client(
-                Consumer,
-                {
-                    **self.config,
-                    "group.id": "kmirror",  # required, but no group is joined and nothing is committed
-                    "enable.auto.commit": False,
-                    "enable.auto.offset.store": False,
-                    "isolation.level": "read_committed",
-                    "enable.partition.eof": True,
-                    # events may be deleted, state may not
-                    "auto.offset.reset": "error" if topic == STATE_TOPIC else "earliest",
-                    "fetch.wait.max.ms": 10,  # an empty answer marks the end: get it at once
-                    "fetch.error.backoff.ms": 50,
-                },
-                self.watch,
-            )
-            self._consumers[topic] = login, consumer
-        return consumer
-
-    def _end(self, topic: str, deadline: Deadline) -> tuple[int | None, str | None]:
-        # the high watermark, and the topic's id; None if there is no such topic
+    def _end(self, topic: str, deadline: Deadline, position: int = 0) -> tuple[int | None, str | None]:
+        # the high watermark, and the topic's id; None if there is no such topic. What follows `position` comes with it
+        metadata = None
+        if topic not in self._seen and (metadata := self._described(topic, deadline)) is None:
+            return None, None
+        look = self._log(topic).look(position, max(_LEAST_S, deadline.remaining), metadata)
+        if look is not None:
+            self.watch.reached = True
+            self._looks[topic] = look
+            return look.end, look.topic_id
+        self._logs.pop(topic, None)  # it may be another topic
         answer, topic_id = self._offset(topic, LATEST, deadline)
         return answer.offset, topic_id
 
@@ -427,7 +437,7 @@ class StateStore:
     def _exists(self, topic: str, deadline: Deadline) -> bool:
         return self._described(topic, deadline) is not None
 
-    def _described(self, topic: str, deadline: Deadline) -> TopicMetadata | None:
+    def _described(self, topic: str, deadline: Deadline) -> ClusterMetadata | None:
         # None if there is no such topic
         what = f"describing topic {topic}"
         while True:
@@ -443,7 +453,7 @@ class StateStore:
         if found.error_code != Code.LEADER_NOT_AVAILABLE:
             self._require(found.error_code, what)
         self._seen.add(topic)
-        return found
+        return described
 
     def _create(
         self, topic: str, settings: Mapping[str, str], replication_factor: int | None, deadline: Deadline
@@ -466,23 +476,30 @@ class StateStore:
 
     def _partitions_of(self, topic: str, deadline: Deadline) -> int:
         # brokers may not know a new topic yet, or none of its partitions
-        while not (described := self._described(topic, deadline)) or not described.partitions:
+        while not (described := self._described(topic, deadline)) or not described.topics[topic].partitions:
             if deadline.passed:
                 raise self.watch.no_answer(f"the brokers report no partitions of {topic}")
             time.sleep(STEP_S)
-        return len(described.partitions)
+        return len(described.topics[topic].partitions)
 
-    def _require_shape(self, topic: str, cleanup_policy: str, deadline: Deadline) -> None:
-        count = self._partitions_of(topic, deadline)
-        if count != 1:
-            raise RefusedError(
-                f"topic {topic} exists with {count} partitions, but kmirror needs one",
-                f"check its content; if nothing needs it, delete {topic} and start again",
-            )
+    def _require_shapes(self, counts: Mapping[str, int], deadline: Deadline) -> None:
+        for topic, count in counts.items():
+            if count != 1:
+                raise RefusedError(
+                    f"topic {topic} exists with {count} partitions, but kmirror needs one",
+                    f"check its content; if nothing needs it, delete {topic} and start again",
+                )
+        found = self._ask(
+            lambda seconds: topic_settings(self._client, counts, ["cleanup.policy"], timeout=seconds),
+            f"reading the settings of topics {' and '.join(counts)}",
+            deadline,
+        )
+        for topic in counts:
+            policy = (STATE_TOPIC_SETTINGS if topic == STATE_TOPIC else EVENTS_TOPIC_SETTINGS)["cleanup.policy"]
+            self._require_policy(topic, policy, found[topic])
+
+    def _require_policy(self, topic: str, cleanup_policy: str, settings: TopicSettings | int) -> None:
         what = f"reading the settings of topic {topic}"
-        settings = self._ask(
-            lambda seconds: topic_settings(self._client, [topic], ["cleanup.policy"], timeout=seconds), what, deadline
-        )[topic]
         if isinstance(settings, int):
             raise refused(settings, code_name(settings), what, None, self.grant(settings))
         found = settings["cleanup.policy"].value

@@ -125,6 +125,7 @@ class _Started:
 def _connect(open_destination: Callable[[], Destination], request: RunRequest) -> _Started:
     """Connect to the clusters, and check that there is something to run."""
     destination = open_destination()
+    destination.use_in_threads()
     try:
         state = destination.state()
         records = tuple(require_mirror(state, name) for name in dict.fromkeys(request.mirrors))

@@ -1,0 +1,154 @@
+"""Read the committed records of one partition of a topic that is looked up again and again, in one turn where possible.
+
+While the leader is known it is asked at once for the topic, for the high watermark and for what follows an offset. It
+carries out these requests in this order, so all that was committed before the high watermark was read is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.connection import UnsupportedVersionError
+from kmirror.cluster.protocol import list_offsets
+from kmirror.cluster.protocol import metadata as metadata_codec
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
+from kmirror.cluster.protocol.fetch import (
+    API_KEY,
+    FIRST_VERSION_WITH_TOPIC_IDS,
+    HIGHEST_VERSION,
+    LOWEST_VERSION,
+    FetchAnswer,
+    FetchedPartition,
+    FetchKey,
+    FetchPosition,
+    FetchSession,
+    decode_answer,
+)
+from kmirror.cluster.protocol.isolation import BatchKind, Isolation
+from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
+from kmirror.cluster.protocol.records import Record, read_records
+from kmirror.cluster.protocol.wire import Exchange, FrameError, format_topic_id
+from kmirror.errors import OutcomeUnknown, UnreachableError
+
+#: All that one answer may have: one answer brings the whole of a usual topic.
+_ANSWER_BYTES = 32 << 20
+#: Another leader, or another topic of the same name.
+_LOOK_AGAIN = LEADER_MOVED | {Code.UNKNOWN_TOPIC_ID, Code.INCONSISTENT_TOPIC_ID}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a leader answered: the topic's id, the high watermark, and what it returned from `offset` on if it did."""
+
+    topic_id: str | None
+    end: int
+    offset: int
+    part: FetchedPartition | None
+
+
+class CommittedReader:
+    """Read from one partition's leader. Nothing is repeated: None says that there was no useful answer."""
+
+    def __init__(self, client: ClusterClient, partition: TopicPartition) -> None:
+        self._client = client
+        self._partition = partition
+        self._leader: LeaderAddress | None = None
+        #: The id of the topic that `look` saw.
+        self._topic_id: bytes | None = None
+
+    def look(self, offset: int, timeout: float, metadata: ClusterMetadata | None = None) -> Look | None:
+        """Ask the leader for the topic, unless `metadata` was just read, for its end, and for what follows `offset`."""
+        leader = self._leader if metadata is None else metadata.leader_address(self._partition)
+        self._leader = None
+        if leader is None:
+            return None
+        asked = [self._end(leader), self._fetch(leader, offset, 0)]
+        if metadata is None:
+            asked.insert(0, metadata_codec.exchange([self._partition.topic]))
+        try:
+            connection = self._client.connect(leader.node_id, leader.host, leader.port, timeout=timeout)
+            *described, ends, fetched = connection.request_all(asked, timeout=timeout)
+        except (UnreachableError, OutcomeUnknown, FrameError, UnsupportedVersionError):
+            return None
+        if described and described[0].leader_address(self._partition) != leader:
+            return None
+        end = ends.get(self._partition)
+        if end is None or end.error_code or end.offset is None:
+            return None
+        self._leader, self._topic_id = leader, leader.topic_id
+        return Look(format_topic_id(leader.topic_id), end.offset, offset, self._part(fetched))
+
+    def fetch(self, offset: int, timeout: float, max_wait_ms: int) -> FetchedPartition | None:
+        """Fetch from the topic that `look` saw; the leader may wait for more to come.
+
+        Raises:
+            UnreachableError: a broker refuses us.
+        """
+        try:
+            if self._leader is None:
+                found = self._client.metadata([self._partition.topic], timeout=timeout)
+                self._leader = found.leader_address(self._partition)
+            leader = self._leader
+            if leader is None or self._topic_id not in (None, leader.topic_id):
+                self._leader = None
+                return None
+            connection = self._client.connect(leader.node_id, leader.host, leader.port, timeout=timeout)
+            if connection.is_throttled:
+                return None
+            asked = self._fetch(leader, offset, max_wait_ms)
+            return self._part(connection.request(asked, timeout=timeout + max_wait_ms / 1000))
+        except (UnreachableError, OutcomeUnknown, FrameError) as error:
+            self._leader = None
+            if isinstance(error, UnreachableError) and error.reason is not None:
+                raise
+            return None
+
+    def _end(self, leader: LeaderAddress) -> Exchange:
+        wanted = {self._partition: (leader.leader_epoch, LATEST)}
+        return list_offsets.exchange(wanted, list_offsets.CONSUMER, 0, self._client.config.request_timeout_ms)
+
+    def _fetch(self, leader: LeaderAddress, offset: int, max_wait_ms: int) -> Exchange:
+        topic = self._partition.topic
+        key = FetchKey(leader.topic_id, self._partition.partition, topic)
+        epoch = leader.leader_epoch if leader.leader_epoch >= 0 else None
+
+        def encode(correlation_id: int, version: int, client_id: str) -> bytes:
+            session = FetchSession(client_id, version, incremental=False)
+            session.want(key, FetchPosition(offset, None, epoch, _ANSWER_BYTES))
+            return session.request(correlation_id, max_wait_ms=max_wait_ms, max_bytes=_ANSWER_BYTES)
+
+        def decode(frame: memoryview, version: int) -> tuple[FetchAnswer, int]:
+            by_name = version < FIRST_VERSION_WITH_TOPIC_IDS
+            known = {topic.encode() if by_name else leader.topic_id: (leader.topic_id, topic)}
+            answer, _ = decode_answer(frame, known, by_name=by_name)
+            return answer, answer.throttle_time_ms
+
+        return Exchange(API_KEY, "Fetch", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
+
+    def _part(self, answer: FetchAnswer) -> FetchedPartition | None:
+        part = next((one for one in answer.partitions if one.key[1:] == self._partition[::-1]), None)
+        if answer.error_code or part is None or part.error_code in _LOOK_AGAIN:
+            self._leader = None if part is not None else self._leader
+            return None
+        return part
+
+
+def committed_records(part: FetchedPartition, offset: int) -> Iterator[tuple[int, Record | None]]:
+    """Yield (next offset, record) of an answer from `offset` on; the record is None after each batch, shown or not.
+
+    Raises:
+        CorruptBatchError: a batch cannot be read.
+    """
+    isolation = Isolation(part.aborted_transactions)
+    for header in batch_headers(part.records):
+        batch = part.records[header.position : header.position + header.size_in_bytes]
+        is_shown = isolation.kind(batch) is BatchKind.DATA
+        if header.next_offset <= offset:
+            continue
+        for record in read_records(part.records, header) if is_shown else ():
+            if record.offset >= offset:
+                yield record.offset + 1, record
+        yield header.next_offset, None
