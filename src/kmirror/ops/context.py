@@ -17,7 +17,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 from kmirror.state.client import require_login
-from kmirror.state.lock import transact
+from kmirror.state.lock import take_lock_ahead, transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
@@ -81,6 +81,10 @@ class Destination:
         """Close all connections."""
         self.client.close()
         self.store.close()
+
+    def will_change(self, mirror: str) -> None:
+        """Take the mirror's lock while the command still reads, and keep it until the end."""
+        take_lock_ahead(self.store, mirror)
 
     def use_in_threads(self) -> None:
         """Give the store connections of its own, so that threads may share it while others use `client`."""

@@ -69,6 +69,10 @@ class Deadline:
         self.seconds = seconds
         self._end = boottime() + seconds
 
+    def end(self) -> None:
+        """Let it pass now."""
+        self._end = boottime()
+
     @property
     def remaining(self) -> float:
         return max(0.0, self._end - boottime())

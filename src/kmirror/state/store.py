@@ -83,6 +83,8 @@ class StateStore:
         # not librdkafka's admin client: a request to a broker that is down keeps two of its threads busy, and is not
         # sent to the newly elected leader
         self._client = client or ClusterClient(config)
+        #: By mirror: locks that the command keeps between its transactions (`state.lock`).
+        self.kept: dict[str, Any] = {}
         self._logs: dict[str, CommittedReader] = {}
         #: What came with the end of a topic, until it is used.
         self._looks: dict[str, Look] = {}
@@ -236,6 +238,9 @@ class StateStore:
     def close(self) -> None:
         """Close all connections; the next call opens new ones."""
         with self._lock:
+            for lock in self.kept.values():
+                lock.close()
+            self.kept.clear()
             self._client.close()
 
     def _read(self, deadline: Deadline, transactions_deadline: Deadline) -> State:

@@ -73,6 +73,8 @@ def add(
         UnreachableError: a cluster does not answer or refuses us.
     """
     _check_overrides(overrides or {})
+    if not dry_run:
+        destination.will_change(mirror)
     state = destination.state()
     record = require_mirror(state, mirror)
     settings = stored_settings(record.settings)

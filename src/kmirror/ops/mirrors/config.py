@@ -121,6 +121,8 @@ def change_config(
             another cluster answers (SOURCE_CLUSTER_CHANGED, LOOP).
         UnreachableError: the destination does not answer, or the source with the new properties.
     """
+    if not dry_run:
+        destination.will_change(mirror)
     record = require_mirror(destination.state(), mirror)
     as_stored = unknown_settings(record.settings)
     names = (key if is_client_key(key) or key in as_stored else setting_of(key).key for key in unset)

@@ -43,6 +43,8 @@ def resume(
 def _change(
     destination: Destination, verb: str, mirror: str, topics: TopicSelector | None, *, dry_run: bool
 ) -> VerbResult:
+    if not dry_run:
+        destination.will_change(mirror)
     state = destination.state()
     require_mirror(state, mirror)
     chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")

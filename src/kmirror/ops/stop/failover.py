@@ -61,6 +61,8 @@ def failover(
         RefusedError: no such mirror or topic.
         UnreachableError: the destination does not answer; run the same command again to continue.
     """
+    if not dry_run:
+        destination.will_change(mirror)
     state = destination.state()
     require_mirror(state, mirror)
     chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
@@ -90,6 +92,8 @@ def remove(
         RefusedError: no such mirror or topic.
         UnreachableError: the destination does not answer; run the same command again to continue.
     """
+    if not dry_run:
+        destination.will_change(mirror)
     state = destination.state()
     record = require_mirror(state, mirror)
     chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
