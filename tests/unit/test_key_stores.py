@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import pickle
 import shutil
 import ssl
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.tls_refusals import tls_refusal
-from kmirror.cluster.security.token_endpoint import TokenFile
 from kmirror.errors import UsageError
 from kmirror.state.store import StateStore
 from tests.support.key_stores import OWN_KEY_PASSWORD, STORE_PASSWORD, write_stores
@@ -170,7 +166,7 @@ def test_a_store_that_is_replaced_is_used_from_the_next_connection_on(tmp_path: 
     named = {"ssl.keystore.location": str(store), "ssl.keystore.password": f"${{dir:{tmp_path}:password}}"}
     config = pickle.loads(pickle.dumps(configured(trust("trust.p12"), named)))
     state = StateStore(config)
-    before, consumer = state.config, state._consumer("t")
+    before = state.config
     assert (handshake(config, client_auth=True), state.config) == ("client", before)
 
     write(store, Path("server.p12").read_bytes())
@@ -179,23 +175,12 @@ def test_a_store_that_is_replaced_is_used_from_the_next_connection_on(tmp_path: 
     )
     write(password, b"another-password")
     assert handshake(config, client_auth=True) == "broker"
-    assert state._consumer("t") is not consumer
     assert state.config["ssl.certificate.pem"] == config.with_current_stores().certificate_pem != config.certificate_pem
     for content in (b"", Path("half.p12").read_bytes()):
         write(store, content)
         assert (handshake(config, client_auth=True), state.config) == ("client", before)
     store.unlink()
     assert handshake(config, client_auth=True) == "client"
-    state.close()
-
-
-def test_consumers_are_kept_while_the_login_is_the_same(tmp_path: Path) -> None:
-    """What gets tokens for librdkafka is another function each time, and no other login."""
-    claims = base64.urlsafe_b64encode(b'{"exp": %d}' % (time.time() + 60)).decode().rstrip("=")
-    (tmp_path / "token").write_text(f"x.{claims}.x")
-    config = replace(configured(trust("trust.p12")), security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
-    state = StateStore(replace(config, tokens=TokenFile(str(tmp_path / "token"))))
-    assert state._consumer("t") is state._consumer("t")
     state.close()
 
 
