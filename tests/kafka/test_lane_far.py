@@ -115,7 +115,7 @@ def test_a_slow_path_makes_no_partition_silent(
         mirror.connections = 1
         topic = mirror.topic(partitions=PARTITIONS)
         for partition in range(PARTITIONS):
-            write(mirror, topic, MEGABYTES, partition)
+            write(mirror.source, topic, MEGABYTES, partition)
         wire.delay = 1.2
         lane = mirror.start()
         mirror.wait(lane, lambda: all(copy.progress.bytes_copied > 2 << 20 for copy in lane.partitions))
@@ -134,7 +134,7 @@ def test_a_broker_that_accepts_few_connections_is_copied_over_those(
 ) -> None:
     topic = looped.topic(partitions=PARTITIONS)
     for partition in range(PARTITIONS):
-        write(looped, topic, MEGABYTES, partition)
+        write(looped.source, topic, MEGABYTES, partition)
     # its connection stays, so that it can set things right at the end
     admin = AdminClient({"bootstrap.servers": forgetful.cluster.bootstrap_servers})
     allow(admin, 20)
