@@ -38,6 +38,9 @@ _WAIT_MS = 200
 _USUAL_SECONDS = 5.0
 #: Connections that were not used for this long are closed.
 _UNUSED_SECONDS = 60.0
+#: How many connections to begin with, by the round trip in seconds.
+_FIRST_A_SECOND = 100
+_MOST_AT_FIRST = 8
 
 
 class Reach:
@@ -101,7 +104,8 @@ class Ahead:
     def path_opened(self, node_id: int, round_trip: float) -> None:
         """Note a connection to a broker, and how long its shortest answer took."""
         if round_trip >= LONG_ROUND_TRIP and node_id not in self._reaches:
-            breadth = Breadth(max(1, self._most_connections), round_trip)
+            first = max(1, min(int(_FIRST_A_SECOND * round_trip), _MOST_AT_FIRST))
+            breadth = Breadth(max(1, self._most_connections), round_trip, first=first)
             self._reaches[node_id] = Reach(node_id, breadth, Polls(round_trip, self._key_of, self._moved))
 
     @property
