@@ -1,24 +1,29 @@
-"""Over a long path partitions that are far behind are read ahead over many connections, and arrive as they are.
+"""Over a long path many connections are used: to read partitions ahead that are far behind, and to append.
 
 A wire to a real broker passes on answers later. Judged by what both sides have on disk, and by librdkafka's consumer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from math import inf
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from kmirror.engine.clock import now
 from kmirror.engine.lane.lane import Lane
+from kmirror.engine.lane.links import DestinationLink
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.far_logs import write
 from tests.support.lane import Mirror, assert_same, fill
 from tests.support.oracle import librdkafka_records
 from tests.support.shared_clusters import ForgetfulCluster
-from tests.support.wire import FETCH, Wire, cut_to, hang_up, swallow
+from tests.support.waiting import polls
+from tests.support.wire import FETCH, PRODUCE, Wire, cut_to, hang_up, swallow
 
 PARTITIONS = 3
 MEGABYTES = 4
@@ -28,7 +33,7 @@ MEGABYTES = 4
 def wire(forgetful: ForgetfulCluster) -> Iterator[Wire]:
     """Return a wire whose round trip a test may lengthen."""
     yield forgetful.wire
-    forgetful.wire.delay = 0.0
+    forgetful.wire.delay, forgetful.wire.bytes_per_second = 0.0, inf
 
 
 @pytest.fixture
@@ -157,3 +162,99 @@ def allow(admin: AdminClient, connections: int | None) -> None:
         [ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])]
     ).values()
     done.result(30)
+
+
+# -- appending ---------------------------------------------------------------------------------------------------------
+
+
+def start_with_slow_connections(mirror: Mirror, wire: Wire, topics: int, **spec: Any) -> tuple[Lane, list[str]]:
+    """Start a lane far away over connections that carry 2 MB/s each; return it once it appends over several."""
+    names = [mirror.topic() for _ in range(topics)]
+    for name in names:
+        write(mirror.source, name, MEGABYTES, 0)
+    wire.bytes_per_second = 2e6
+    wire.delay = 0.04
+    lane = mirror.start(**spec)
+    mirror.wait(lane, lambda: len(appending(lane)) >= 3)
+    return lane, names
+
+
+def appending(lane: Lane) -> list[DestinationLink]:
+    """Return the connections to the destination with requests in flight."""
+    return [link for link in list(lane._state.destinations.values()) if link and link.in_flight]
+
+
+def stays_the_same(value: Callable[[], object]) -> bool:
+    """Return True if a value stays the same for a second, within a few."""
+    before, since = value(), now()
+    until = since + 10
+    for _ in polls():
+        if (after := value()) != before:
+            before, since = after, now()
+        if now() - since > 1:
+            return True
+        if now() > until:
+            return False
+    raise AssertionError
+
+
+def test_partitions_are_spread_over_connections_and_appended_in_order(looped: Mirror, wire: Wire) -> None:
+    lane, topics = start_with_slow_connections(looped, wire, 8)
+    looped.wait_copied(lane)
+    # a batch that overtakes another one is refused, and the partition inspected again
+    assert {sum("inspected" in line for line in partition.history) for partition in lane.partitions} == {1}
+    assert len({partition.destination_number for partition in lane.partitions}) >= 3
+    assert looped.stop(lane).clean
+    for topic in topics:
+        assert_same(looped, topic)
+
+
+@pytest.mark.slow
+def test_a_lost_connection_to_append_costs_time_only(looped: Mirror, wire: Wire) -> None:
+    lane, topics = start_with_slow_connections(looped, wire, 6)
+    wire.spoil(hang_up, cut_to(20), swallow, api_key=PRODUCE)
+    looped.wait_copied(lane)
+    assert wire.all_fired
+    assert looped.stop(lane).ended == "STOPPED"
+    for topic in topics:
+        assert_same(looped, topic)
+
+
+@pytest.mark.slow
+def test_partitions_are_released_whatever_connection_they_are_appended_over(looped: Mirror, wire: Wire) -> None:
+    lane, topics = start_with_slow_connections(looped, wire, 6)
+    released, kept = topics[:3], topics[3:]
+    looped.change(1, released)
+    looped.wait(lane, lambda: looped.progress()[-1].given_up == 1)
+    ends = looped.destination_ends()
+    mirrors = [f"{looped.mirror_of(topic)}-0" for topic in released]
+    looped.wait(lane, lambda: {**looped.source_ends(), **{m: ends[m] for m in mirrors}} == looped.destination_ends())
+    assert all(ends[m] < looped.source_ends()[m] for m in mirrors)
+    assert looped.stop(lane).clean
+    for topic in kept:
+        assert_same(looped, topic)
+
+
+@pytest.mark.slow
+def test_a_lane_that_stops_appends_over_no_connection(looped: Mirror, wire: Wire) -> None:
+    lane, _ = start_with_slow_connections(looped, wire, 6)
+    assert looped.stop(lane).ended == "STOPPED"
+    assert not lane._state.destinations
+    assert stays_the_same(looped.destination_ends)
+    assert looped.destination_ends() != looped.source_ends()
+
+
+@pytest.mark.slow
+def test_past_its_deadline_a_lane_appends_over_no_connection(looped: Mirror, wire: Wire) -> None:
+    lane, _ = start_with_slow_connections(looped, wire, 6, ttl_ms=1500)
+    connection = lane.control._tail._connection
+    assert connection is not None
+    wire.freeze(connection.socket.getsockname())  # new connections too; existing ones continue
+    try:
+        looped.wait(lane, lambda: now() > lane.control.deadline and not appending(lane))
+        # what is on its way yet may arrive
+        assert stays_the_same(looped.destination_ends)
+        assert looped.destination_ends() != looped.source_ends()
+        assert lane.control.ended is None
+    finally:
+        wire.thaw()

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cluster import log_ahead
+from kmirror.cluster import log_ahead, reader
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.log_ahead import LogAhead
 from kmirror.cluster.protocol.codes import Code
@@ -116,7 +116,7 @@ def test_a_log_is_read_ahead_as_it_is(far_client: ClusterClient, forgetful: Forg
     assert len(taken) > MEGABYTES
     for thread in reading_threads():
         thread.join(5)
-    assert 2 < len(far_client.spare_connections) < 10
+    assert 2 < len(far_client.spare_connections) <= 16
 
 
 def test_aborted_records_are_not_shown(
@@ -212,13 +212,14 @@ def test_two_logs_are_compared_over_the_distance(
     assert len(taken) > MEGABYTES
 
 
-def test_nearby_nothing_is_read_ahead(forgetful: ForgetfulCluster, taken: list[int]) -> None:
+def test_nearby_nothing_is_read_ahead(
+    forgetful: ForgetfulCluster, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # answers are slow on a busy machine, too
+    monkeypatch.setattr(reader, "LONG_ROUND_TRIP", 10.0)
     topic = create_topic(forgetful.cluster)
     write(forgetful.cluster, topic, 4)
     with ClusterClient(client_config(forgetful.cluster.client_properties())) as near:
         expected = shown(librdkafka_records(forgetful.cluster.bootstrap_servers, topic))
-        # on a busy machine the first answers may be slow
-        assert visible(near, topic, 0, expected[-1][0] + 1) == expected
-        taken.clear()
         assert visible(near, topic, 0, expected[-1][0] + 1) == expected
         assert not taken

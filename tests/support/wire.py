@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import random
 import socket
@@ -39,6 +40,8 @@ class Wire:
         self.spoiled = 0
         #: How much later answers are passed on, in seconds, each as if the others did not wait.
         self.delay = 0.0
+        #: How many bytes a second pass on a connection to the broker.
+        self.bytes_per_second = math.inf
         self._thread(self._accept)
 
     def spoil(self, *faults: Fault, api_key: int | None = None) -> None:
@@ -133,6 +136,7 @@ class Wire:
             api_key, _, correlation_id = struct.unpack_from(">hhi", frame, 4)
             self._asked[broker, correlation_id] = api_key
             self._wait_for_thaw(address)
+            time.sleep(len(frame) / self.bytes_per_second)
             broker.sendall(frame)
         broker.shutdown(socket.SHUT_WR)
 

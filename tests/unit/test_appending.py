@@ -9,8 +9,8 @@ from typing import Any
 from kmirror.cluster.connection import Connection, Stream
 from kmirror.cluster.protocol import produce
 from kmirror.engine.clock import now_ms
-from kmirror.engine.lane.appending import REQUESTS_IN_FLIGHT, Appending
-from kmirror.engine.lane.links import DestinationLink, ProduceRequest
+from kmirror.engine.lane.appending import Appending
+from kmirror.engine.lane.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest
 from tests.support.frames import PLAIN
 from tests.support.partition_shell import Shell, facts, producer_state, stored
 
@@ -27,14 +27,14 @@ class Sending:
         self.shell.answer()
         ours, self.theirs = socket.socketpair()
         stream = Stream(Connection("there", 2, PLAIN, ours), 1000)
-        self.link = DestinationLink(2, stream, produce.HIGHEST_VERSION)
+        self.link = DestinationLink(2, 0, stream, produce.HIGHEST_VERSION)
         self.link.in_flight.extend(ProduceRequest(n, 0.0, [], 0, 0, False) for n in range(REQUESTS_IN_FLIGHT - 1))
         self.link.ready[self.shell.copy] = None
         self.work: Any = SimpleNamespace(
             loop=SimpleNamespace(hang_up=lambda link: link.stream.close()),
             destination_config=PLAIN,
             control=SimpleNamespace(deadline=deadline),
-            destinations={2: self.link},
+            destinations={(2, 0): self.link},
             all=[self.shell.copy],
             many_topics=False,
             may_send=lambda _: True,

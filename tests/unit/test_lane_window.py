@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from kmirror.engine.lane.window import LEAST_BYTES, Window
+from kmirror.engine.lane.window import LEAST_BYTES, LEAST_FAR_BYTES, Window
 
 REQUEST = 1 << 20
 
@@ -31,6 +31,18 @@ def test_a_near_broker_gets_no_more_than_it_takes() -> None:
     window, rate = fill_the_line(600e6, 0.0005, 5)
     assert window.limit < 2 * LEAST_BYTES
     assert rate > 0.9 * 600e6
+
+
+def test_a_slow_connection_gets_no_more_for_its_own_queue_and_shows_it() -> None:
+    window = Window()
+    window.know_round_trip(0.08, is_long=True)
+    for number in range(50):
+        # five requests on the way at 1.3 MB/s, each waiting for the four before it
+        window.answered(65536, window.sent(65536), number * 0.05 - 0.25, number * 0.05)
+    assert window.is_queueing
+    assert window.limit == LEAST_FAR_BYTES
+    window.answered(65536, window.sent(65536), 9.9, 10.0)
+    assert not window.is_queueing
 
 
 @pytest.mark.parametrize("delay", [0.02, 0.08, 0.2])

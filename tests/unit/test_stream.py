@@ -65,7 +65,7 @@ def test_parts_of_a_frame_that_fit_into_the_socket_wake_no_reader(tcp_ends: tupl
 
 def test_several_answers_are_waited_for_at_once(tcp_ends: tuple[Stream, socket.socket]) -> None:
     stream, theirs = tcp_ends
-    link = DestinationLink(1, stream, produce.HIGHEST_VERSION)
+    link = DestinationLink(1, 0, stream, produce.HIGHEST_VERSION)
     for number in range(3):
         batches = [(None, None)] * 8
         link.in_flight.append(ProduceRequest(number, 0.0, batches, 0, 0, False))  # type: ignore[arg-type]

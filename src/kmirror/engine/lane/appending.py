@@ -1,14 +1,13 @@
-"""Append at the destination: one connection per broker with up to five requests in flight.
+"""Append at the destination: up to five requests in flight on a connection, over a distance as many as fill it.
 
-Each request has at most one batch of every partition that the broker leads. The lane's deadline is checked before each
-send.
+There is one connection per broker, over a distance several (`spreading`). Each request has at most one batch of every
+partition that is pinned to its connection. The lane's deadline is checked before each send.
 """
 
 from __future__ import annotations
 
 import selectors
 
-from kmirror.cluster.connection import Stream
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.wire import INT32, FrameError
 from kmirror.engine.clock import now, now_ms
@@ -16,17 +15,21 @@ from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.intake import GuardedBatch
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import DestinationLink, ProduceRequest
+from kmirror.engine.lane.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest
 from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.spreading import Spreading
 from kmirror.engine.lane.states import ALONE
 from kmirror.errors import OutcomeUnknown
 
-REQUESTS_IN_FLIGHT = 5
 #: While the maximum is in flight, wake up only for this many responses at once.
 _ANSWERS_AWAITED = 2
-#: A request of this size takes no further batch; over a long-distance connection it may be larger.
+#: A request of this size takes no further batch; if more is in flight over a long-distance connection, it may be
+#: larger, and it is smaller where less is.
 PRODUCE_BYTES = 1 << 20
+_FAR_PRODUCE_BYTES = 64 << 10
 PRODUCE_PARTITIONS = 200
+#: For so long others may use a connection on which a partition waits until nothing is in flight.
+_ALONE_SECONDS = 0.5
 
 
 class Appending:
@@ -38,32 +41,8 @@ class Appending:
         self._fetching = fetching
         self._fills = fills
         self._timeout = lane.destination_config.request_timeout_ms / 1000
-
-    def attach(self, node_id: int) -> None:
-        """Open a connection to a broker, if there is none yet."""
-        if node_id in self._lane.destinations:
-            return
-        self._lane.destinations[node_id] = None
-        post = self._loop.post
-        self._lane.background_requests.connect(
-            "destination",
-            node_id,
-            lambda stream, versions: post(lambda _: self._connected(node_id, stream, versions)),
-            lambda message, _: post(lambda at: self._not_connected(node_id, message, at)),
-        )
-
-    def _connected(self, node_id: int, stream: Stream, versions: tuple[int, ...]) -> None:
-        link = self._lane.destinations[node_id] = DestinationLink(node_id, stream, *versions)
-        for partition in self._lane.partitions:
-            if partition.queue and partition.destination_node == node_id:
-                link.ready[partition] = None
-        self._loop.add(link)
-
-    def _not_connected(self, node_id: int, message: str, at: float) -> None:
-        self._lane.destinations.pop(node_id, None)
-        for partition in self._lane.all:
-            if partition.destination_node == node_id:
-                partition.outcome_unknown(message, at)
+        self._spreading = Spreading(lane)
+        self.attach = self._spreading.attach
 
     def on_tick(self, at: float) -> None:
         """Hang up on brokers that do not respond in time, and on all when this lane's deadline has passed."""
@@ -74,12 +53,12 @@ class Appending:
                 self._lose(link, link.stream.connection.message("no response in time"))
             elif at >= self._lane.control.deadline:
                 self._lose(link, link.stream.connection.message("this lane's deadline has passed"))
+        self._spreading.on_tick(at)
 
     def hang_up_on(self, partition: PartitionCopy) -> None:
         """Close the connections on which requests for a partition are in flight."""
         node_id, message = partition.destination_node, "no response while a partition is released"
-        link = self._lane.destinations.get(node_id) if node_id is not None else None
-        if partition.in_flight and link:
+        if partition.in_flight and (link := self._lane.destination_of(partition)):
             self._lose(link, link.stream.connection.message(message))
         elif partition.fill.is_under_way and node_id is not None:
             self._fills.lose(node_id, message)
@@ -91,14 +70,13 @@ class Appending:
 
     def _await_answers(self, link: DestinationLink) -> None:
         """Wake up when the next response has arrived, or the next two where nothing more can be sent."""
-        if self._lane.destinations.get(link.node_id) is link:
-            link.await_answers(_ANSWERS_AWAITED if len(link.in_flight) == REQUESTS_IN_FLIGHT else 1)
+        if self._lane.destinations.get(link.key) is link:
+            is_full = len(link.in_flight) == REQUESTS_IN_FLIGHT and not link.is_far
+            link.await_answers(_ANSWERS_AWAITED if is_full else 1)
 
     def _send(self, link: DestinationLink) -> None:
         connection = link.stream.connection
-        while (
-            link.ready and len(link.in_flight) < REQUESTS_IN_FLIGHT and link.window.is_open and not link.stream.sending
-        ):
+        while link.ready and link.has_room:
             at, wall = now(), now_ms()
             if connection.is_throttled or not self._lane.may_send(at):
                 return
@@ -106,29 +84,38 @@ class Appending:
                 if not link.in_flight:
                     self._lose(link, link.stream.connection.message("the session has expired"))
                 return
-            if link.in_flight and link.in_flight[-1].alone:
+            if link.in_flight and (link.in_flight[-1].alone or _must_drain(link, at)):
                 return
-            batches, size, alone = self._choose(link, wall)
+            batches, size, alone = self._choose(link, at, wall)
             if not batches:
                 return
             self._append(link, batches, size, at, alone)
 
-    def _choose(self, link: DestinationLink, wall: int) -> tuple[list[tuple[PartitionCopy, GuardedBatch]], int, bool]:
+    def _choose(
+        self, link: DestinationLink, at: float, wall: int
+    ) -> tuple[list[tuple[PartitionCopy, GuardedBatch]], int, bool]:
         """Take what may be sent now, one batch per partition; return it, its size, and if nothing may follow it."""
         batches: list[tuple[PartitionCopy, GuardedBatch]] = []
         size, alone = 0, False
-        largest = max(PRODUCE_BYTES, link.window.limit // REQUESTS_IN_FLIGHT)
-        ready = link.ready
+        largest = max(_FAR_PRODUCE_BYTES if link.is_far else PRODUCE_BYTES, link.window.limit // REQUESTS_IN_FLIGHT)
+        ready, key = link.ready, link.key
+        if not link.in_flight:
+            link.alone_since = None
         for partition in list(ready):
-            if size >= largest or len(batches) >= PRODUCE_PARTITIONS:
+            if size >= (PRODUCE_BYTES if alone else largest) or len(batches) >= PRODUCE_PARTITIONS:
                 break
-            permission = partition.may_send(wall) if partition.destination_node == link.node_id else None
+            is_here = (partition.destination_node, partition.destination_number) == key
+            if not is_here or partition in link.leaving:
+                del ready[partition]
+                continue
+            permission = partition.may_send(wall)
             if permission is None:
                 del ready[partition]
                 self._fills.note(partition)
                 continue
             if permission is ALONE:
                 if link.in_flight:
+                    link.alone_since = link.alone_since or at
                     continue
                 alone = True
             batch = partition.take()
@@ -175,7 +162,7 @@ class Appending:
 
     def link_ready(self, link: DestinationLink, mask: int) -> None:
         """Receive from a connection, and send what is left to send."""
-        if self._lane.destinations.get(link.node_id) is not link:
+        if self._lane.destinations.get(link.key) is not link:
             return
         try:
             if mask & selectors.EVENT_WRITE:
@@ -184,7 +171,7 @@ class Appending:
                     return
                 link.stream.flush()
                 self._loop.watch(link)
-            while self._lane.destinations.get(link.node_id) is link and (view := link.stream.receive()) is not None:
+            while self._lane.destinations.get(link.key) is link and (view := link.stream.receive()) is not None:
                 self._appended(link, view)
             self._await_answers(link)
         except (OutcomeUnknown, FrameError) as error:
@@ -200,23 +187,30 @@ class Appending:
         at = now()
         self._lane.counts.appends.took(at - request.sent_at)
         link.window.answered(request.size, request.delivered, request.sent_at, at)
-        ready = link.ready
+        self._spreading.answered(link, request.size, at - request.sent_at, at, is_throttled=throttle_time_ms > 0)
         for (partition, _), (_, _, code, base_offset, detail) in zip(request.batches, in_order, strict=True):
             partition.answered(code, base_offset, detail, at)
+            if partition in link.leaving and not partition.in_flight:
+                self._spreading.moved(link, partition)
             if partition.queue:
-                ready[partition] = None
+                self._lane.make_ready(partition)
             else:
                 self._fills.settled(partition)
         self._fetching.collect()
 
     def _lose(self, link: DestinationLink, message: str) -> None:
-        if self._lane.destinations.get(link.node_id) is not link:
+        if self._lane.destinations.get(link.key) is not link:
             return
         self._loop.hang_up(link)
-        self._lane.destinations.pop(link.node_id, None)
+        del self._lane.destinations[link.key]
         at = now()
         self._fills.lose(link.node_id, message)
         for partition in self._lane.all:
-            if partition.destination_node == link.node_id:
+            if (partition.destination_node, partition.destination_number) == link.key:
                 partition.outcome_unknown(message, at)
         self._fetching.collect()
+
+
+def _must_drain(link: DestinationLink, at: float) -> bool:
+    """Return True if a partition has waited long enough until nothing is in flight on a connection."""
+    return link.alone_since is not None and at - link.alone_since > _ALONE_SECONDS

@@ -1,8 +1,8 @@
-"""Blocking requests of a lane, run by two background threads; results are reported as events.
+"""Blocking requests of a lane, run by background threads; results are reported as events.
 
-One thread reads: inspections, leaders, connections. The other does what may take long and must not delay the first: it
-trims logs, fills offsets by transactions where markers are not allowed, and probes the end of a source log that returns
-nothing more.
+One thread reads: inspections, leaders. Another does what may take long and must not delay the first: it trims logs,
+fills offsets by transactions where markers are not allowed, and probes the end of a source log that returns nothing
+more. Each connection is opened in a thread of its own: many are opened at once, and each takes several round trips.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class BackgroundRequests:
         self._reads: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._broken = broken
         #: The connections of `connect`: some are handed over when nobody takes them any more.
         self._opened: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._opening = threading.Lock()
@@ -187,11 +188,7 @@ class BackgroundRequests:
             else:
                 done(stream, versions)
 
-        if side == "ahead":
-            # many are opened at once, and each takes some round trips
-            threading.Thread(target=background_request, name="kmirror-connect", daemon=True).start()
-        else:
-            self._reads.put(background_request)
+        guarded_thread(background_request, "kmirror-connect", self._broken).start()
 
     def _stream(self, side: LinkKind, connection: Connection) -> tuple[Stream, tuple[int, ...]]:
         ask = connection.version_for
@@ -208,6 +205,7 @@ class BackgroundRequests:
             )
             return Stream(connection, _FILL_BUFFER), versions
         versions = (ask(produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"),)
+        connection.measure_round_trip(LONG_ROUND_TRIP)
         return Stream(connection, self._stream_bytes), versions
 
     def trim(

@@ -190,13 +190,14 @@ class Lane:
     def _attach(self, partition: PartitionCopy, facts: Facts) -> None:
         """Connect a partition to its source leader and its destination leader."""
         self._fetching.detach(partition)
-        self._appending.attach(facts.destination_leader[0])
+        self._appending.attach(partition)
         if not partition.is_to_be_trimmed:
             self._fetching.attach(partition, facts)
 
     def _on_tick(self, at: float) -> None:
         """Do what is due: inspections, time-outs, the report that everything is copied."""
-        if at < self._next_tick_at:
+        # a lane that has just been stopped waits for its answers (`_drain`), although its deadline has passed
+        if at < self._next_tick_at or self.control.ended is not None:
             return
         state = self._state
         due = [p for p in state.active if p.due_for_inspection(at)]

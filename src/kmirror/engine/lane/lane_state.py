@@ -36,9 +36,10 @@ class LaneState:
         self.control = control
         self.background_requests = requests
         self.loop = loop
-        #: Connections by broker, those to sources also by role; None while one is being opened.
+        #: Connections by broker, those to sources also by role, those to destinations by number; None while one is
+        #: being opened.
         self.sources: dict[tuple[int, SourceRole], SourceLink | None] = {}
-        self.destinations: dict[int, DestinationLink | None] = {}
+        self.destinations: dict[tuple[int, int], DestinationLink | None] = {}
         self.fills: dict[int, FillLink | None] = {}
         #: Frames whose last batch is answered.
         self.released: list[Frame] = []
@@ -112,10 +113,13 @@ class LaneState:
 
     def make_ready(self, partition: PartitionCopy) -> None:
         """Have a partition with a queue sent from."""
-        node_id = partition.destination_node
-        link = self.destinations.get(node_id) if node_id is not None else None
-        if link:
+        if link := self.destination_of(partition):
             link.ready[partition] = None
+
+    def destination_of(self, partition: PartitionCopy) -> DestinationLink | None:
+        """Return the connection that a partition's batches are sent over; None if there is none."""
+        node_id = partition.destination_node
+        return self.destinations.get((node_id, partition.destination_number)) if node_id is not None else None
 
     def hang_up(self) -> None:
         """Close every connection at once."""

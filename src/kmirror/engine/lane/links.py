@@ -2,10 +2,9 @@
 
 To a source broker: one with a fetch session, another for quiet partitions if there are many, and one for partitions of
 which the broker does not return what it has, fetched one by one without a session; over a long path also many that read
-ahead. To a destination
-broker: one for batches, several requests deep; and if offsets have to be filled, another one for markers and log end
-offsets. Brokers handle the requests of a connection in order and delay all of them when one is throttled, which must
-not happen to markers.
+ahead. To a destination broker: one for batches, over a long path several, each several requests deep; and if offsets
+have to be filled, another one for markers and log end offsets. Brokers handle the requests of a connection in order and
+delay all of them when one is throttled, which must not happen to markers.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
 from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
+from kmirror.engine.lane.breadth import LONG_ROUND_TRIP
 from kmirror.engine.lane.intake import GuardedBatch
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import SourceRole
@@ -29,6 +29,9 @@ from kmirror.engine.lane.topic_proof import TopicProof
 from kmirror.engine.lane.window import Window
 
 LinkKind = Literal["source", "ahead", "destination", "fill"]
+#: The most Produce requests in flight on a connection: over a short path, and over a long one, where the window limits.
+REQUESTS_IN_FLIGHT = 5
+FAR_REQUESTS_IN_FLIGHT = 64
 
 
 class FetchLink:
@@ -153,15 +156,41 @@ class ProduceRequest:
 
 
 class DestinationLink:
-    """The connection for batches to one destination broker."""
+    """A connection for batches to one destination broker; there may be several, with numbers from 0."""
 
-    def __init__(self, node_id: int, stream: Stream, version: int) -> None:
+    def __init__(self, node_id: int, number: int, stream: Stream, version: int) -> None:
         self.node_id = node_id
+        self.number = number
         self.stream = stream
         self.version = version
         self.in_flight: deque[ProduceRequest] = deque()
         self.window = Window()
+        self.is_far = False
         self.ready: dict[PartitionCopy, None] = {}
+        #: Partitions that are held back until nothing of them is in flight, and the connection they go to then.
+        self.leaving: dict[PartitionCopy, int] = {}
+        #: Since when a partition waits here until nothing is in flight; None if none does.
+        self.alone_since: float | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What the lane calls this connection."""
+        return self.node_id, self.number
+
+    @property
+    def most_requests(self) -> int:
+        """How many requests may be in flight."""
+        return FAR_REQUESTS_IN_FLIGHT if self.is_far else REQUESTS_IN_FLIGHT
+
+    @property
+    def has_room(self) -> bool:
+        """True while another request may be sent."""
+        return len(self.in_flight) < self.most_requests and self.window.is_open and not self.stream.sending
+
+    def know_round_trip(self, seconds: float) -> None:
+        """Note how long the path to the broker is."""
+        self.is_far = seconds >= LONG_ROUND_TRIP
+        self.window.know_round_trip(seconds, is_long=self.is_far)
 
     def await_answers(self, count: int) -> None:
         """Have the selector report this connection when `count` of the requests in flight are answered."""

@@ -71,6 +71,8 @@ class PartitionCopy:
         #: The facts of the last inspection; None before the first.
         self.facts: Facts | None = None
         self.destination_node: int | None = None
+        #: The number of the connection to it that the partition's batches are sent over.
+        self.destination_number = 0
         #: Names the partition in a Produce request.
         self._place = assignment.topic, NO_TOPIC_ID, assignment.partition
         self.intake = Intake(
