@@ -18,6 +18,50 @@ Fault = Callable[[bytes], bytes | None]
 FETCH, PRODUCE, METADATA, API_VERSIONS = 1, 0, 3, 18
 
 
+class Turns:
+    """How often clients of a wire waited for it: opening a connection is a turn, and so is each request.
+
+    Whatever is sent before the wire has passed on an answer did not wait for it, so requests that are under way
+    together count as one. That is exact while `Wire.delay` is longer than what brokers and clients do meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen = 0
+        self._at: dict[socket.socket, int] = {}
+        #: Of each request: its turn, the number of its connection, its API key.
+        self.requests: list[tuple[int, int, int]] = []
+        self._numbers: dict[socket.socket, int] = {}
+
+    @property
+    def count(self) -> int:
+        """Return the length of the longest chain of requests that waited for one another."""
+        return max((turn for turn, _, _ in self.requests), default=0)
+
+    @property
+    def connections(self) -> int:
+        """Return how many connections were opened."""
+        return len(self._numbers)
+
+    def opened(self, client: socket.socket) -> None:
+        """Count a connection."""
+        with self._lock:
+            self._at[client] = self._seen + 1
+            self._numbers[client] = len(self._numbers)
+
+    def asked(self, client: socket.socket, api_key: int) -> int:
+        """Count a request; return its turn."""
+        with self._lock:
+            turn = 1 + max(self._seen, self._at.get(client, 0))
+            self.requests.append((turn, self._numbers.get(client, -1), api_key))
+            return turn
+
+    def answered(self, turn: int) -> None:
+        """Note that the answer to a request of this turn is passed on."""
+        with self._lock:
+            self._seen = max(self._seen, turn)
+
+
 class Wire:
     """Forward connections to a broker. `spoil` sets what happens to the answers from then on, one fault each.
 
@@ -33,7 +77,7 @@ class Wire:
         self._frozen: set[tuple[str, int]] = set()
         self._thawed = threading.Condition()
         self._freeze_new = False
-        self._asked: dict[tuple[socket.socket, int], int] = {}
+        self._asked: dict[tuple[socket.socket, int], tuple[int, int]] = {}
         self._listener = socket.create_server((listen_on, 0))
         self._sockets: set[socket.socket] = {self._listener}
         self.host, self.port = self._listener.getsockname()
@@ -42,6 +86,8 @@ class Wire:
         self.delay = 0.0
         #: How many bytes a second pass on a connection to the broker.
         self.bytes_per_second = math.inf
+        #: Of the requests since it was last replaced.
+        self.turns = Turns()
         self._thread(self._accept)
 
     def spoil(self, *faults: Fault, api_key: int | None = None) -> None:
@@ -99,6 +145,7 @@ class Wire:
             client, address = self._listener.accept()
             if self._freeze_new:
                 self.freeze(address)
+            self.turns.opened(client)
             try:
                 broker = socket.create_connection(self._target)
             except OSError:  # it is being restarted
@@ -134,43 +181,45 @@ class Wire:
         while head := _exactly(client, 4):
             frame = head + _exactly(client, struct.unpack(">i", head)[0])
             api_key, _, correlation_id = struct.unpack_from(">hhi", frame, 4)
-            self._asked[broker, correlation_id] = api_key
+            self._asked[broker, correlation_id] = api_key, self.turns.asked(client, api_key)
             self._wait_for_thaw(address)
             time.sleep(len(frame) / self.bytes_per_second)
             broker.sendall(frame)
         broker.shutdown(socket.SHUT_WR)
 
     def _answers(self, broker: socket.socket, client: socket.socket, address: tuple[str, int]) -> None:
-        under_way: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+        under_way: queue.SimpleQueue[tuple[float, bytes, int]] = queue.SimpleQueue()
         passing_on = self._thread(self._pass_on, under_way, client)
         try:
             self._receive_answers(broker, under_way, address)
         finally:
-            under_way.put((0.0, b""))
+            under_way.put((0.0, b"", 0))
             passing_on.join()
             with contextlib.suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
 
-    def _pass_on(self, under_way: queue.SimpleQueue[tuple[float, bytes]], client: socket.socket) -> None:
+    def _pass_on(self, under_way: queue.SimpleQueue[tuple[float, bytes, int]], client: socket.socket) -> None:
         while (one := under_way.get())[1]:
             time.sleep(max(0.0, one[0] - time.monotonic()))
+            self.turns.answered(one[2])
             client.sendall(one[1])
 
     def _receive_answers(
-        self, broker: socket.socket, under_way: queue.SimpleQueue[tuple[float, bytes]], address: tuple[str, int]
+        self, broker: socket.socket, under_way: queue.SimpleQueue[tuple[float, bytes, int]], address: tuple[str, int]
     ) -> None:
         while head := _exactly(broker, 4):
             frame = head + _exactly(broker, struct.unpack(">i", head)[0])
             self._wait_for_thaw(address)
             (correlation_id,) = struct.unpack_from(">i", frame, 4)
-            fault = self._fault_for(self._asked.pop((broker, correlation_id), None))
+            api_key, turn = self._asked.pop((broker, correlation_id), (None, 0))
+            fault = self._fault_for(api_key)
             passed_on = fault(frame) if fault else frame
             if fault:
                 self.spoiled += 1
             if passed_on is None:
                 break
             if passed_on:
-                under_way.put((time.monotonic() + self.delay, passed_on))
+                under_way.put((time.monotonic() + self.delay, passed_on, turn))
 
     def _fault_for(self, api_key: int | None) -> Fault | None:
         for planned in self._faults:
