@@ -53,6 +53,7 @@ DESCRIBE_KEYS: dict[str, tuple[type, ...]] = {
     "etaMs": (NUMBER, NULL),
     "lane": (NUMBER, NULL),
     "worker": (TEXT, NULL),
+    "limitedBy": (TEXT, NULL),
 }
 LIST_KEYS: dict[str, tuple[type, ...]] = {
     "mirror": (TEXT,),

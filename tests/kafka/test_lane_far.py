@@ -33,7 +33,8 @@ MEGABYTES = 4
 def wire(forgetful: ForgetfulCluster) -> Iterator[Wire]:
     """Return a wire whose round trip a test may lengthen."""
     yield forgetful.wire
-    forgetful.wire.delay, forgetful.wire.bytes_per_second = 0.0, inf
+    forgetful.wire.delay = 0.0
+    forgetful.wire.bytes_per_second = forgetful.wire.answered_bytes_per_second = inf
 
 
 @pytest.fixture
@@ -135,23 +136,28 @@ def test_a_slow_path_makes_no_partition_silent(
 
 @pytest.mark.slow
 def test_a_broker_that_accepts_few_connections_is_copied_over_those(
-    looped: Mirror, wire: Wire, forgetful: ForgetfulCluster
+    forgetful: ForgetfulCluster, wire: Wire, destination_cluster: SandboxCluster
 ) -> None:
-    topic = looped.topic(partitions=PARTITIONS)
-    for partition in range(PARTITIONS):
-        write(looped.source, topic, MEGABYTES, partition)
-    # its connection stays, so that it can set things right at the end
-    admin = AdminClient({"bootstrap.servers": forgetful.cluster.bootstrap_servers})
-    allow(admin, 20)
-    try:
-        lane = start_far_away(looped, wire)
-        looped.wait_copied(lane)
-        refused = lane.control.connections_refused
-        assert looped.stop(lane).clean
-    finally:
-        allow(admin, None)
-    assert "accepts no more than" in (refused or "")
-    assert_same(looped, topic, PARTITIONS)
+    with closing(Mirror(forgetful.behind_wire, destination_cluster)) as mirror:
+        topic = mirror.topic(partitions=PARTITIONS)
+        for partition in range(PARTITIONS):
+            write(mirror.source, topic, 5 * MEGABYTES, partition)
+        # these connections stay: to see how far the copy is, and to set things right at the end
+        mirror.source_ends()
+        admin = AdminClient({"bootstrap.servers": forgetful.cluster.bootstrap_servers})
+        allow(admin, 16)
+        # so that more connections carry more, also where the machine is busy
+        wire.answered_bytes_per_second = 1e6
+        try:
+            lane = start_far_away(mirror, wire)
+            mirror.wait(lane, lambda: lane.control.connections_refused is not None)
+            wire.answered_bytes_per_second = inf
+            mirror.wait_copied(lane)
+            assert "accepts no more than" in str(lane.control.connections_refused)
+            assert mirror.stop(lane).clean
+        finally:
+            allow(admin, None)
+        assert_same(mirror, topic, PARTITIONS)
 
 
 def allow(admin: AdminClient, connections: int | None) -> None:

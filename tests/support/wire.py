@@ -84,8 +84,8 @@ class Wire:
         self.spoiled = 0
         #: How much later answers are passed on, in seconds, each as if the others did not wait.
         self.delay = 0.0
-        #: How many bytes a second pass on a connection to the broker.
-        self.bytes_per_second = math.inf
+        #: How many bytes a second pass on a connection to the broker, and from it.
+        self.bytes_per_second = self.answered_bytes_per_second = math.inf
         #: Of the requests since it was last replaced.
         self.turns = Turns()
         self._thread(self._accept)
@@ -200,7 +200,7 @@ class Wire:
 
     def _pass_on(self, under_way: queue.SimpleQueue[tuple[float, bytes, int]], client: socket.socket) -> None:
         while (one := under_way.get())[1]:
-            time.sleep(max(0.0, one[0] - time.monotonic()))
+            time.sleep(max(0.0, one[0] - time.monotonic()) + len(one[1]) / self.answered_bytes_per_second)
             self.turns.answered(one[2])
             client.sendall(one[1])
 

@@ -186,7 +186,7 @@ def test_refused_connections_are_not_asked_for_again_for_a_while() -> None:
     path.breadth.refused(10, path.now)
     path.seen.clear()
     path.run(50)
-    assert max(path.seen) == 10
+    assert max(path.seen) == 8, "others are left some"
     path.run(60)
     assert path.breadth.wanted > 10
 
@@ -194,7 +194,7 @@ def test_refused_connections_are_not_asked_for_again_for_a_while() -> None:
 def test_a_broker_that_accepts_no_more_is_asked_for_more_ever_less_often() -> None:
     path = Path(accepted=5)
     path.run(10)
-    assert path.breadth.wanted in {4, 5}
+    assert path.breadth.wanted in {3, 4}
     path.run(600)
-    assert path.breadth.wanted in {4, 5}
-    assert path.refusals <= 6
+    assert path.breadth.wanted in {3, 4}
+    assert path.refusals <= 12

@@ -231,19 +231,19 @@ class Connection:
         `timeout` in seconds, by default `request.timeout.ms`. Error codes inside the answer are the caller's.
 
         Raises:
-            OutcomeUnknown: no whole answer in time.
+            OutcomeUnknown: no whole answer in time, or nothing was sent as the broker throttles for longer.
             UnsupportedVersionError: the broker speaks no version we do.
         """
         patience = timeout or self.config.request_timeout_ms / 1000
         if isinstance(message, Exchange):
             version = self.version_for(message.api_key, message.lowest, message.highest, message.name)
-            self.wait_for_throttle()
+            self.wait_for_throttle(patience)
             content, throttle_time_ms = self._exchange_by_hand(message, version, patience)
             self.note_throttle(throttle_time_ms)
             return content
         top = type(message).max_version if highest is None else highest
         version = self.version_for(type(message).API_KEY, lowest, top, type(message).name)
-        self.wait_for_throttle()
+        self.wait_for_throttle(patience)
         answer = self._exchange(message, version, patience)
         self.note_throttle(getattr(answer, "throttle_time_ms", 0) or 0)
         return answer
@@ -257,7 +257,7 @@ class Connection:
         """
         patience = timeout or self.config.request_timeout_ms / 1000
         versions = [self.version_for(one.api_key, one.lowest, one.highest, one.name) for one in messages]
-        self.wait_for_throttle()
+        self.wait_for_throttle(patience)
         ids = [self.next_correlation_id() for _ in messages]
         asked = list(zip(messages, versions, ids, strict=True))
         frames = [message.encode(number, version, self.config.client_id) for message, version, number in asked]
@@ -266,11 +266,14 @@ class Connection:
         self.note_throttle(max((throttle_time_ms for _, throttle_time_ms in decoded), default=0))
         return [content for content, _ in decoded]
 
-    def wait_for_throttle(self) -> None:
-        """Sleep for the rest of the broker's last throttle."""
+    def wait_for_throttle(self, patience: float = math.inf) -> None:
+        """Sleep for the rest of the broker's last throttle; raise OutcomeUnknown if that takes longer than patience."""
         pause = self._throttled_until - time.monotonic()
         if pause > 0:
-            time.sleep(pause)
+            time.sleep(min(pause, patience))
+        if pause > patience:
+            left = pause - patience
+            raise OutcomeUnknown(f"{self.address} throttles this client, for another {left:.0f} s: a quota is too small")
 
     def note_throttle(self, throttle_time_ms: int) -> None:
         """Note for how long the broker asked us to send nothing."""

@@ -79,7 +79,7 @@ def encode_alter(group: str, offsets: Mapping[TopicPartition, int]) -> bytes:
 def _ask(connection: Connection, api_key: int, body: bytes, timeout: float) -> memoryview:
     correlation_id = connection.next_correlation_id()
     request = request_header(api_key, _VERSION, correlation_id, connection.config.client_id) + body
-    connection.wait_for_throttle()
+    connection.wait_for_throttle(timeout)
     return connection.exchange_frame([framed(request)], correlation_id, timeout)
 
 

@@ -416,10 +416,11 @@ class Ahead:
             is_limit = bool(reach.readings) and not reach.is_held_up
             reach.breadth.on_tick(at, reach.received_bytes, len(links), is_limit=is_limit)
             reach.is_limited, reach.is_held_up = is_limit, False
-            for link in links:
+            wanted = max(reach.breadth.wanted, reach.polls.connections)
+            for place, link in enumerate(links):
                 if link.requests and at - link.requests[0].asked_at > self._timeout:
                     self._lose(reach, link)
-                elif not link.requests and at - link.used_at > _UNUSED_SECONDS:
+                elif not link.requests and at - link.used_at > (_UNUSED_SECONDS if place < wanted else 1.0):
                     self._close(reach, link)
 
     def _lose(self, reach: Reach, link: AheadLink) -> None:

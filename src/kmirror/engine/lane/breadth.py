@@ -180,7 +180,7 @@ class Breadth:
         self._pause_until = max(self._pause_until, at + _PAUSE)
 
     def refused(self, open_connections: int, at: float) -> None:
-        """Note that the broker accepts no more connections than are open."""
-        self._shrink(open_connections, at)
+        """Note that the broker accepts no more connections than are open; leave some of them to others."""
+        self._shrink(open_connections - max(1, open_connections // 4), at)
         self._wait(at)
         self._pause_until = max(self._pause_until, at + _REFUSED_SECONDS)

@@ -455,7 +455,7 @@ def _row(
 
 
 def _source_path(report: ProgressRecord) -> tuple[int, int] | None:
-    return (report.path_connections, report.path_bytes_per_second) if report.path_connections else None
+    return (report.path_connections, report.path_bytes_per_second) if report.path_connections > 0 else None
 
 
 def _worker_of(health: EngineHealth, report: ProgressRecord) -> str:

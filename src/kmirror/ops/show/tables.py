@@ -101,9 +101,9 @@ class PartitionRow:
     @property
     def limited_by(self) -> str | None:
         """What limits how fast the partition is copied; None if nothing is known to."""
-        if self.source_path is None:
+        connections, rate = self.source_path or (0, 0)
+        if connections < 1:
             return None
-        connections, rate = self.source_path
         each = byte_rate(rate / connections)
         return f"source path, {counted(connections, 'connection')} of {each}" + " each" * (connections > 1)
 
@@ -177,7 +177,7 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
         stopped = [row for row in of_mirror if row.state is PartitionState.STOPPED]
         if (limit := of_mirror[0].throttle_bytes_per_second) is not None and len(stopped) < len(of_mirror):
             yield f"{mirror}: copying is limited to {limit:,} bytes/s (throttle.bytes.per.second)"
-        for path in dict.fromkeys(row.limited_by for row in of_mirror if row.source_path):
+        for path in dict.fromkeys(row.limited_by for row in of_mirror if row.limited_by):
             yield f"{mirror}: limited by: {path}"
         if first := of_mirror[0].first_topics:
             named = ", ".join(map(visible, first[:3])) + (f" and {len(first) - 3} more" if len(first) > 3 else "")
