@@ -120,6 +120,6 @@ def test_a_leader_that_returns_no_records_has_not_returned_an_empty_state(
     with slowed(cluster, client_id, 1):
         with suppress(UnreachableError):
             state_store(named).read(timeout=1)  # a quota lets the first response pass, whatever its size
-        with pytest.raises(UnreachableError, match="not at its end|throttles this client"):
+        with pytest.raises(UnreachableError, match=r"not at its end|throttles this client"):
             state_store(named).read(timeout=1)
     assert [one.name for one in state_store(cluster.client_properties()).read().mirrors] == ["m"]
