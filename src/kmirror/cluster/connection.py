@@ -272,8 +272,8 @@ class Connection:
         if pause > 0:
             time.sleep(min(pause, patience))
         if pause > patience:
-            left = pause - patience
-            raise OutcomeUnknown(f"{self.address} throttles this client, for another {left:.0f} s: a quota is too small")
+            left = f"for another {pause - patience:.0f} s"
+            raise OutcomeUnknown(f"{self.address} throttles this client, {left}: its quota is too small")
 
     def note_throttle(self, throttle_time_ms: int) -> None:
         """Note for how long the broker asked us to send nothing."""
