@@ -8,7 +8,7 @@ import pytest
 
 from bench.drills import BEGIN, END, PAGE, FailoverDrill, stored, tables
 
-UNKNOWN = FailoverDrill(10, 1, 1000, 1.0, 1.1, 2.0, 50, 0.1, 0.2, 0, 40, None, False)
+UNKNOWN = FailoverDrill(10, 1, 1000, 1.0, 1.1, 2.0, 50, 0.1, 0.2, 0, 40, None, False, 1, None)
 
 
 def test_the_page_says_what_was_measured() -> None:
@@ -26,6 +26,9 @@ def test_the_page_says_what_was_measured() -> None:
         (replace(UNKNOWN, told_rpo_seconds=0.2, told_more_records=49), False),
         (replace(UNKNOWN, told_rpo_seconds=0.2, told_lost_records=10), True),
         (replace(UNKNOWN, told_rpo_seconds=0.2, told_lost_records=None, told_more_records=0), False),
+        (replace(UNKNOWN, told_rpo_at_loss_seconds=0.2), False),
+        (replace(UNKNOWN, told_rpo_at_loss_seconds=0.2, told_more_at_loss_records=50), True),
+        (replace(UNKNOWN, told_rpo_at_loss_seconds=0.1, told_more_at_loss_records=50), False),
     ],
 )
 def test_reports_must_be_as_alarming_as_the_truth(drill: FailoverDrill, is_honest: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -139,6 +140,28 @@ def test_a_partition_that_is_put_off_ages(monkeypatch: pytest.MonkeyPatch) -> No
     clock += 20.0
     (row,) = reports.changes([copy], []).changed.values()
     assert row.source_seen_ms is not None
+
+
+def test_it_is_told_when_a_connection_to_the_source_broke_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(report, "now", lambda: clock)
+    copy = PartitionCopy(ASSIGNMENT)
+    copy.status, copy.progress.is_aligned = Status.COPYING, True
+    copy.source.seen_at = 99.875
+    monkeypatch.setattr(report, "now_ms", lambda: 100_000)
+    reports = Reports(lambda copy: copy.source.seen_at, lambda: -math.inf)
+    copy.source.lost(99.9375)
+    copy.source.lost(99.96875)
+    (row,) = reports.changes([copy]).changed.values()
+    assert (row.source_seen_ms, row.source_lost_ms) == (99_875, 99_937)
+    # it has answered since, and breaks again
+    copy.source.seen_at = clock = 101.0
+    (row,) = reports.changes([copy]).changed.values()
+    assert (row.source_seen_ms, row.source_lost_ms) == (None, None)
+    copy.source.lost(101.5)
+    clock = 102.0
+    (row,) = reports.changes([copy]).changed.values()
+    assert row.source_lost_ms == 101_500
 
 
 def test_a_partition_that_came_to_rest_is_named_once_more_and_a_restless_one_each_time() -> None:

@@ -100,6 +100,41 @@ def test_a_source_that_does_not_answer_the_stop_may_have_received_more_since_a_s
     assert (older.source_offset, older.source_as_of_ms) == (100, STOP - 1000)
 
 
+def test_the_loss_has_two_bounds_if_it_is_known_when_the_connections_broke() -> None:
+    seen = LastReport(ROW._replace(source_lost_ms=STOP - 29_950), STOP - 30_000)
+    known = at_stop_from_reports(MirroredEnd(100), 100, None, seen, STOP)
+    dead = row(with_source_answer(PLACE, known, SourceEnds(STOP + 5, trouble="gone")))
+    assert (dead.lag, dead.estimated_more_at_loss, dead.estimated_more) == (0, 1, 600)
+    assert (dead.rpo_ms, dead.rpo_at_loss_ms) == (None, 50)
+    assert str(dead.message).endswith(
+        "about 1 more if the source died at 2001-09-09T01:46:10Z, when a connection to it broke, or 600 if it took "
+        "writes until the stop, at 20 records a second, an estimate"
+    )
+    # the part of a record that each of many partitions may have lost counts
+    slow = LastReport(seen.row._replace(records_per_second=1.0), STOP - 30_000)
+    many = [row(at_stop_from_reports(MirroredEnd(100), 100, None, slow, STOP))] * 1000
+    totals = totals_of(many, "gone")
+    assert (totals.estimated_more_at_loss_records, totals.estimated_more_records) == (50, 30_000)
+    assert (totals.rpo_ms, totals.rpo_at_loss_ms) == (None, 50)
+    assert totals_sentences(totals)[1:3] == [
+        "about 50 more if the source died at 2001-09-09T01:46:10Z, when a connection to it broke, or 30,000 if it took "
+        "writes until the stop, an estimate from the last known rates",
+        "RPO: not known, at most 0.05 s if the source died at 2001-09-09T01:46:10Z; the last mirrored record is from "
+        "2001-09-09T01:46:37Z",
+    ]
+    # one whose connection did not break is counted in full
+    held = row(at_stop_from_reports(MirroredEnd(100), 100, None, LastReport(ROW, STOP - 30_000), STOP))
+    assert totals_of([dead, held], "gone").estimated_more_at_loss_records == 601
+    assert totals_of([dead, held], "gone").rpo_at_loss_ms is None
+    # what it answers is later than any break
+    answered = row(with_source_answer(PLACE, known, SourceEnds(STOP + 5, {PLACE: SourceEnd(110)})))
+    assert (answered.lag, answered.estimated_more_at_loss, answered.at_stop and answered.at_stop.source_lost_ms) == (
+        10,
+        None,
+        None,
+    )
+
+
 def test_an_end_that_was_never_read_is_an_unknown_loss() -> None:
     unknown = row(AtStop(STOP, 100))
     assert (unknown.lag, unknown.rpo_ms, unknown.estimated_more) == (None, None, None)

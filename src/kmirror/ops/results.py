@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+from math import ceil
 from typing import Any
 
 from kmirror.columns import (
@@ -94,9 +95,14 @@ class TopicResult:
     def estimated_more(self) -> int | None:
         """Return an estimate, by the last known rate, of records since the source was read; None: it is current."""
         known = self.at_stop
-        if known is None or known.source_as_of_ms is None or known.records_per_second is None or is_current(known):
-            return None
-        return max(0, round(known.records_per_second * (known.time_ms - known.source_as_of_ms) / 1000))
+        return None if known is None else _rounded(_more_until(known.time_ms, known))
+
+    @property
+    def estimated_more_at_loss(self) -> int | None:
+        """Return the estimate if the source died when a connection to it broke; None: none broke, or it is current."""
+        known = self.at_stop
+        lost_ms = None if known is None else known.source_lost_ms
+        return None if known is None or lost_ms is None else _rounded(_more_until(lost_ms, known))
 
     @property
     def rpo_ms(self) -> int | None:
@@ -110,9 +116,38 @@ class TopicResult:
             return None
         return max(0, known.source_max_timestamp_ms - known.last_timestamp_ms)
 
+    @property
+    def rpo_at_loss_ms(self) -> int | None:
+        """Return an upper bound of `rpo_ms` if the source died when a connection to it broke; None: unknown."""
+        known = self.at_stop
+        if known is None or known.source_as_of_ms is None or known.source_lost_ms is None or is_current(known):
+            return self.rpo_ms
+        since_ms = known.source_as_of_ms if self.lag == 0 else known.last_timestamp_ms
+        return None if since_ms is None or self.lag is None else max(0, known.source_lost_ms - since_ms)
+
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
         return document(_RESULT, self)
+
+
+def _more_until(time_ms: int, known: AtStop) -> float | None:
+    if known.source_as_of_ms is None or known.records_per_second is None or is_current(known):
+        return None
+    return max(0.0, known.records_per_second * (time_ms - known.source_as_of_ms) / 1000)
+
+
+def _rounded(records: float | None) -> int | None:
+    return None if records is None else round(records)
+
+
+def estimated_in_all(stops: Iterable[TopicResult], *, at_loss: bool = False) -> int:
+    """Return the sum of `estimated_more`, or with `at_loss` of what it would be had the source died when it was lost.
+
+    What is too little to count in one partition counts in many. Where no connection broke, both are the same.
+    """
+    known = [row.at_stop for row in stops if row.at_stop is not None]
+    until = [one.source_lost_ms if at_loss and one.source_lost_ms is not None else one.time_ms for one in known]
+    return ceil(sum(_more_until(time_ms, one) or 0.0 for time_ms, one in zip(until, known, strict=True)))
 
 
 REASON = one_of("reason", Reason)
@@ -198,6 +233,19 @@ _RESULT: tuple[Column[TopicResult], ...] = (
         only=_AT_STOP,
     ),
     _stop_column(
+        "sourceLostAt",
+        TIME.null_when("none broke"),
+        "when a connection to the source broke, the first time after asOf",
+        lambda stop: stop.source_lost_ms,
+    ),
+    Column(
+        "estimatedMoreAtLossRecords",
+        COUNT.null_when("no connection broke, the source answered the stop, or the rate is unknown"),
+        "the estimate if the source died at sourceLostAt",
+        lambda row: row.estimated_more_at_loss,
+        only=_AT_STOP,
+    ),
+    _stop_column(
         "recordsPerSecond",
         Type("number", "records per second").null_when("never measured"),
         "how fast the source's log grew when that was last measured",
@@ -208,6 +256,13 @@ _RESULT: tuple[Column[TopicResult], ...] = (
         DURATION.null_when("unknown"),
         "time between the last mirrored record and the source's last one",
         lambda row: row.rpo_ms,
+        only=_AT_STOP,
+    ),
+    Column(
+        "rpoAtLossMs",
+        DURATION.null_when("unknown"),
+        "the most that rpoMs can be if the source died at sourceLostAt",
+        lambda row: row.rpo_at_loss_ms,
         only=_AT_STOP,
     ),
     _stop_column(
@@ -245,7 +300,9 @@ class StopTotals:
 
     `known_lost_records` is a lower bound as of `as_of_ms`, when the oldest of the source ends was seen; None if none
     ever was. `rpo_ms` is the longest time between a last mirrored record and its source's last one; if it is unknown
-    for some partitions, `rpo_at_least_ms` is the longest of the others.
+    for some partitions, `rpo_at_least_ms` is the longest of the others. Had the sources died when connections to them
+    broke, the last time at `source_lost_ms`, `estimated_more_at_loss_records` more were lost, and the RPO at most
+    `rpo_at_loss_ms`.
     """
 
     partitions: int
@@ -253,9 +310,12 @@ class StopTotals:
     known_lost_records: int | None
     partitions_unknown: int
     estimated_more_records: int
+    estimated_more_at_loss_records: int
     foreign_records: int
     rpo_ms: int | None
     rpo_at_least_ms: int | None
+    rpo_at_loss_ms: int | None
+    source_lost_ms: int | None
     last_mirrored_timestamp_ms: int | None
     as_of_ms: int | None
     stopped_ms: int | None
@@ -282,6 +342,12 @@ TOTALS: tuple[Column[StopTotals], ...] = (
         "estimate of records that sources have received since their ends were read",
         lambda totals: totals.estimated_more_records,
     ),
+    Column(
+        "estimatedMoreAtLossRecords",
+        COUNT,
+        "the same estimate if the sources died when connections to them broke",
+        lambda totals: totals.estimated_more_at_loss_records,
+    ),
     Column("foreignRecords", COUNT, "records that are not the sources'", lambda totals: totals.foreign_records),
     Column("rpoMs", DURATION.null_when("unknown of a partition"), "the longest rpoMs", lambda totals: totals.rpo_ms),
     Column(
@@ -289,6 +355,18 @@ TOTALS: tuple[Column[StopTotals], ...] = (
         DURATION.null_when("unknown of every partition"),
         "the longest rpoMs among those that are known",
         lambda totals: totals.rpo_at_least_ms,
+    ),
+    Column(
+        "rpoAtLossMs",
+        DURATION.null_when("unknown of a partition, or no connection broke"),
+        "the most that rpoMs can be if the sources died at sourceLostAt",
+        lambda totals: totals.rpo_at_loss_ms,
+    ),
+    Column(
+        "sourceLostAt",
+        TIME.null_when("none broke, or a source answered"),
+        "when the last connection to a source broke",
+        lambda totals: totals.source_lost_ms,
     ),
     Column(
         "lastMirroredTimestampMs",

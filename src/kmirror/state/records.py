@@ -218,6 +218,8 @@ class AtStop:
     source_as_of_ms: int | None = None
     #: Last measured growth of the source's end.
     records_per_second: float | None = None
+    #: When a connection to the source broke for the first time after `source_as_of_ms`.
+    source_lost_ms: int | None = None
     #: A note for people about the source's topic: that it is gone, or was recreated.
     source_note: str | None = None
     #: Why it had FAILED, and the fork if the source's history differs.
@@ -317,6 +319,8 @@ class ProgressRow(NamedTuple):
     #: What the lane has copied since the partition was last assigned to it.
     records_copied: int = 0
     bytes_copied: int = 0
+    #: When a connection to the source broke for the first time after that; None: none has.
+    source_lost_ms: int | None = None
 
 
 class LaneRun(NamedTuple):

@@ -263,6 +263,7 @@ class Fetching:
         self._lane.sources.pop((node_id, role), None)
         for partition in self._lane.all if role == "main" else ():
             if partition.source.node_id == node_id and partition.source.role == "main":
+                partition.source.lost(at)
                 self._avoid_followers(partition, at)
                 partition.interrupted(Trouble(reason or Reason.SOURCE_UNREACHABLE, message), at)
 
@@ -464,8 +465,11 @@ class Fetching:
         if self._lane.sources.get(link.key) is not link:
             return
         self._loop.hang_up(link)
-        self._lane.sources.pop(link.key, None)
         at = now()
+        for partition in link.partitions.values():
+            partition.source.seen_at = self.seen_at(partition)
+            partition.source.lost(at)
+        self._lane.sources.pop(link.key, None)
         for partition in list(link.partitions.values()):
             self._avoid_followers(partition, at)
             partition.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, message), at)

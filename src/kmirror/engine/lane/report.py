@@ -146,8 +146,11 @@ class Reports:
         is_caught_up = partition.caught_up
         caught_up_at = seen_at if is_caught_up else before.caught_up_at if before else None
         is_fresh = seen_at is not None and at - seen_at < FRESH_SECONDS
+        lost_at = partition.source.lost_at
+        is_lost = lost_at is not None and seen_at is not None and lost_at >= seen_at
         row = row_of(partition)._replace(
-            source_seen_ms=None if seen_at is None or is_fresh else self._epoch(seen_at),
+            source_seen_ms=None if seen_at is None or (is_fresh and not is_lost) else self._epoch(seen_at),
+            source_lost_ms=self._epoch(lost_at) if lost_at is not None and is_lost else None,
             bytes_per_second=speed.bytes_per_second,
             records_per_second=source_growth.per_second if source_growth else None,
             offsets_per_second=growth.per_second if growth else None,
@@ -220,7 +223,7 @@ def _source_growth(partition: PartitionCopy, before: _Growth | None, seen_at: fl
 
 
 def row_of(copy: PartitionCopy) -> ProgressRow:
-    """Return the row of a partition without `source_seen_ms` and rates."""
+    """Return the row of a partition without rates and when its source was seen and lost."""
     assignment, progress, source = copy.assignment, copy.progress, copy.source
     failed = copy.retry.failure
     why = failed or copy.retry.trouble or source.silence

@@ -37,6 +37,8 @@ class SourceView:
         self.batch_bytes: int | None = None
         #: When the request was sent that returned these values; None before the first.
         self.seen_at: float | None = None
+        #: When a connection to the source broke for the first time since then.
+        self.lost_at: float | None = None
         #: Since when fetches return nothing although the source has more; and how many by itself have since.
         self.nothing_since: float | None = None
         self.empty_fetches = 0
@@ -53,6 +55,11 @@ class SourceView:
         self.high_watermark = facts.high_watermark
         self.log_start = facts.source_log_start
         self.seen_at = now
+
+    def lost(self, at: float) -> None:
+        """Note that a connection over which it is fetched broke, or could not be opened."""
+        if self.lost_at is None or self.lost_at < (self.seen_at or 0.0):
+            self.lost_at = at
 
     def brought_something(self) -> None:
         """Note that fetches return what the source has, or that nothing is left to fetch."""

@@ -314,7 +314,8 @@ def _lost(loss: TopicLoss) -> _Cell:
     if loss.records is None:
         return _Cell(Html("unknown"), "bad", is_number=True)
     bound = "" if loss.is_whole else "≥ "
-    more = f" + about {loss.estimated_more:,}" if loss.estimated_more else ""
+    least = f"{loss.estimated_more_at_loss:,} to " if loss.estimated_more_at_loss < loss.estimated_more else ""
+    more = f" + about {least}{loss.estimated_more:,}" if loss.estimated_more else ""
     kind = "bad" if loss.records or more else "warn" if bound else None
     return _Cell(join(f"{bound}{loss.records:,}{more}"), kind, is_number=True)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kmirror.ops.report.charts import Health, Span, spans_of
 from kmirror.ops.report.facts import ReportFacts
-from kmirror.ops.results import TopicResult, is_current
+from kmirror.ops.results import TopicResult, estimated_in_all, is_current
 from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.ops.show.totals import totals
 from kmirror.ops.stop.report import totals_of, totals_sentences
@@ -233,6 +233,8 @@ class TopicLoss:
     records: int | None
     #: Estimated further loss, by the source's last known rates.
     estimated_more: int = 0
+    #: The same if the source died when a connection to it broke.
+    estimated_more_at_loss: int = 0
     #: False if the loss of a partition is unknown, or the source's end was last read some time before the stop.
     is_whole: bool = True
 
@@ -244,7 +246,8 @@ class TopicLoss:
         known = [stop.lag for stop in stops if stop.lag is not None]
         return cls(
             sum(known) + skipped if known or skipped else None,
-            sum(stop.estimated_more or 0 for stop in stops),
+            estimated_in_all(stops),
+            estimated_in_all(stops, at_loss=True),
             len(known) == len(stops) and all(stop.at_stop is not None and is_current(stop.at_stop) for stop in stops),
         )
 

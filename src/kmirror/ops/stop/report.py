@@ -13,7 +13,15 @@ from typing import Any
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.errors import Reason
 from kmirror.ops.gone import is_gone
-from kmirror.ops.results import STALE_MS, Outcome, StopTotals, TopicResult, VerbResult, is_current
+from kmirror.ops.results import (
+    STALE_MS,
+    Outcome,
+    StopTotals,
+    TopicResult,
+    VerbResult,
+    estimated_in_all,
+    is_current,
+)
 from kmirror.ops.stop.mirrored_end import MirroredEnd
 from kmirror.ops.stop.source_ends import SourceEnd, SourceEnds
 from kmirror.settings.durations import format_duration
@@ -119,6 +127,7 @@ def at_stop_from_reports(
         source_offset=row.source_offset,
         source_high_watermark=row.source_high_watermark,
         source_as_of_ms=report.as_of_ms,
+        source_lost_ms=row.source_lost_ms,
         source_answered=False,
     )
 
@@ -141,6 +150,7 @@ def with_source_answer(partition: TopicPartition, known: AtStop, answer: SourceE
         source_high_watermark=end.high_watermark,
         source_max_timestamp_ms=end.max_timestamp_ms,
         source_as_of_ms=answer.time_ms,
+        source_lost_ms=None,
         source_answered=True,
     )
 
@@ -222,7 +232,18 @@ def _clauses(row: TopicResult, known: AtStop) -> Iterable[str]:
         yield f"up to {hidden:,} more follow an open transaction"
     if row.estimated_more:
         rate = f"{known.records_per_second:g} records a second"
-        yield f"about {row.estimated_more:,} more since then at {rate}, an estimate"
+        lost_ms = known.source_lost_ms
+        both = _more(row.estimated_more_at_loss, row.estimated_more, lost_ms)
+        more = both or f"{row.estimated_more:,} more since then"
+        yield f"about {more} at {rate}, an estimate"
+
+
+def _more(at_loss: int | None, until_stop: int, lost_ms: int | None) -> str | None:
+    """Return how many more are lost if the source died when it was lost, and if not; None if it is not known when."""
+    if at_loss is None or lost_ms is None:
+        return None
+    when = f"{at_time(lost_ms)}, when a connection to it broke"
+    return f"{at_loss:,} more if the source died at {when}, or {until_stop:,} if it took writes until the stop,"
 
 
 def sorted_rows(rows: Iterable[TopicResult]) -> list[TopicResult]:
@@ -247,6 +268,9 @@ def totals_of(rows: Iterable[TopicResult], source_trouble: str | None) -> StopTo
     lost = [row.lag for row in parts if row.lag is not None]
     rpos = [row.rpo_ms for row in parts]
     certain = [rpo for rpo in rpos if rpo is not None]
+    at_loss = [row.rpo_at_loss_ms for row in parts]
+    longest_at_loss = max((rpo for rpo in at_loss if rpo is not None), default=0)
+    lost_ms = max((one.source_lost_ms for one in known if one.source_lost_ms is not None), default=None)
     ages = [one.source_as_of_ms for one in known if one.source_offset is not None and one.source_as_of_ms is not None]
     # partitions that have everything (RPO 0) do not count
     last_copied = [row.at_stop.last_timestamp_ms for row in parts if row.at_stop is not None and row.rpo_ms != 0]
@@ -255,10 +279,13 @@ def totals_of(rows: Iterable[TopicResult], source_trouble: str | None) -> StopTo
         failed_partitions=sum(one.failure is not None for one in known),
         known_lost_records=sum(lost) if lost or not parts else None,
         partitions_unknown=len(parts) - len(lost),
-        estimated_more_records=sum(row.estimated_more or 0 for row in parts),
+        estimated_more_records=estimated_in_all(parts),
+        estimated_more_at_loss_records=estimated_in_all(parts, at_loss=True),
         foreign_records=sum(one.foreign_records for one in known),
         rpo_ms=max(certain, default=0) if len(certain) == len(rpos) else None,
         rpo_at_least_ms=max(certain, default=None),
+        rpo_at_loss_ms=longest_at_loss if lost_ms and None not in at_loss else None,
+        source_lost_ms=lost_ms,
         last_mirrored_timestamp_ms=min((at for at in last_copied if at is not None), default=None),
         as_of_ms=min(ages, default=None),
         stopped_ms=max((one.time_ms for one in known), default=None),
@@ -279,8 +306,10 @@ def totals_sentences(totals: StopTotals) -> list[str]:
     if totals.partitions_unknown:
         sentences.append(f"{counted(totals.partitions_unknown, 'partition')}: the loss is unknown")
     if totals.estimated_more_records:
-        more = totals.estimated_more_records
-        sentences.append(f"about {more:,} more records lost, an estimate from the last known rates")
+        lost_ms = totals.source_lost_ms
+        both = _more(totals.estimated_more_at_loss_records, totals.estimated_more_records, lost_ms)
+        more = both or f"{totals.estimated_more_records:,} more records lost,"
+        sentences.append(f"about {more} an estimate from the last known rates")
     if totals.failed_partitions:
         sentences.append(f"{counted(totals.failed_partitions, 'partition')} had FAILED before the stop")
     if totals.rpo_ms is not None:
@@ -288,6 +317,9 @@ def totals_sentences(totals: StopTotals) -> list[str]:
     else:
         since = totals.last_mirrored_timestamp_ms
         least = f"at least {totals.rpo_at_least_ms / 1000:g} s" if totals.rpo_at_least_ms else "not known"
+        if totals.rpo_at_loss_ms is not None and totals.source_lost_ms is not None:
+            died = f"if the source died at {at_time(totals.source_lost_ms)}"
+            least += f", at most {totals.rpo_at_loss_ms / 1000:g} s {died}"
         sentences.append(f"RPO: {least}" + (f"; the last mirrored record is from {at_time(since)}" if since else ""))
     if totals.source_trouble is not None:
         sentences.append(f"the source does not answer now: {totals.source_trouble}")
