@@ -14,6 +14,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now_ms
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
@@ -211,3 +212,30 @@ def test_a_failover_is_right_whatever_the_source_does(
     assert (done.totals.rpo_ms is None) is (source_is != "alive")
     assert all("the source ended at" in str(row.message) for row in done.results)
     assert destination.state().partition(mirror, *TopicPartition(topic, 2)) is not None
+
+
+def test_an_engine_that_saw_the_source_die_says_when(destination: Destination, mortal_cluster: SandboxCluster) -> None:
+    topic, source = unique_topic(), mortal_cluster
+    mirror = mirrored(source, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        for number in range(20):
+            produce(source, topic, [f"{number}"] * 10)
+        wait_until(lambda: describe(destination, mirror)[0].source_records_per_second)
+        killed_ms = now_ms()
+        source.kill(source.brokers[0].node_id)
+        dead_ms = now_ms()
+        wait_until(lambda: any(row.source_lost_ms for one in destination.state().progress(mirror) for row in one.rows))
+        asked_ms = now_ms()
+        done = failover(destination, mirror).result
+    row, totals = row_of(done), done.totals
+    assert totals is not None
+    known = row.at_stop
+    assert known is not None
+    assert known.source_as_of_ms is not None
+    assert known.source_lost_ms is not None
+    assert killed_ms - 1000 <= known.source_as_of_ms <= known.source_lost_ms
+    assert killed_ms <= known.source_lost_ms <= min(asked_ms, dead_ms + 10_000)
+    assert totals.source_lost_ms == known.source_lost_ms
+    assert totals.estimated_more_at_loss_records <= totals.estimated_more_records
+    assert totals.rpo_at_loss_ms == known.source_lost_ms - known.source_as_of_ms
