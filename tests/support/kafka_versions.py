@@ -1,4 +1,4 @@
-"""The versions of Kafka that tests run on: the sandbox's own in every run, the older ones in long runs."""
+"""The versions of Kafka that tests run on: the sandbox's own in every run, the others in slow or long runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 
 #: One of each kind: with ZooKeeper; with KRaft, before and after topics' limits for timestamps were two (KIP-937).
 OLDER_VERSIONS = ("2.8.2", "3.3.2", "3.6.2", "3.9.2")
+#: Later than the sandbox's own.
+NEWER_VERSION = "4.4.0"
+OTHER_VERSIONS = (*OLDER_VERSIONS, NEWER_VERSION)
 #: Those of them that can be configured to check for expired producer ids more often than every ten minutes.
 FORGETFUL_VERSIONS = ("3.6.2", "3.9.2")
 

@@ -19,7 +19,7 @@ from kmirror.ops.check.versions import Role
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror.sandbox.spec import needs_zookeeper
 from tests.support.clusters import NO_RETENTION, made_clusters
-from tests.support.kafka_versions import OLDER_VERSIONS
+from tests.support.kafka_versions import OTHER_VERSIONS
 from tests.support.version_scenario import VersionScenario
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -83,7 +83,8 @@ _NOTES = """\
   before: no record of the new topic is copied, and the partition becomes SOURCE_TOPIC_RECREATED.
 * *failback*: the old source becomes the destination; records that only it had are archived.
 
-`make test-slow` runs this for the oldest source, `make test-long` for all.
+`make test-slow` runs this for the oldest source, and for the newest version as source and as destination;
+`make test-long` for all.
 `.venv/bin/python -m tests.support.versions_page` writes this page and [its results](results/versions.json).
 
 ## What is different with older brokers
@@ -108,11 +109,11 @@ That is also why Kafka before 2.8 is refused.
 
 def _scenarios(versions: Sequence[str], folder: Path) -> Iterator[Seen]:
     with made_clusters(folder) as make:
-        newest = make("newest", properties=NO_RETENTION)
+        own = make("own", properties=NO_RETENTION)
         for version in versions:
-            with made_clusters(folder) as make_older:
-                older = make_older("older", kafka_version=version, heap="256m", properties=NO_RETENTION)
-                for role, pair in (("source", (older, newest)), ("destination", (newest, older))):
+            with made_clusters(folder) as make_other:
+                other = make_other("other", kafka_version=version, heap="256m", properties=NO_RETENTION)
+                for role, pair in (("source", (other, own)), ("destination", (own, other))):
                     with closing(VersionScenario(*pair)) as scenario:
                         yield Seen(version, role, {step: _holds(scenario, step) for step in STEPS})
 
@@ -139,5 +140,5 @@ def _see(versions: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--page"]:
-        _see(sys.argv[1:] or OLDER_VERSIONS)
+        _see(sys.argv[1:] or OTHER_VERSIONS)
     PAGE.write_text(page(seen()), encoding="utf-8")

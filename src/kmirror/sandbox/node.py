@@ -18,9 +18,10 @@ from kmirror.errors import KmirrorError
 from kmirror.sandbox.broker_config import keys_option, server_properties
 from kmirror.sandbox.jars import KafkaJars
 from kmirror.sandbox.server import JavaServer
-from kmirror.sandbox.spec import ClusterSpec, NodeSpec
+from kmirror.sandbox.spec import ClusterSpec, NodeSpec, release_of
 
-_CHECKPOINT = "bootstrap.checkpoint"
+#: Where the storage tool writes how the cluster begins: from Kafka 4.4 on, and before.
+_CHECKPOINTS = ("__cluster_metadata-0/00000000000000000000-0000000000.checkpoint", "bootstrap.checkpoint")
 
 
 class Node(JavaServer):
@@ -53,18 +54,20 @@ class Node(JavaServer):
     def format(self, java: Path, jars: KafkaJars, cache: Path) -> None:
         """Format the log directory: with Kafka's tool the first time, then by copying what that tool wrote.
 
-        A formatted directory has meta.properties, which names node and directory (KIP-858), and bootstrap.checkpoint,
-        which is the same on all nodes of a version. A copy in `cache` saves a start of Java for each node.
+        A formatted directory has meta.properties, which names node and directory (KIP-858), and a checkpoint, which
+        is the same on all nodes of a version. A copy in `cache` saves a start of Java for each node.
         """
-        kept = cache / f"{jars.version}.{_CHECKPOINT}"
+        later, earlier = _CHECKPOINTS
+        checkpoint = self.data / (earlier if release_of(jars.version) < (4, 4) else later)
+        kept = cache / f"{jars.version}.{earlier}"
         if not kept.exists() or "log.dirs" in self.cluster.properties:
             self._run_storage_tool(java, jars)
             cache.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self.data / _CHECKPOINT, unfinished := kept.with_name(f"{kept.name}.{uuid.uuid4()}"))
+            shutil.copyfile(checkpoint, unfinished := kept.with_name(f"{kept.name}.{uuid.uuid4()}"))
             unfinished.replace(kept)
             return
-        self.data.mkdir()
-        shutil.copyfile(kept, self.data / _CHECKPOINT)
+        checkpoint.parent.mkdir(parents=True)
+        shutil.copyfile(kept, checkpoint)
         directory_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         (self.data / "meta.properties").write_text(
             f"version=1\ncluster.id={self.cluster.cluster_id}\nnode.id={self.spec.node_id}\n"

@@ -123,8 +123,13 @@ class ClusterSpec:
 
 def needs_zookeeper(kafka_version: str) -> bool:
     """Return whether brokers of a version need ZooKeeper."""
+    return release_of(kafka_version) < _FIRST_WITH_KRAFT
+
+
+def release_of(kafka_version: str) -> tuple[int, int]:
+    """Return the major and the minor number of a version."""
     major, minor, *_ = kafka_version.split(".")
-    return (int(major), int(minor)) < _FIRST_WITH_KRAFT
+    return int(major), int(minor)
 
 
 def controller_count(brokers: int) -> int:

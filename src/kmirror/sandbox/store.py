@@ -20,6 +20,7 @@ from pathlib import Path
 from kmirror.errors import RefusedError, UsageError
 from kmirror.java import MINIMUM_JAVA
 from kmirror.sandbox.jars import KafkaJars, cache_directory
+from kmirror.sandbox.spec import release_of
 
 #: The class that brokers load.
 STORE_CLASS = "FolderStore"
@@ -77,8 +78,7 @@ class Store:
 
 def check_tiered(version: str) -> None:
     """Raise UsageError for a Kafka version without tiered storage."""
-    major, minor, *_ = version.split(".")
-    if (int(major), int(minor)) < _FIRST_TIERED:
+    if release_of(version) < _FIRST_TIERED:
         raise UsageError(f"Kafka {version} has no tiered storage", "use Kafka 3.6 or later, or omit --tiered")
 
 
