@@ -6,10 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check test test-slow test-long lint bench campaign docs lock clean
+.PHONY: demo challenge check test test-slow test-long lint bench campaign docs lock clean
 
 demo: $(READY)
 	@$(BIN)/kmirror demo
+
+challenge: $(READY)
+	@$(BIN)/kmirror sandbox challenge
 
 check: lint
 	@$(BIN)/pytest -q -m "not long and not slow" -n 2 --max-worker-restart 0 tests/unit tests/cli

@@ -135,13 +135,23 @@ def test_every_verb_and_option_is_completed(offers: Offers) -> None:
 def test_options_are_offered_before_a_dash_is_typed(offers: Offers) -> None:
     assert offers("kmirror", "pause", "") == offers("kmirror", "pause", "-")
     assert offers("kafka-mirrors", "") == offers("kafka-mirrors", "-")
-    assert set(offers("kmirror", "sandbox", "")) == {"up", "down", "status"}
+    assert set(offers("kmirror", "sandbox", "")) == {"up", "down", "status", "produce", "challenge"}
     assert list(offers("kmirror", "completion", "")) == list(FILES)
 
 
 @pytest.mark.parametrize("words", [("nonsense", "--"), ("sandbox", "nonsense", ""), ("--nonsense", "x", "")])
 def test_what_is_not_understood_is_passed_over_in_silence(offers: Offers, words: tuple[str, ...]) -> None:
-    assert offers("kmirror", *words).keys() <= {*VERBS, "--version", "--help", "-h", "up", "down", "status"}
+    assert offers("kmirror", *words).keys() <= {
+        *VERBS,
+        "--version",
+        "--help",
+        "-h",
+        "up",
+        "down",
+        "status",
+        "produce",
+        "challenge",
+    }
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,11 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  up      Start clusters a and b, creating them if needed.
-  down    Stop both clusters and delete their data.
-  status  Show the brokers of both clusters.
+  up         Start clusters a and b, creating them if needed.
+  down       Stop both clusters and delete their data.
+  status     Show the brokers of both clusters.
+  produce    Write records to a topic.
+  challenge  Watch a copy, a truncated source and a reset topic.
 """
 
 

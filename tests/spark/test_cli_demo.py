@@ -25,9 +25,9 @@ def temporary_folder(tmp_path: Path) -> Iterator[Path]:
     assert list(folder.glob("kmirror-demo-*")) == []
 
 
-def demo(temporary_folder: Path) -> subprocess.Popen[str]:
+def demo(temporary_folder: Path, *verb: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "kmirror", "demo"],
+        [sys.executable, "-m", "kmirror", *(verb or ("demo",))],
         env={**os.environ, "TMPDIR": str(temporary_folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -53,6 +53,18 @@ def test_the_demo_from_beginning_to_end(temporary_folder: Path) -> None:
     # what b was written to after the failover came over; what only a had was saved, and counted
     assert after == before + 1000
     assert re.search(r"orders was recreated and is copied in full; orders\.kmirror-archive\.1 holds 3 records", out)
+
+
+@pytest.mark.slow
+def test_the_challenge_passes(temporary_folder: Path) -> None:
+    out, err = demo(temporary_folder, "sandbox", "challenge").communicate()
+    assert without_progress(err) == ""
+    assert out.splitlines()[-1].startswith("ALL SCENARIOS PASSED in "), out
+    position = "source log truncation detected at position 1000: the source starts at offset 1150 and ends at 1200"
+    assert f"ERROR   challenge truncated-0 FAILED SOURCE_TRUNCATED: {position}" in out
+    assert (
+        "ERROR   challenge reset-0 FAILED SOURCE_TOPIC_RECREATED: source topic reset detected at position 1000" in out
+    )
 
 
 @pytest.mark.timeout(900)

@@ -59,7 +59,8 @@ def assert_truncated(mirror: Mirrored) -> None:
     assert since
     # behind it stands what the mirror keeps that the source has deleted
     assert row["errorMessage"].startswith(
-        f"the source starts at offset 1150: {LOST}; FAILED since {since[1]}; "
+        f"source log truncation detected at position 1000: the source starts at offset 1150 and ends at 1200; {LOST}; "
+        f"FAILED since {since[1]}; "
         f"to continue without them: kmirror recover --mirror {mirror.name} --topics {topic} --accept-loss"
     )
 

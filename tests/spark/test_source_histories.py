@@ -158,7 +158,8 @@ class Histories:
         wanted = {
             "truncated": (
                 "SOURCE_TRUNCATED",
-                "the source starts at offset 1150: its 150 records 1000 to 1149 were deleted before they were copied",
+                "source log truncation detected at position 1000: the source starts at offset 1150 and ends at "
+                "1200; its 150 records 1000 to 1149 were deleted before they were copied",
             ),
             "anonymous": (
                 "DESTINATION_WRITTEN",

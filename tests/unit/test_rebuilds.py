@@ -64,6 +64,17 @@ def test_a_claim_may_be_seen_before_its_thread_has_ended(rebuilder: Rebuilder) -
     assert (rebuilder.begun, set(rebuilder.carried_out)) == (["orders"], {"orders"})
 
 
+def test_a_rebuilt_topic_is_not_begun_again_while_its_claim_is_still_seen(rebuilder: Rebuilder) -> None:
+    rebuilder.may_claim.set()
+    rebuilds = Rebuilds(rebuilder, pytest.fail)
+    for _ in range(3):
+        settled(rebuilds, "orders")
+    assert (rebuilder.carried_out, rebuilds.done) == (["orders"], 1)
+    # if it stays for long, something else is asked for
+    rebuilds.tick(["orders"], lambda topic: True, 10.0)
+    wait_until(lambda: len(rebuilder.carried_out) == 2)
+
+
 def test_a_claim_that_was_refused_is_made_again_only_with_consent(rebuilder: Rebuilder) -> None:
     notes: list[str] = []
     rebuilds = Rebuilds(rebuilder, notes.append)

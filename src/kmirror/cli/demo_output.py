@@ -5,6 +5,7 @@ The output of a command is shown as it arrives, line by line, also while other c
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kmirror.cli.screen import Screen
 from kmirror.commands import command_line
@@ -78,6 +80,12 @@ class CommandRunner:
             return running.wait()
         finally:
             running.kill()
+
+    def document(self, *arguments: str) -> Any:
+        """Run a command with `--json`, without showing it; return its document."""
+        command = [sys.executable, "-m", "kmirror", *arguments, "--json"]
+        done = subprocess.run(command, cwd=self._folder, env=self._environ, capture_output=True, text=True, check=False)
+        return json.loads(done.stdout)
 
     def start(self, *arguments: str) -> RunningCommand:
         """Start a command and leave it running."""

@@ -24,12 +24,50 @@ _FLUSH_S = 60.0
 _TIMEOUT_S = 10.0
 
 
-def make_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
+def make_topic(bootstrap_servers: str, topic: str, partitions: int, *, if_missing: bool = False) -> None:
     """Create a topic with one replica."""
+    from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=_logger)
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(_FLUSH_S)
+    try:
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(_FLUSH_S)
+    except KafkaException as error:
+        if not if_missing or error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
+
+
+def delete_topic(bootstrap_servers: str, topic: str) -> None:
+    """Delete a topic, and return when brokers do not know it any more."""
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=_logger)
+    admin.delete_topics([topic])[topic].result(_FLUSH_S)
+    deadline = time.monotonic() + _FLUSH_S
+    while topic in admin.list_topics(timeout=_TIMEOUT_S).topics and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+
+
+def delete_records(bootstrap_servers: str, topic: str, before: int) -> None:
+    """Delete the records of a topic's only partition before an offset."""
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    partition = TopicPartition(topic, 0, before)
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=_logger)
+    admin.delete_records([partition])[partition].result(_FLUSH_S)
+
+
+def log_ends(bootstrap_servers: str, topic: str) -> tuple[int, int]:
+    """Return where the log of a topic's only partition begins and ends."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "kmirror-demo"}, logger=_logger)
+    try:
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
+        return low, high
+    finally:
+        consumer.close()
 
 
 def write_records(bootstrap_servers: str, topic: str, count: int) -> None:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kmirror.cli.challenge import challenge_verb
 from kmirror.cli.options import Call, VerbGroup, folder_option, verb
 from kmirror.commands import command_line, option
+from kmirror.errors import RefusedError
+from kmirror.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,10 +128,45 @@ def status_verb(call: Call, directory: str | None) -> int:
     return 0
 
 
+@verb(
+    "produce",
+    "Write records to a topic.\n\nThe topic is created if needed.",
+    click.Option(["--topic"], metavar="TOPIC", required=True, help="Topic to write to."),
+    click.Option(["--count"], metavar="N", type=click.IntRange(1), default=1000, help="How many. Default: 1000."),
+    click.Option(["--cluster"], type=click.Choice(("a", "b")), default="a", help="Cluster to write to. Default: a."),
+    _DIRECTORY,
+    examples=(
+        "kmirror sandbox produce --topic orders",
+        "kmirror sandbox produce --topic orders --count 200 --cluster b",
+    ),
+    changes=True,
+    destination=False,
+    documents=False,
+)
+def produce_verb(call: Call, topic: str, count: int, cluster: str, directory: str | None) -> int:
+    from kmirror.cli.demo_traffic import make_topic, write_records
+    from kmirror.sandbox.registry import status
+
+    found = status(_folder(directory))
+    if found.client_files:
+        raise RefusedError("the clusters want a login", f"use a client of your own with {found.client_files[0]}")
+    address = found.bootstrap_servers(cluster)
+    make_topic(address, topic, 1, if_missing=True)
+    write_records(address, topic, count)
+    call.output.screen.note(f"wrote {counted(count, 'record')} to {topic} on {cluster}")
+    return 0
+
+
 sandbox_verb = VerbGroup(
     "sandbox",
     help="Run two real Kafka clusters on this machine.",
-    commands={"up": up_verb, "down": down_verb, "status": status_verb},
+    commands={
+        "up": up_verb,
+        "down": down_verb,
+        "status": status_verb,
+        "produce": produce_verb,
+        "challenge": challenge_verb,
+    },
 )
 
 

@@ -17,6 +17,8 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 RESETS = frozenset({Reason.SOURCE_TOPIC_RECREATED, Reason.PARTITIONS_DECREASED})
 _PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
+#: How long it may take until the stored claim of a rebuilt topic is seen to be gone, in seconds.
+_READ_BACK = 5.0
 
 
 class Rebuilder(Protocol):
@@ -101,6 +103,7 @@ class Rebuilds:
             work.is_running = False
             if error is None:
                 self.done += self._work.get(topic) is work
+                work.next_at = at + _READ_BACK
                 continue
             if not isinstance(error, KmirrorError | OutcomeUnknown):
                 raise error

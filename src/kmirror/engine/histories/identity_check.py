@@ -118,9 +118,8 @@ def _missing_partition(side: TopicSide, assignment: Assignment, found: ClusterMe
     name, topic = side.topic(assignment), found.topics[side.topic(assignment)]
     if assignment.partition not in topic.partitions:
         if side is AT_SOURCE and assignment.source_topic_id not in (None, topic.printed_topic_id):
-            fewer = (
-                f"source topic {name} was deleted and created again, with {counted(len(topic.partitions), 'partition')}"
-            )
+            number = counted(len(topic.partitions), "partition")
+            fewer = f"source topic reset detected: source topic {name} was deleted and created again, with {number}"
             return Trouble(Reason.PARTITIONS_DECREASED, fewer, True)
         return Trouble(side.gone, f"{side.name} topic {name} has no partition {assignment.partition}", True)
     if found.leader(side.partition(assignment)) is None:

@@ -208,6 +208,13 @@ def _wrong_identity(assignment: Assignment, facts: Facts) -> Fail | None:
     ):
         if known and now and known != (found := format_topic_id(now)):
             message = f"{topic} was deleted and created again: its id was {known} and is {found}"
+            if reason is Reason.SOURCE_TOPIC_RECREATED:
+                now_has = f"beginning offset {facts.source_log_start}, end offset {facts.high_watermark}"
+                gone = counted(facts.destination_log_end, "offset")
+                message = (
+                    f"source topic reset detected at position {facts.destination_log_end}: {message}; it has {now_has};"
+                    f" the {gone} copied before {'is' if facts.destination_log_end == 1 else 'are'} of the old one"
+                )
             return Fail(reason, message, facts.destination_log_end)
     return None
 
@@ -338,9 +345,10 @@ def _source_too_late(assignment: Assignment, facts: Facts) -> Fail | None:
     end = facts.destination_log_end
     if facts.source_log_start <= end or assignment.follows_truncation or _is_accepted(assignment, end):
         return None
+    has = f"the source starts at offset {facts.source_log_start} and ends at {facts.high_watermark}"
     return Fail(
         Reason.SOURCE_TRUNCATED,
-        f"the source starts at offset {facts.source_log_start}: its "
+        f"source log truncation detected at position {end}: {has}; its "
         + counted(
             facts.source_log_start - end,
             f"record {end} was deleted before it was copied",
