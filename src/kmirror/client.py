@@ -33,19 +33,26 @@ from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.context import Destination
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest, Strategy
+from kmirror.ops.mirrors.config import SettingRow, change_config, show_config
 from kmirror.ops.mirrors.create import create
+from kmirror.ops.mirrors.delete import delete
+from kmirror.ops.mirrors.pause import pause, resume
+from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.results import ErrorInfo, GroupResult, Outcome, StopTotals, TopicResult, VerbResult
 from kmirror.ops.show.describe import describe, unreadable_notes
+from kmirror.ops.show.events import events
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, promote
+from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_start_from
+from kmirror.state.events import Event
 
 #: Also exported by `kmirror` itself; as stable as the command line.
 __all__ = [
@@ -53,6 +60,7 @@ __all__ = [
     "CheckReport",
     "Client",
     "ErrorInfo",
+    "Event",
     "ExitCode",
     "GroupResult",
     "HistoriesDifferError",
@@ -64,6 +72,7 @@ __all__ = [
     "PartlyDoneError",
     "Reason",
     "RefusedError",
+    "SettingRow",
     "StopTotals",
     "TimedOutError",
     "TopicResult",
@@ -282,15 +291,12 @@ class Client:
         by `timeout`, or when `stop` is set, stay mirrored. If no engine is in charge, one runs during the call, as a
         process of its own.
         """
-        if sum((idle is not None, allow_producers, block_producers)) > 1:
-            raise UsageError("idle, allow_producers and block_producers exclude each other", "give one of them")
-        idle_ms = IDLE_MS if idle is None else _milliseconds(idle)
         request = PromoteRequest(
             mirror,
             _selector(topics, "topics"),
             _selector(exclude, "exclude"),
             None if timeout is None else _milliseconds(timeout),
-            None if allow_producers else idle_ms,
+            _idle_ms(idle, allow_producers=allow_producers, block_producers=block_producers),
             verify,
             master,
             together,
@@ -357,6 +363,85 @@ class Client:
         with self._destination() as destination:
             return _done(failback(destination, request, dry_run=dry_run).result)
 
+    def switchover(
+        self,
+        mirror: str,
+        mirror_config: Properties,
+        topics: Topics | None = None,
+        *,
+        timeout: float | None = None,
+        idle: float | None = None,
+        allow_producers: bool = False,
+        block_producers: bool = False,
+        master: str = _LOCAL,
+        stop: threading.Event | None = None,
+        dry_run: bool = False,
+    ) -> VerbResult:
+        """Promote topics here, and make their source a mirror of this cluster, as `mirror_config` describes it."""
+        request = SwitchoverRequest(
+            mirror,
+            _properties(mirror_config),
+            _selector(topics, "topics"),
+            None if timeout is None else _milliseconds(timeout),
+            _idle_ms(idle, allow_producers=allow_producers, block_producers=block_producers),
+            master,
+            block_producers=block_producers,
+        )
+        with self._destination() as destination:
+            return _done(switchover(destination, request, stopping=stop, dry_run=dry_run).result)
+
+    def pause(self, mirror: str, topics: Topics | None = None, *, dry_run: bool = False) -> VerbResult:
+        """Stop copying topics, all of the mirror by default, until they are resumed; they stay read-only."""
+        selected = _selector(topics, "topics")
+        with self._destination() as destination:
+            return _done(pause(destination, mirror, selected, dry_run=dry_run))
+
+    def resume(self, mirror: str, topics: Topics | None = None, *, dry_run: bool = False) -> VerbResult:
+        """Copy paused topics again."""
+        selected = _selector(topics, "topics")
+        with self._destination() as destination:
+            return _done(resume(destination, mirror, selected, dry_run=dry_run))
+
+    def recover(
+        self,
+        mirror: str,
+        topics: Topics | None = None,
+        *,
+        accept_loss: bool = False,
+        trim: bool = False,
+        accept_reset: bool = False,
+        accept_divergence: bool = False,
+        dry_run: bool = False,
+    ) -> VerbResult:
+        """Retry FAILED partitions now; to accept what is lost by that is consent to it."""
+        if trim and not accept_loss:
+            raise UsageError("trim requires accept_loss", "give both or neither")
+        selected, consent = _selector(topics, "topics"), Consent(accept_loss, trim, accept_reset, accept_divergence)
+        with self._destination() as destination:
+            return _done(recover(destination, mirror, selected, consent, dry_run=dry_run))
+
+    def settings(self, mirror: str) -> tuple[SettingRow, ...]:
+        """Return a mirror's settings and the connection properties of its source, as `kmirror config` shows them."""
+        with self._destination() as destination:
+            return show_config(destination, mirror)
+
+    def config(
+        self, mirror: str, changes: Mapping[str, str], *, unset: Sequence[str] = (), dry_run: bool = False
+    ) -> VerbResult:
+        """Change settings of a mirror, and reset those in `unset` to their defaults."""
+        with self._destination() as destination:
+            return _done(change_config(destination, mirror, changes, unset, dry_run=dry_run))
+
+    def delete(self, mirror: str, *, dry_run: bool = False) -> VerbResult:
+        """Delete a mirror whose topics are all stopped; the topics stay."""
+        with self._destination() as destination:
+            return _done(delete(destination, mirror, dry_run=dry_run))
+
+    def events(self, mirror: str | None = None, since: str | None = None) -> tuple[Event, ...]:
+        """Return what was done and what happened, oldest first; `since` is a time or a duration, as in `--since`."""
+        with self._destination() as destination:
+            return events(destination, mirror, since)
+
     def _destination(self) -> Destination:
         return Destination.open(self._properties, self._expect_cluster_id)
 
@@ -394,6 +479,14 @@ def _required(topics: Topics, name: str) -> TopicSelector:
 
 def _selector(topics: Topics | None, name: str) -> TopicSelector | None:
     return None if topics is None else _required(topics, name)
+
+
+def _idle_ms(idle: float | None, *, allow_producers: bool, block_producers: bool) -> int | None:
+    if sum((idle is not None, allow_producers, block_producers)) > 1:
+        raise UsageError("idle, allow_producers and block_producers exclude each other", "give one of them")
+    if allow_producers:
+        return None
+    return IDLE_MS if idle is None else _milliseconds(idle)
 
 
 def _milliseconds(seconds: float) -> int:

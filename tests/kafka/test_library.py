@@ -167,3 +167,28 @@ def test_threads_share_a_client_and_nothing_stays_open(client: kmirror.Client, d
     assert len({tuple(row.mirror for row in rows) for rows in found}) == 1
     # what earlier tests left behind may end meanwhile, or connect again
     wait_until(lambda: open_sockets() <= before and threading.active_count() <= threads)
+
+
+def test_the_other_verbs(client: kmirror.Client, cluster_pair: ClusterPair, destination: Destination) -> None:
+    mirror, topic = new_mirror(destination, cluster_pair.source), unique_topic()
+    make_topic(cluster_pair.source, topic)
+    client.add(mirror, topic)
+    for verb, state in ((client.pause, "PAUSED"), (client.resume, "PENDING_MIRROR")):
+        check("result", verb(mirror).to_json())
+        assert [row.topic_state for row in client.describe(mirror)] == [state]
+    assert client.recover(mirror).results[0].result is kmirror.Outcome.NOOP
+    with pytest.raises(kmirror.UsageError, match="trim requires accept_loss"):
+        client.recover(mirror, trim=True)
+    client.config(mirror, {"retry.timeout.ms": "60000"})
+    assert [row.value for row in client.settings(mirror) if row.key == "retry.timeout.ms"] == ["60000"]
+    client.config(mirror, {}, unset=["retry.timeout.ms"])
+    assert [row.is_default for row in client.settings(mirror) if row.key == "retry.timeout.ms"] == [True]
+    with pytest.raises(kmirror.RefusedError):
+        client.delete(mirror)
+    with pytest.raises(kmirror.RefusedError, match="must describe this one"):
+        client.switchover(mirror, properties_of(cluster_pair.source), timeout=0)
+    client.failover(mirror)
+    client.delete(mirror)
+    assert mirror not in [row.mirror for row in client.list()]
+    done = [event.what for event in client.events(mirror)]
+    assert done == ["create", "add", "pause", "resume", "config", "config", "failover", "delete"]
