@@ -14,6 +14,7 @@ from kmirror.cli.output import JsonOutput, TableOutput
 from kmirror.cli.screen import Screen
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.columns import Table
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
@@ -27,7 +28,7 @@ from kmirror.ops.show.tables import (
     STOPPED_PARTITIONS,
     MirrorRow,
     PartitionRow,
-    TopicState,
+    retried_notes,
 )
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import PartitionState
@@ -95,6 +96,15 @@ def test_describe_failed_in_a_pipe() -> None:
         "m       a-topic-with-a-long-name         10      3  SOURCE_TRUNCATED  offset 5 is missing\n",
         "",
     )
+
+
+def test_what_is_retried_is_named_where_only_failed_partitions_are_shown() -> None:
+    forbidden = replace(ROW, reason=Reason.NOT_AUTHORIZED)
+    waiting = replace(ROW, reason=Reason.OPEN_TRANSACTION)
+    assert [*retried_notes([FAILED, ROW, waiting, forbidden, forbidden])] == [
+        "m: 2 more partitions not copied, but not FAILED (yet): NOT_AUTHORIZED; "
+        "`kmirror describe --mirror m --wide` shows them"
+    ]
 
 
 def test_kafka_mirrors_counts_attempts_of_as_many_as_there_may_be() -> None:

@@ -18,6 +18,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, Permission
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.blocked_producers import Denial
@@ -26,7 +27,6 @@ from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.promote import PromoteRequest, PromoteView, promote
 from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 from kmirror.sandbox.cluster import SandboxCluster

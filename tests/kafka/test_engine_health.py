@@ -10,6 +10,7 @@ import signal
 
 from kmirror.engine.control.driver import COPYING, view_of
 from kmirror.engine.control.health import KNOWN_SECONDS
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
@@ -19,7 +20,6 @@ from kmirror.ops.report.page import page
 from kmirror.ops.report.summary import period_of, summary
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
-from kmirror.ops.show.tables import TopicState
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.history_records import points_of

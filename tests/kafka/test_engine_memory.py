@@ -16,13 +16,13 @@ from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.results import VerbResult
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import remove
 from kmirror.settings.table import StartFrom
 from kmirror.state.client import client

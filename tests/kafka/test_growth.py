@@ -15,6 +15,7 @@ import pytest
 import kmirror
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.driver import Ending
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
@@ -26,7 +27,6 @@ from kmirror.ops.run.outcome import outcome
 from kmirror.ops.run.request import RunRequest
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
-from kmirror.ops.show.tables import TopicState
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.promote import PromoteRequest, promote

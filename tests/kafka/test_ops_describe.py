@@ -14,6 +14,7 @@ from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change, now_ms
@@ -21,7 +22,7 @@ from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
-from kmirror.ops.show.tables import MIRRORS, MirrorRow, PartitionRow, TopicState
+from kmirror.ops.show.tables import MIRRORS, MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease

@@ -21,13 +21,13 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination, change
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import TopicState
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionRecord, PartitionState

@@ -9,12 +9,12 @@ import pytest
 
 from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.results import Outcome, VerbResult
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.ops.stop.stop import stop

@@ -8,13 +8,13 @@ import time
 import pytest
 from confluent_kafka import Producer
 
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.results import Outcome
 from kmirror.ops.run.engine_start import LEASE_TTL_MS
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import PromoteRequest, PromoteView, promote
 from kmirror.ops.stop.stop import stop

@@ -14,11 +14,11 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.fence import FenceResult, log_ends
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.context import Destination
 from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.ops.stop.stop import stop

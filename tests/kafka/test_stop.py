@@ -16,6 +16,7 @@ from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.engine.clock import now_ms
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.engine.lane.control import append_to
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
@@ -24,7 +25,6 @@ from kmirror.ops.context import Destination, change
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.state.records import EngineRecord, EngineState, PartitionState
 from kmirror.state.snapshot import Changes, State

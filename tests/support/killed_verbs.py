@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
@@ -18,7 +19,6 @@ from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.mirrors.pause import pause
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.sandbox.cluster import SandboxCluster

@@ -17,8 +17,8 @@ import yaml
 
 from bench import readme
 from kmirror.cli.main import VERBS, kmirror
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
-from kmirror.ops.show.tables import TopicState
 from kmirror.settings.table import describe
 from kmirror.state.records import PartitionState
 

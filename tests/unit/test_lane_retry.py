@@ -186,3 +186,9 @@ def test_what_was_put_together_and_is_refused_goes_piece_by_piece_without_a_paus
     assert [(batch.base_offset, batch.next_offset) for batch in shell.send()] == [(10, 11)]
     shell.answer(Code.MESSAGE_TOO_LARGE)
     assert (report(shell).state, report(shell).reason) == ("FAILED", Reason.RECORD_REJECTED)
+
+
+def test_a_mirror_topic_that_is_proved_to_be_gone_fails_its_partitions_at_once(shell: Shell) -> None:
+    gone = Trouble(Reason.DESTINATION_TOPIC_DELETED, "gone", permanent_after_retries=True, is_proved=True)
+    shell.inspect(Facts(trouble=gone), Wait(gone))
+    assert (report(shell).state, report(shell).reason) == ("FAILED", Reason.DESTINATION_TOPIC_DELETED)

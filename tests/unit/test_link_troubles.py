@@ -6,7 +6,7 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import format_topic_id
-from kmirror.engine.control.topic_views import link_state
+from kmirror.engine.control.topic_state import SourceTrouble, kind_of, link_trouble
 from kmirror.engine.histories.identity_check import AT_DESTINATION, AT_SOURCE, TopicSide, require_cluster, topic_trouble
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.state.assignment import Assignment
@@ -93,17 +93,15 @@ SILENT = KmirrorError("no answer")
 @pytest.mark.parametrize(
     ("reasons", "seen", "state"),
     [
-        ([None, None], None, None),
-        ([], None, None),
-        ([None, Reason.NOT_AUTHORIZED], None, None),
-        ([None, Reason.SOURCE_UNREACHABLE], None, None),
-        ([Reason.SOURCE_UNREACHABLE] * 2, None, "SOURCE_UNAVAILABLE"),
-        ([None], SILENT, "SOURCE_UNAVAILABLE"),
-        ([None], REFUSED, "LINK_FAILED"),
-        ([Reason.SOURCE_UNREACHABLE, Reason.SOURCE_CLUSTER_CHANGED], SILENT, "LINK_FAILED"),
+        ([None, None], None, SourceTrouble.NONE),
+        ([], None, SourceTrouble.NONE),
+        ([None, Reason.NOT_AUTHORIZED], None, SourceTrouble.NONE),
+        ([None, Reason.SOURCE_UNREACHABLE], None, SourceTrouble.NONE),
+        ([Reason.SOURCE_UNREACHABLE] * 2, None, SourceTrouble.SILENT),
+        ([None], SILENT, SourceTrouble.SILENT),
+        ([None], REFUSED, SourceTrouble.REFUSED),
+        ([Reason.SOURCE_UNREACHABLE, Reason.SOURCE_CLUSTER_CHANGED], SILENT, SourceTrouble.REFUSED),
     ],
 )
-def test_the_state_of_a_link_while_an_engine_runs(
-    reasons: list[Reason | None], seen: KmirrorError | None, state: str | None
-) -> None:
-    assert link_state(reasons, seen) == state
+def test_the_state_of_a_link(reasons: list[Reason | None], seen: KmirrorError | None, state: SourceTrouble) -> None:
+    assert link_trouble(reasons, kind_of(seen)) is state

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import Reason
-from kmirror.ops.show.tables import PartitionRow, TopicState
+from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.stop.open_transactions import (
     SHOWN_AFTER_MS,
     OpenTransaction,

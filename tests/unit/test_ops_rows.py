@@ -10,12 +10,13 @@ import pytest
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import format_topic_id
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.results import Outcome
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
-from kmirror.ops.show.tables import MIRRORS, PARTITIONS, PartitionRow, TopicState
+from kmirror.ops.show.tables import MIRRORS, PARTITIONS, PartitionRow
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.records import (
     PENDING_PROMOTE,
@@ -415,7 +416,10 @@ def test_a_mirror_topic_that_was_deleted_is_failed_whatever_bears_its_name(now_t
     found = row(ENGINE, progress(), here=replace(HERE, topics={"a.orders": now_there}))
     assert (found.state, found.reason) == (PartitionState.FAILED, Reason.DESTINATION_TOPIC_DELETED)
     assert found.destination_offset is None
+    assert found.lag == (found.source_offset or 0) - (found.source_log_start or 0) > 0, "its whole log"
     assert f"{TOPIC.destination_topic_id}" in (found.error_message or "")
+    assert found.state_time_ms is None, "nobody knows when"
+    assert "FAILED since" not in (found.error_message or "")
 
 
 def test_a_mirror_topic_we_may_not_see_is_not_called_deleted() -> None:

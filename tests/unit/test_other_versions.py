@@ -12,11 +12,12 @@ from kmirror.engine.control.health import Health
 from kmirror.engine.control.journal import Journal
 from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.engine.control.state_feed import StateFeed
+from kmirror.engine.control.topic_state import SourceTrouble, TopicState
 from kmirror.engine.control.topics import MirrorTopics
 from kmirror.errors import Reason, UsageError
 from kmirror.ops.show.cluster_view import ClusterSnapshot
-from kmirror.ops.show.rows import SourceTrouble, mirror_row, partition_rows
-from kmirror.ops.show.tables import PARTITIONS, PartitionRow, TopicState
+from kmirror.ops.show.rows import mirror_row, partition_rows
+from kmirror.ops.show.tables import PARTITIONS, PartitionRow
 from kmirror.settings.table import stored_settings, unknown_settings
 from kmirror.state.events import decode_event
 from kmirror.state.group_records import GroupRecord

@@ -12,8 +12,9 @@ from kmirror.cli.layout import Line
 from kmirror.cli.observation import Observation
 from kmirror.cli.table_view import TableView
 from kmirror.cli.top_view import TopView
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import Reason
-from kmirror.ops.show.tables import PARTITIONS, MirrorRow, PartitionRow, TopicState
+from kmirror.ops.show.tables import PARTITIONS, MirrorRow, PartitionRow
 from kmirror.ops.show.topics import Overview, shown_state, topic_rows
 from kmirror.ops.show.totals import totals
 from kmirror.state.records import PartitionState

@@ -8,7 +8,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.mirror_status import MirrorStatus
 from kmirror.engine.control.topic_views import TopicView, TopicViews
 from kmirror.errors import KmirrorError, Reason
-from kmirror.state.records import Lacking, PartitionState, ProgressRow
+from kmirror.state.records import Lacking, PartitionRecord, PartitionState, ProgressRow, TopicRecord
+from tests.support.live_engine import topic_record
 
 
 class Known:
@@ -52,6 +53,14 @@ class Known:
 
     def wanted_partitions(self) -> dict[str, list[TopicPartition]]:
         return {topic: [TopicPartition(topic, index) for index in (0, 1)] for topic in self.copied}
+
+    @staticmethod
+    def topic(name: str) -> TopicRecord:
+        return topic_record(name, 2)
+
+    @staticmethod
+    def records(_: object) -> dict[int, PartitionRecord]:
+        return {}
 
     def take_changed_topics(self) -> set[str]:
         moved, self.moved = self.moved, set()

@@ -9,12 +9,13 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.results import Outcome
 from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import partition_rows
-from kmirror.ops.show.tables import PartitionRow, TopicState
+from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.records import DesiredState, Lacking
 from kmirror.state.snapshot import State

@@ -74,7 +74,10 @@ def describe_verb(
         PARTITIONS,
         STOPPED_PARTITIONS,
         WIDE_PARTITIONS,
+        retried_notes,
     )
+
+    notes: list[str] = []
 
     def read(destination: Destination, prober: Prober) -> tuple[Sequence[Any], Sequence[str]]:
         """Return the rows, and a sentence for each stored record that could not be read."""
@@ -82,7 +85,10 @@ def describe_verb(
             return describe_groups(destination, mirror, topics), ()
         if settings:
             return describe_settings(destination, mirror, topics), ()
-        rows: Sequence[Any] = describe(destination, mirror, topics, failed=failed, prober=prober)
+        rows: Sequence[Any] = describe(destination, mirror, topics, prober=prober)
+        if failed:
+            notes.extend(retried_notes(rows))
+            rows = [row for row in rows if row.failed]
         if stopped:
             rows = [row for row in rows if row.state == "STOPPED"]
         if pending_stopped_only:
@@ -102,7 +108,7 @@ def describe_verb(
         return _watch(call, f"kmirror describe  {mirror or 'all mirrors'}", table, read)
     with call.destination() as destination, Prober(destination) as prober:
         rows, unreadable = read(destination, prober)
-        notes = () if groups or settings else upstream_notes(destination, mirror, topics)
+        notes += () if groups or settings else upstream_notes(destination, mirror, topics)
         cache_names(destination)
     if pending_stopped_only and not rows and isinstance(call.output, TableOutput):
         call.output.screen.line(_NONE_PENDING)

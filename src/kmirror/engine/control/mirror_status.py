@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import epoch_ms, now, now_ms
 from kmirror.engine.control.counters import Counters
@@ -20,6 +23,7 @@ from kmirror.state.records import (
     PENDING_REBUILD,
     DesiredState,
     Lacking,
+    PartitionRecord,
     PartitionState,
     ProgressRow,
     TopicRecord,
@@ -77,6 +81,15 @@ class MirrorStatus:
         """Return a lane's last row on a partition."""
         return self._partitions.rows.get(partition)
 
+    def topic(self, name: str) -> TopicRecord:
+        """Return a topic's record; a promote that waits for it tells of itself."""
+        return replace(self._topics.by_name[name], pending_operation=None)
+
+    def records(self, partitions: Iterable[TopicPartition]) -> dict[int, PartitionRecord]:
+        """Return the stored records of a topic's partitions, by their numbers."""
+        known = self._partitions.records
+        return {p.partition: record for p in partitions if (record := known.get(p)) is not None}
+
     def take_changed_topics(self) -> set[str]:
         """Return the topics of which anything was reported since the last call."""
         return self._partitions.take_changed_topics()
@@ -112,10 +125,12 @@ class MirrorStatus:
     def lag(self, partition: TopicPartition) -> int | None:
         """Return how far a partition is behind the source's end; None if either end is unknown or old.
 
-        A partition that the mirror lacks is behind by its whole log.
+        A partition that the mirror lacks, or whose mirror topic is gone, is behind by its whole log.
         """
         row = self._partitions.rows.get(partition)
         copied = row.destination_offset if row else self._source.lacking_starts.get(partition)
+        if row is not None and row.reason is Reason.DESTINATION_TOPIC_DELETED:
+            copied = row.source_log_start or 0
         return self._health.lag(partition, copied, self.ended_at or now())
 
     def lag_as_of_ms(self, partition: TopicPartition) -> int | None:

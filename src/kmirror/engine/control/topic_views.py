@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.mirror_status import MirrorStatus
-from kmirror.engine.histories.identity_check import LINK_REFUSED
-from kmirror.errors import KmirrorError, Reason
+from kmirror.engine.control.topic_state import TopicState, kind_of, topic_state_of
+from kmirror.errors import Reason
 from kmirror.state.records import PartitionState
 
-_ALIGNING = PartitionState.LOG_ALIGNMENT
 #: How much older the time of an unchanged topic's view may be than it would be if the view were made again.
 _AS_OF_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """One topic while the engine runs. `lag` in offsets as of `lag_as_of_ms`, None while it is unstatus."""
+    """One topic while the engine runs. `lag` in offsets as of `lag_as_of_ms`, None while it is unknown."""
 
     mirror: str
     topic: str
@@ -72,11 +71,7 @@ def topic_view(status: MirrorStatus, topic: str, partitions: Sequence[TopicParti
     as_of = [at for partition in partitions if (at := status.lag_as_of_ms(partition)) is not None]
     failed = next((row for row in rows if row.state is PartitionState.FAILED), None)
     troubled = failed or next((row for row in rows if row.reason), None)
-    aligned = len(rows) == len(partitions) and all(row.begun or row.state is not _ALIGNING for row in rows)
     source_trouble = status.source_trouble
-    link = link_state([row.reason for row in rows], source_trouble)
-    flows = "LINK_FAILED" if troubles else "ACTIVE"
-    state = "FAILED" if failed else link or (flows if aligned else "PENDING_MIRROR")
     reason, message = (troubled.reason, troubled.message) if troubled else (None, None)
     if troubles and not failed:
         reason, message = next(iter(troubles.values()))
@@ -90,19 +85,25 @@ def topic_view(status: MirrorStatus, topic: str, partitions: Sequence[TopicParti
         len(partitions),
         None if None in lags else sum(lag for lag in lags if lag is not None),
         sum(row.bytes_per_second for row in rows if TopicPartition(row.topic, row.partition) not in troubles),
-        state,
+        _state(status, topic, partitions, troubles),
         reason,
         message,
         min(as_of) if len(as_of) == len(partitions) else None,
     )
 
 
-def link_state(reasons: Sequence[Reason | None], source_trouble: KmirrorError | None) -> str | None:
-    """Return the state of a topic whose link is refused or down; None if it is neither.
-
-    `reasons` are those of its partitions' rows, `source_trouble` is that of the source monitor.
-    """
-    if LINK_REFUSED.intersection(reasons) or (source_trouble is not None and source_trouble.reason in LINK_REFUSED):
-        return "LINK_FAILED"
-    is_silent = source_trouble is not None or (reasons and set(reasons) == {Reason.SOURCE_UNREACHABLE})
-    return "SOURCE_UNAVAILABLE" if is_silent else None
+def _state(
+    status: MirrorStatus,
+    topic: str,
+    partitions: Sequence[TopicPartition],
+    troubles: Mapping[TopicPartition, tuple[Reason, str]],
+) -> TopicState:
+    """Return a topic's state, which is LINK_FAILED wherever it is unknown whether its partitions are copied."""
+    found: list[tuple[PartitionState, Reason | None]] = []
+    for partition in partitions:
+        row, trouble = status.row(partition), troubles.get(partition)
+        reason = trouble[0] if trouble is not None else row.reason if row is not None else None
+        found.append((row.state if row is not None else PartitionState.LOG_ALIGNMENT, reason))
+    records, seen = status.records(partitions), kind_of(status.source_trouble)
+    state = topic_state_of(status.topic(topic), found, records, seen)
+    return TopicState.LINK_FAILED if troubles and state is TopicState.ACTIVE else state

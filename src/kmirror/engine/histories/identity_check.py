@@ -97,16 +97,17 @@ def troubles(
 def topic_trouble(side: TopicSide, assignment: Assignment, by_name: int, by_id: int | None) -> Trouble:
     """Distinguish gone from forbidden, by the error codes for the topic's name and, if known, for its id.
 
-    If the two contradict each other, or the second request failed, nothing is certain: check again.
+    If the two contradict each other, or the second request failed, nothing is certain: check again. A mirror topic that
+    no broker knows is gone for good, while a source topic may be about to be created again.
     """
     name, topic_id = side.topic(assignment), side.topic_id(assignment)
     topic = f"{side.name} topic {name}"
     if by_name not in _GONE_OR_FORBIDDEN:
         return Trouble(side.unreachable, f"{topic}: {_named(by_name)}")
     if by_id == Code.UNKNOWN_TOPIC_ID and topic_id is not None:
-        return Trouble(side.gone, f"{topic} ({topic_id}) no longer exists", True)
+        return Trouble(side.gone, f"{topic} ({topic_id}) no longer exists", True, side is AT_DESTINATION)
     if by_id is None and by_name == Code.UNKNOWN_TOPIC_OR_PARTITION:
-        return Trouble(side.gone, f"{topic} does not exist", True)
+        return Trouble(side.gone, f"{topic} does not exist", True, side is AT_DESTINATION)
     if by_name == Code.TOPIC_AUTHORIZATION_FAILED and by_id in (None, Code.TOPIC_AUTHORIZATION_FAILED):
         is_there = "" if by_id else ", if there is one"
         return Trouble(Reason.NOT_AUTHORIZED, f"no right to DESCRIBE {topic}{is_there}", True)

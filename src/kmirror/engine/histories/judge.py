@@ -73,11 +73,15 @@ class ForeignWriters:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A failed lookup. `permanent_after_retries`: the partition is FAILED if it lasts for retry.timeout.ms."""
+    """A failed lookup.
+
+    `permanent_after_retries`: the partition is FAILED if it lasts for retry.timeout.ms; `is_proved`: at once.
+    """
 
     reason: Reason
     message: str
     permanent_after_retries: bool = False
+    is_proved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,10 @@ _NEEDS_PROOF = HISTORY_REASONS - {Reason.SOURCE_TRUNCATED}
 
 
 class Retry:
-    """Track the troubles of one partition; a `permanent_after_retries` one fails it after `timeout` seconds."""
+    """Track the troubles of one partition; a `permanent_after_retries` one fails it after `timeout` seconds.
+
+    One that is proved fails it at once.
+    """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -45,7 +48,8 @@ class Retry:
         elif self._troubled_since is None:
             self._troubled_since = now
         self.attempt += 1
-        if self._troubled_since is not None and now - self._troubled_since >= self._timeout:
+        lasts = self._troubled_since is not None and now - self._troubled_since >= self._timeout
+        if trouble.is_proved or lasts:
             return Fail(trouble.reason, trouble.message, log_end)
         self.wake_at = now + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self.attempt - 1, 10))
         return None

@@ -16,9 +16,10 @@ from typing import Generic, Literal, TypeVar
 from kmirror import __version__
 from kmirror.engine.control.engines import NotCopied
 from kmirror.engine.control.health import KNOWN_SECONDS
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.serve.live import LiveMirror
-from kmirror.ops.show.tables import PartitionRow, TopicState
+from kmirror.ops.show.tables import PartitionRow
 from kmirror.state.group_records import LASTING_REASONS
 from kmirror.state.records import Latencies, PartitionState
 

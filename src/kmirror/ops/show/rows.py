@@ -7,15 +7,15 @@ state is the newer one of record and report, unless a snapshot disproves it (the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.time_lag import time_lag
+from kmirror.engine.control.topic_state import SourceTrouble, TopicState, kind_of, topic_state_of
 from kmirror.engine.histories.identity_check import LINK_REFUSED
-from kmirror.errors import NOT_COPYING, Reason, UsageError
+from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.check.link_hints import refused_text
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.gone import is_gone
@@ -24,7 +24,7 @@ from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
 from kmirror.ops.show.kept import kept_offsets, with_kept
 from kmirror.ops.show.lane_reports import Report, reports_of
-from kmirror.ops.show.tables import MirrorRow, PartitionRow, TopicState
+from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.totals import totals
 from kmirror.ops.show.unmirrored import UnmirroredPartition, unmirrored_partitions
 from kmirror.settings.table import stored_settings
@@ -46,25 +46,9 @@ from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.workflow_records import PROMOTE
 
 
-class SourceTrouble(Enum):
-    """What trouble with a source means for its mirror."""
-
-    NONE = auto()
-    #: It cannot be queried from here, because its secrets are elsewhere. The engine may still reach it.
-    NOT_ASKED = auto()
-    SILENT = auto()
-    REFUSED = auto()
-
-
 def source_trouble(source: ClusterSnapshot | None) -> SourceTrouble:
     """Return the kind of trouble in a source's snapshot."""
-    if source is None or source.trouble is None:
-        return SourceTrouble.NONE
-    if source.trouble.reason is Reason.SECRET_UNRESOLVED or isinstance(source.trouble, UsageError):
-        return SourceTrouble.NOT_ASKED
-    if source.trouble.reason in (Reason.AUTHENTICATION_FAILED, Reason.NOT_AUTHORIZED, Reason.SOURCE_CLUSTER_CHANGED):
-        return SourceTrouble.REFUSED
-    return SourceTrouble.SILENT
+    return kind_of(source.trouble if source is not None else None)
 
 
 def engine_in_charge(state: State, mirror: str, now_ms: int) -> EngineRecord | None:
@@ -128,8 +112,12 @@ def partition_rows(
             status = _status_of(topic, records.get(partition), report, destination)
             status = _with_cause(status, topic, records.get(partition), report, shared)
             statuses[partition] = _as_unmirrored(status, unmirrored.get(partition))
-        own = [status for partition, status in statuses.items() if not _is_extra(unmirrored.get(partition))]
-        topic_state = topic_state_of(topic, own, records, _link_trouble(own, source_trouble(source)))
+        own = [
+            (status.state, status.reason)
+            for partition, status in statuses.items()
+            if not _is_extra(unmirrored.get(partition))
+        ]
+        topic_state = topic_state_of(topic, own, records, source_trouble(source))
         for partition, status in statuses.items():
             topic_partition = TopicPartition(topic.topic, partition)
             report, record = reports.get(topic_partition) if partition < count else None, records.get(partition)
@@ -147,42 +135,6 @@ def _as_unmirrored(status: _Status, beside: UnmirroredPartition | None) -> _Stat
 
 def _is_extra(beside: UnmirroredPartition | None) -> bool:
     return beside is not None and beside.is_extra
-
-
-def _link_trouble(statuses: Sequence[_Status], seen: SourceTrouble) -> SourceTrouble:
-    """Return what is wrong with a topic's link, by the source's snapshot and by the engine that copies it."""
-    reasons = {status.reason for status in statuses}
-    if seen is SourceTrouble.REFUSED or reasons & LINK_REFUSED:
-        return SourceTrouble.REFUSED
-    return SourceTrouble.SILENT if reasons == {Reason.SOURCE_UNREACHABLE} else seen
-
-
-def topic_state_of(
-    topic: TopicRecord, statuses: Sequence[_Status], records: Mapping[int, PartitionRecord], trouble: SourceTrouble
-) -> TopicState:
-    """Derive a topic's state from its partitions: the first rule that applies decides."""
-    states = {status.state for status in statuses}
-    if states == {PartitionState.STOPPED}:
-        return TopicState.STOPPED
-    if PartitionState.FAILED in states:
-        return TopicState.FAILED
-    if topic.pending_operation == PENDING_PROMOTE:
-        return TopicState.PENDING_STOPPED
-    if topic.desired is DesiredState.PAUSED:
-        return TopicState.PAUSED
-    if trouble is SourceTrouble.SILENT:
-        return TopicState.SOURCE_UNAVAILABLE
-    if trouble is SourceTrouble.REFUSED:
-        return TopicState.LINK_FAILED
-    if topic.rebuild is not None:
-        return TopicState.PENDING_MIRROR
-    for partition, status in enumerate(statuses):
-        record = records.get(partition)
-        aligned_before = record is not None and (record.aligned or record.begun or record.initial_copy_complete)
-        if status.state is PartitionState.LOG_ALIGNMENT and not aligned_before:
-            return TopicState.PENDING_MIRROR
-    # nothing copies: the link is broken at this end
-    return TopicState.LINK_FAILED if any(status.reason in NOT_COPYING for status in statuses) else TopicState.ACTIVE
 
 
 #: A mirror's state is the first of these that one of its topics is in.
@@ -274,9 +226,10 @@ def _status_of(
     if topic.desired is not DesiredState.STOPPED and is_gone(topic, destination.topics.get(topic.topic)):
         found = destination.topics[topic.topic].printed_topic_id
         now_there = f"topic {found} now has its name" if found else "no topic has its name now"
+        is_known = (status.state, status.reason) == (PartitionState.FAILED, Reason.DESTINATION_TOPIC_DELETED)
         return _Status(
             PartitionState.FAILED,
-            status.since_ms,
+            status.since_ms if is_known else None,  # no engine has noticed it yet
             Reason.DESTINATION_TOPIC_DELETED,
             f"the mirror topic {topic.topic} ({topic.destination_topic_id}) was deleted; {now_there}",
         )
@@ -390,7 +343,7 @@ def _row(
 ) -> PartitionRow:
     destination, source, health, now_ms = shared.destination, shared.source, shared.health, shared.now_ms
     there = here if topic.source_topic == topic.topic else TopicPartition(topic.source_topic, here.partition)
-    gone = is_gone(topic, destination.topics.get(topic.topic))
+    gone = status.reason is Reason.DESTINATION_TOPIC_DELETED
     destination_offset = None if gone else destination.log_end_offset.get(here)
     answers = source is not None and there in source.last_stable_offset
     if source is not None and answers:
@@ -407,8 +360,10 @@ def _row(
     if _is_extra(beside):
         lag = 0
     elif answers and status.state is not PartitionState.STOPPED:
-        # a partition that nobody copies is behind by its whole log
-        copied = (log_start or 0) if beside is not None and destination_offset is None else destination_offset
+        # a partition that nobody copies, or whose mirror topic is gone, is behind by its whole log
+        is_lacking = (beside is not None or gone) and destination_offset is None
+        starts_there = log_start if log_start is not None or report is None else report.row.source_log_start
+        copied = (starts_there or 0) if is_lacking else destination_offset
         lag = _difference(source_offset, copied)
     starts_here = None if gone else destination.log_start_offset.get(here)
     kept = kept_offsets(log_start, starts_here, destination_offset)

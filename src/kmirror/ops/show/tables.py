@@ -5,33 +5,20 @@ Unknown numbers are None, times are epoch milliseconds, offsets are exclusive as
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 from kmirror.columns import COUNT, DURATION, END, FLAG, OFFSET, TEXT, TIME, Column, Table, Type, one_of
 from kmirror.commands import on_mirror
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.results import REASON
 from kmirror.ops.show.kept import kept_offsets
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
 from kmirror.words import UNKNOWN, at_time, byte_rate, counted, one_line, visible
-
-
-class TopicState(StrEnum):
-    """The state of a whole mirror topic."""
-
-    PENDING_MIRROR = "PENDING_MIRROR"
-    ACTIVE = "ACTIVE"
-    PAUSED = "PAUSED"
-    PENDING_STOPPED = "PENDING_STOPPED"
-    STOPPED = "STOPPED"
-    SOURCE_UNAVAILABLE = "SOURCE_UNAVAILABLE"
-    LINK_FAILED = "LINK_FAILED"
-    FAILED = "FAILED"
-
 
 _KEEPS_UP_MS = 10_000
 #: The reasons of partitions that are not copied, while others of their topic may be.
@@ -158,6 +145,18 @@ class PartitionRow:
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
         return PARTITIONS.document(self)
+
+
+def retried_notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
+    """Yield a sentence for each mirror and reason for which partitions are not copied, but not FAILED (yet)."""
+    counts = Counter(
+        (row.mirror, row.reason)
+        for row in rows
+        if row.state in _COPIED and row.reason not in (None, Reason.OPEN_TRANSACTION)
+    )
+    for (mirror, reason), count in counts.items():
+        shows = f"`{on_mirror('describe', mirror)} --wide` shows them"
+        yield f"{mirror}: {counted(count, 'more partition')} not copied, but not FAILED (yet): {reason}; {shows}"
 
 
 def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:

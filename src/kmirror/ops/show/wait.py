@@ -19,6 +19,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import on_mirror
+from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.context import Destination, cluster_id_of, naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
@@ -26,7 +27,7 @@ from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
 from kmirror.ops.show.describe import read_rows
 from kmirror.ops.show.drained import judge_drained, read_committed_offsets, read_ends
-from kmirror.ops.show.tables import PartitionRow, TopicState
+from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import DesiredState, PartitionState

@@ -1,0 +1,123 @@
+"""One state, whoever shows it: `list`, `describe`, the page and its JSON, metrics, and the log of the run.
+
+Once, a mirror topic that was deleted was FAILED in `describe`, ACTIVE with lag 0 in metrics and in the log, and there
+was no event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.control.driver import COPYING, view_of
+from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.lane import log_end_checks
+from kmirror.ops.add.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.show.describe import describe
+from kmirror.ops.show.events import events
+from kmirror.ops.show.listing import list_mirrors
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.acls import acls, denial, give
+from tests.support.clusters import unique_topic
+from tests.support.leader import Leader, batch_of, create_topic, delete_topic
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import delete_topic as delete_source_topic
+from tests.support.mirrors import make_topic, new_mirror, produce, selector
+from tests.support.scraped import asking, assert_all_say, describing
+from tests.support.waiting import wait_until
+
+#: What each kind of trouble must be called, wherever it is shown: topic state, reason, lag.
+Shown = tuple[str, str | None, int | None]
+EXPECTED: Mapping[str, Shown] = {
+    "well": ("ACTIVE", None, 0),
+    "deleted": ("FAILED", "DESTINATION_TOPIC_DELETED", 5),
+    "recreated": ("FAILED", "DESTINATION_TOPIC_DELETED", 6),
+    "written": ("FAILED", "DESTINATION_WRITTEN", 0),
+    "forbidden": ("FAILED", "NOT_AUTHORIZED", 1),
+    "vanished": ("FAILED", "SOURCE_TOPIC_DELETED", None),
+}
+
+
+@pytest.mark.slow
+def test_every_view_shows_the_same_state(
+    source_cluster: SandboxCluster, lenient_cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_end_checks, "CHECK_SECONDS", 0.5)
+    source, there = source_cluster, lenient_cluster
+    topics = {kind: unique_topic(kind) for kind in EXPECTED}
+    for topic in topics.values():
+        make_topic(source, topic)
+        produce(source, topic, ["1", "2", "3", "4", "5"])
+    with (
+        Destination.open(there.client_properties("kmirror")) as destination,
+        ClusterClient(client_config(there.client_properties())) as admin,
+    ):
+        mirror = new_mirror(destination, source, retry_timeout_ms="1000")
+        assert add(destination, mirror, selector(*topics.values())).exit_code == 0
+        with LocalEngine(destination, mirror) as local:
+            local.catch_up()
+            kinds = {topic: kind for kind, topic in topics.items()}
+            views: dict[str, Callable[[], dict[str, Shown]]] = {
+                "describe": lambda: _of_rows(kinds, describing(destination, mirror)()),
+                "status.json": lambda: _of_rows(
+                    kinds, json.loads(asking(local.service)("/status.json")[1])["partitions"]
+                ),
+                "log": lambda: {
+                    kinds[view.topic]: (view.state, view.reason, view.lag)
+                    for view in view_of(local.engines, COPYING, 0.0).topics
+                },
+            }
+            delete_topic(there, topics["deleted"])
+            delete_topic(there, topics["recreated"])
+            create_topic(there, name=topics["recreated"])
+            produce(source, topics["recreated"], ["6"])
+            with Leader(there, topics["written"]) as leader:
+                leader.append_as_is(batch_of(3))
+            give(admin, acls("topic", topics["forbidden"], "kmirror", "ALL"), [denial(topics["forbidden"], "kmirror")])
+            produce(source, topics["forbidden"], ["6"])
+            delete_source_topic(source, topics["vanished"])
+            _wait_for(views, EXPECTED)
+            (row,) = describe(destination, mirror, selector(topics["deleted"]))
+            assert row.state_time_ms is not None
+            assert "FAILED since " in (row.error_message or "")
+            get, described = asking(local.service), describing(destination, mirror)
+            assert_all_say(get, described, lambda summed: summed["topics"] == {"ACTIVE": 1, "FAILED": 5})
+            (listed,) = [one for one in list_mirrors(destination) if one.mirror == mirror]
+            assert (listed.state, listed.max_lag) == (TopicState.FAILED, 6)
+            failures = {(kind, reason) for kind, (state, reason, _) in EXPECTED.items() if state == "FAILED"}
+            wait_until(
+                lambda: (
+                    failures
+                    == {
+                        (kinds[event.details["topic"]], event.details["reason"])
+                        for event in events(destination, mirror)
+                        if (event.what, event.result) == ("partition", "FAILED")
+                    }
+                )
+            )
+
+
+def _of_rows(kinds: Mapping[str, str], rows: list[dict[str, Any]]) -> dict[str, Shown]:
+    return {
+        kinds[row["topic"]]: (row["topicState"], row["reason"], row["lag"]) for row in rows if row["topic"] in kinds
+    }
+
+
+def _wait_for(views: Mapping[str, Callable[[], Mapping[str, Shown]]], expected: Mapping[str, Shown]) -> None:
+    """Wait until each view shows what is expected."""
+    for name, view in views.items():
+        with contextlib.suppress(AssertionError):
+            wait_until(partial(_is, view, expected), 40)
+        assert (name, view()) == (name, expected)
+
+
+def _is(view: Callable[[], Mapping[str, Shown]], expected: Mapping[str, Shown]) -> bool:
+    return view() == expected
