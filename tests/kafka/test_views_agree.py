@@ -21,17 +21,18 @@ from kmirror.engine.control.topic_state import TopicState
 from kmirror.engine.lane import log_end_checks
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
+from kmirror.ops.mirrors.pause import pause
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, denial, give
-from tests.support.clusters import unique_topic
+from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.leader import Leader, batch_of, create_topic, delete_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic as delete_source_topic
 from tests.support.mirrors import make_topic, new_mirror, produce, selector
-from tests.support.scraped import asking, assert_all_say, describing
+from tests.support.scraped import asking, assert_all_say, describing, value
 from tests.support.waiting import wait_until
 
 #: What each kind of trouble must be called, wherever it is shown: topic state, reason, lag.
@@ -103,6 +104,26 @@ def test_every_view_shows_the_same_state(
                     }
                 )
             )
+
+
+def test_the_lag_of_a_paused_mirror_is_in_its_metrics(cluster_pair: ClusterPair, destination: Destination) -> None:
+    source, topic = cluster_pair.source, unique_topic()
+    make_topic(source, topic)
+    produce(source, topic, ["1", "2"])
+    mirror = new_mirror(destination, source, refresh_interval_seconds="1")
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    with LocalEngine(destination, mirror) as local:
+        local.catch_up()
+        assert pause(destination, mirror).exit_code == 0
+        produce(source, topic, ["3", "4", "5"])
+        get, described = asking(local.service), describing(destination, mirror)
+        samples = assert_all_say(get, described, lambda summed: summed["lag"] == {topic: 3})
+        assert value(samples, "kmirror_topics", mirror=mirror, state="PAUSED") == 1
+    # another engine knows it too, which never copied anything
+    with LocalEngine(destination, mirror) as local:
+        get = asking(local.service)
+        wait_until(lambda: json.loads(get("/status.json")[1])["partitions"] is not None)
+        assert_all_say(get, described, lambda summed: summed["lag"] == {topic: 3})
 
 
 def _of_rows(kinds: Mapping[str, str], rows: list[dict[str, Any]]) -> dict[str, Shown]:

@@ -112,6 +112,7 @@ def snapshot(
         "source_seen_at": AT - 4,
         "lacking": {},
         "lacking_starts": {},
+        "paused_ends": (0.0, {}),
         "source_ends": {
             partition: (AT - 3, one.source_offset)
             for partition, one in partitions.items()

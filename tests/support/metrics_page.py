@@ -20,7 +20,8 @@ ask for it ([Health, metrics and status over HTTP](operating.md#health-metrics-a
 - Values are what the running engine knows; `describe` reads both clusters instead, and may be a few seconds ahead.
   OPEN_TRANSACTION of `describe` is not detected here.
 - The lag is that of `describe`: the source's last stable offset, read within the last 10 seconds, minus the
-  destination's log end as the lanes last reported it. While no worker reports, it is an upper bound.
+  destination's log end as the lanes last reported it. While no worker reports, it is an upper bound. Of paused topics
+  both ends are read every `refresh.interval.seconds`: they fall behind, and `KmirrorLag` fires for them too.
 - Log ends are served per partition only, because sums over partitions mean nothing. `metrics.per.partition=true`
   enables them: four series per partition.
 - Counters start at 0 with each engine; `rate()` and `increase()` handle that.

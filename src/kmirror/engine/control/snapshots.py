@@ -44,6 +44,8 @@ class MirrorSnapshot:
     #: The mirror topics that lack partitions of their sources; and where the logs of those begin at the source.
     lacking: Mapping[str, Lacking]
     lacking_starts: Mapping[TopicPartition, int]
+    #: When the ends of paused partitions were last read, and the ends, at the source and at the destination.
+    paused_ends: tuple[float, Mapping[TopicPartition, tuple[int, int]]]
     #: By destination partition, when its source last returned its end, and the end.
     source_ends: Mapping[TopicPartition, tuple[float, int]]
     #: By partition, its lane's last row, and when that lane last reported.

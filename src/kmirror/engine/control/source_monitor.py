@@ -53,6 +53,8 @@ class SourceReport:
     lacking_starts: Mapping[TopicPartition, int] = field(default_factory=dict)
     #: Why the mirror does not follow the source's log starts; None in the normal case.
     log_start_trouble: KmirrorError | None = None
+    #: The ends of paused partitions, at the source and at the destination; None: not read this time.
+    paused: Mapping[TopicPartition, tuple[int, int]] | None = None
 
 
 class _DestinationSilent(Exception):  # noqa: N818 - the source has not failed
@@ -61,6 +63,8 @@ class _DestinationSilent(Exception):  # noqa: N818 - the source has not failed
 
 class SourceMonitor:
     """Read one mirror's source. `topics` returns the topics that are copied, `ends` how far their copies are.
+
+    Of those that are `paused` it reads only the ends, of both clusters.
 
     While `ends_are_wanted`, because lanes do not report them, the source's ends are read more often than the rest.
     `reported` returns those partitions whose source ends lanes report.
@@ -73,6 +77,7 @@ class SourceMonitor:
         login: SourceLogin,
         destination: ClientConfig,
         topics: Callable[[], Sequence[TopicRecord]],
+        paused: Callable[[], Sequence[TopicRecord]],
         ends: Callable[[], Mapping[TopicPartition, int]],
         source_cluster_id: str | None = None,
         ends_are_wanted: Callable[[], bool] = lambda: False,
@@ -83,6 +88,7 @@ class SourceMonitor:
         self._login = login
         self._destination = destination
         self._topics = topics
+        self._paused = paused
         self._ends = ends
         self._source_cluster_id = source_cluster_id
         self._ends_are_wanted = ends_are_wanted
@@ -165,10 +171,10 @@ class SourceMonitor:
         return SourceReport(source_offsets=_ends(source, partitions, found), seen_at=seen_at)
 
     def _read_all(self, source: ClusterClient, destination: ClusterClient) -> SourceReport:
-        topics = self._topics()
-        if not topics:
-            return SourceReport(lacking={})
-        found = source.metadata({t.source_topic for t in topics})
+        topics, paused = self._topics(), self._paused()
+        if not topics and not paused:
+            return SourceReport(lacking={}, paused={})
+        found = source.metadata({t.source_topic for t in (*topics, *paused)})
         require_cluster(self._source_cluster_id, found.cluster_id)
         counts = {
             t.topic: len(found.topics[t.source_topic].partitions) for t in topics if t.source_topic in found.topics
@@ -199,7 +205,11 @@ class SourceMonitor:
         lacking_starts = {missing[p]: answer.offset for p, answer in starts.items() if answer.offset is not None}
         trouble = None
         delay = self._current_settings().follow_log_start_delay_ms / 1000
-        if self._current_settings().follow_log_start and seen_at - self._starts_read_at >= delay / _READS_PER_DELAY:
+        if (
+            topics
+            and self._current_settings().follow_log_start
+            and seen_at - self._starts_read_at >= delay / _READS_PER_DELAY
+        ):
             same = self._ours(destination, [t for t in topics if _is_original_source(t, found)])
             wanted = {TopicPartition(sources[p.topic], p.partition): p for p in partitions if p.topic in same}
             starts = source.list_offsets(dict.fromkeys(wanted, EARLIEST), metadata=found)
@@ -207,7 +217,27 @@ class SourceMonitor:
             self._log_starts.delay = delay
             self._log_starts.observe({wanted[p]: a.offset for p, a in starts.items() if a.offset is not None}, now())
             trouble = self._follow_log_starts(destination, same.keys())
-        return SourceReport(offsets, seen_at, None, lacking, lacking_starts, trouble)
+        paused_ends = self._ends_of_paused(source, destination, paused, found)
+        return SourceReport(offsets, seen_at, None, lacking, lacking_starts, trouble, paused_ends)
+
+    def _ends_of_paused(
+        self, source: ClusterClient, destination: ClusterClient, topics: Sequence[TopicRecord], found: ClusterMetadata
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the ends of paused partitions at source and destination, where both are known."""
+        originals = [t for t in topics if _is_original_source(t, found)]
+        if not originals:
+            return {}
+        ours = self._ours(destination, originals)
+        partitions = {
+            TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
+            for t in originals
+            if t.topic in ours
+            for p in range(min(t.partitions, len(found.topics[t.source_topic].partitions)))
+        }
+        ends = _ends(source, partitions, found)
+        with _destination():
+            copied = destination.list_offsets(dict.fromkeys(ends, LATEST), log_end=True)
+        return {p: (end, offset) for p, end in ends.items() if (offset := copied[p].offset) is not None}
 
     def _grow(self, destination: ClusterClient, counts: Sequence[tuple[TopicRecord, int]]) -> dict[str, Lacking | None]:
         """Add the partitions that were added at the source to mirror topics; return what each of these still lacks."""

@@ -26,6 +26,8 @@ class SourceStatus:
         #: The mirror topics that lack partitions of their sources, and where the logs of those begin at the source.
         self.lacking: dict[str, Lacking] = {}
         self.lacking_starts: dict[TopicPartition, int] = {}
+        #: When the ends of paused partitions were last read, and the ends, at the source and at the destination.
+        self.paused_ends: tuple[float, Mapping[TopicPartition, tuple[int, int]]] = (0.0, {})
 
     def take(self, report: SourceReport) -> None:
         """Take a report of the source monitor."""
@@ -43,6 +45,8 @@ class SourceStatus:
         self.seen_at = report.seen_at or self.seen_at
         if report.lacking is not None:
             self._take_lacking(report.lacking, report.lacking_starts)
+        if report.paused is not None:
+            self.paused_ends = report.seen_at, report.paused
         if report.log_start_trouble and not self._log_start_trouble:
             self._journal.note(
                 f"records that the source of {self._mirror} deleted stay in the mirror: {report.log_start_trouble}",

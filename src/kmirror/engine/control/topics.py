@@ -95,6 +95,14 @@ class MirrorTopics:
         """Return the topics whose desired state is ACTIVE; from any thread."""
         return [topic for topic in self.by_name.copy().values() if topic.desired is DesiredState.ACTIVE]
 
+    def paused(self) -> list[TopicRecord]:
+        """Return the paused mirror topics; from any thread."""
+        return [
+            topic
+            for topic in self.by_name.copy().values()
+            if topic.desired is DesiredState.PAUSED and topic.destination_topic_id is not None
+        ]
+
     def idle(self) -> list[TopicRecord]:
         """Return the topics that are neither copied nor stopped: paused, stopping, being rebuilt."""
         return [t for t in self.by_name.values() if t.desired is not DesiredState.STOPPED and not t.is_copied]

@@ -6,6 +6,7 @@ returned lately, and the destination ends that the lanes last reported.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -18,7 +19,7 @@ from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
 from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.settings.table import Settings, stored_settings
-from kmirror.state.records import EngineRecord, TopicRecord
+from kmirror.state.records import DesiredState, EngineRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.words import at_time
 
@@ -43,10 +44,13 @@ def live_mirror(snapshot: MirrorSnapshot) -> LiveMirror:
     if record is None:
         return LiveMirror(snapshot, state, None, None, (), f"there is no mirror {snapshot.mirror} any more")
     topics, now_ms = state.topics(record.name), snapshot.time_ms
-    source = _source(snapshot, topics)
+    settings = stored_settings(record.settings)
+    paused = _paused_ends(snapshot, topics, settings.refresh_interval_seconds)
+    source = _source(snapshot, topics, {partition: end for partition, (end, _) in paused.items()})
     destination = ClusterSnapshot(
         now_ms,
-        log_end_offset={
+        log_end_offset={partition: end for partition, (_, end) in paused.items()}
+        | {
             partition: row.destination_offset
             for partition, row in snapshot.rows.items()
             if row.destination_offset is not None
@@ -57,7 +61,6 @@ def live_mirror(snapshot: MirrorSnapshot) -> LiveMirror:
     if snapshot.lost is None:
         rows = _explained(rows, snapshot)
     row = mirror_row(state, record, rows, source_trouble(source), now_ms, **ours)
-    settings = stored_settings(record.settings)
     return LiveMirror(snapshot, state, settings, row, tuple(rows), _missing(snapshot, rows))
 
 
@@ -71,8 +74,24 @@ def _state(snapshot: MirrorSnapshot) -> State:
     return State.of(records.values())
 
 
-def _source(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> ClusterSnapshot:
-    """Return what the source said within the last `KNOWN_SECONDS`; older answers say nothing of now."""
+def _paused_ends(
+    snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...], refresh_seconds: float
+) -> Mapping[TopicPartition, tuple[int, int]]:
+    """Return the ends of paused partitions, if the last look at them was not missed."""
+    read_at, ends = snapshot.paused_ends
+    paused = {topic.topic for topic in topics if topic.desired is DesiredState.PAUSED}
+    if snapshot.source_trouble is not None or snapshot.at - read_at > 2 * refresh_seconds + KNOWN_SECONDS:
+        return {}
+    return {partition: both for partition, both in ends.items() if partition.topic in paused}
+
+
+def _source(
+    snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...], paused: Mapping[TopicPartition, int]
+) -> ClusterSnapshot:
+    """Return what the source said within the last `KNOWN_SECONDS`; older answers say nothing of now.
+
+    Of `paused` partitions, which change nothing here, the ends are given.
+    """
     names = {topic.topic: topic.source_topic for topic in topics}
     ends: dict[TopicPartition, int] = {}
     seen_ms: dict[TopicPartition, int] = {}
@@ -92,6 +111,9 @@ def _source(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> Cluste
             high_watermarks[there] = max(end, row.source_high_watermark)
         if row.source_log_start is not None:
             starts[there] = row.source_log_start
+    for topic_partition, end in paused.items():
+        there = TopicPartition(names[topic_partition.topic], topic_partition.partition)
+        ends[there], seen_ms[there] = end, snapshot.time_ms - int(1000 * (snapshot.at - snapshot.paused_ends[0]))
     for topic_partition, start in snapshot.lacking_starts.items():
         if (name := names.get(topic_partition.topic)) is not None:
             starts[TopicPartition(name, topic_partition.partition)] = start
