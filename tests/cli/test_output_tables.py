@@ -248,6 +248,7 @@ def test_describe_for_scripts() -> None:
 MIRROR = MirrorRow(
     mirror="m",
     topics=2,
+    stopped_topics=1,
     partitions=9,
     source_cluster_id="cluster-a",
     source_bootstrap_server="a:9092",
@@ -261,6 +262,7 @@ MIRROR = MirrorRow(
 UNKNOWN_MIRROR = MirrorRow(
     mirror="other",
     topics=0,
+    stopped_topics=0,
     partitions=0,
     source_cluster_id=None,
     source_bootstrap_server=None,
@@ -274,11 +276,14 @@ def test_list() -> None:
     screen = piped()
     TableOutput(screen).rows(MIRRORS, [MIRROR, UNKNOWN_MIRROR])
     assert written(screen) == (
-        "MIRROR  TOPICS  PARTITIONS  STATE        MAX-LAG  SOURCE-CLUSTER-ID  SOURCE  ENGINE      HEARTBEAT-AGE  "
+        "MIRROR  TOPICS  STOPPED  PARTITIONS  STATE        MAX-LAG  SOURCE-CLUSTER-ID  SOURCE  ENGINE      "
+        "HEARTBEAT-AGE  "
         "REASON\n"
-        "m            2           9  LINK_FAILED        7  cluster-a          a:9092  host/app-1           1m5s  "
+        "m            2        1           9  LINK_FAILED        7  cluster-a          a:9092  host/app-1  "
+        "         1m5s  "
         "ENGINE_SILENT\n"
-        "other        0           0  -                  -  -                  -       -                       -  -\n",
+        "other        0        0           0  -                  -  -                  -       -           "
+        "            -  -\n",
         "",
     )
 

@@ -57,7 +57,7 @@ def test_a_quiet_hour_is_sixty_lines() -> None:
     assert len(changes.entries(VIEW)) == 2
     lines = [entry for view in hour(VIEW) for entry in changes.entries(view)]
     assert len(lines) == 60
-    assert lines[0].message == "copying: 1 topic, 8 partitions, lag 60 as of 2026-11-23T07:03:17Z, 42.5 MB/s"
+    assert lines[0].message == "copying: 1 topic, 8 partitions, total lag 60 as of 2026-11-23T07:03:17Z, 42.5 MB/s"
 
 
 def test_what_changes_is_a_line_at_once() -> None:
@@ -133,7 +133,7 @@ def test_a_destination_that_is_gone_leaves_nothing_that_reassures() -> None:
     (line,) = changes.entries(later(VIEW, 75, UNREACHABLE))
     assert (line.level, line.message) == (
         Level.ERROR,
-        "not copying: 1 topic, 8 partitions, lag unknown, 0 B/s, 1 LINK_FAILED; orders LINK_FAILED "
+        "not copying: 1 topic, 8 partitions, total lag unknown, 0 B/s, 1 LINK_FAILED; orders LINK_FAILED "
         "DESTINATION_UNREACHABLE since 2026-11-23T07:02:32Z or longer: the destination has not accepted a heartbeat "
         "since 2026-11-23T07:02:00Z",
     )
@@ -156,11 +156,11 @@ def test_each_mirror_is_summed_up_by_itself_and_an_unknown_lag_is_never_a_number
         (
             Level.INFO,
             "m",
-            "copying: 2 topics, 16 partitions, lag at least 1,500 as of 2026-11-23T07:02:15Z, unknown for 1 topic, "
-            "85.0 MB/s",
+            "copying: 2 topics, 16 partitions, total lag at least 1,500 as of 2026-11-23T07:02:15Z, "
+            "unknown for 1 topic, 85.0 MB/s",
         ),
-        (Level.INFO, "n", "copying: 1 topic, 8 partitions, lag unknown, 42.5 MB/s"),
-        (Level.INFO, "o", "copying: no topics to copy"),
+        (Level.INFO, "n", "copying: 1 topic, 8 partitions, total lag unknown, 42.5 MB/s"),
+        (Level.INFO, "o", "not copying: no topics to copy"),
     ]
 
 

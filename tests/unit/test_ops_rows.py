@@ -29,6 +29,8 @@ from kmirror.state.records import (
     PartitionState,
     ProgressRecord,
     ProgressRow,
+    Rebuild,
+    RebuildStep,
     Record,
     TopicOrigin,
     TopicRecord,
@@ -453,6 +455,13 @@ def test_partitions_above_the_recorded_count_are_shown_if_anything_is_known_of_t
     assert [r.partition for r in partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW)] == [0, 1, 2]
 
 
+def test_a_topic_that_is_being_rebuilt_lacks_the_whole_log_of_its_source() -> None:
+    rebuild = Rebuild(Reason.SOURCE_TOPIC_RECREATED, RebuildStep.ARCHIVE, "archive.1", NOW, {0: ((0, 700), (800, 900))})
+    found = row(ENGINE, progress(), topic=replace(TOPIC, rebuild=rebuild))
+    assert (found.state, found.lag) == (PartitionState.LOG_ALIGNMENT, found.source_offset)
+    assert "its records (800 offsets) are being archived in archive.1" in (found.error_message or "")
+
+
 def test_list_sums_up_a_mirror() -> None:
     copying = progress(bytes_per_second=5_000.0, offsets_per_second=4.0, records_per_second=1.5)
     state = State.of([MIRROR, TOPIC, ENGINE, copying])
@@ -460,6 +469,7 @@ def test_list_sums_up_a_mirror() -> None:
     assert MIRRORS.document(mirror_row(state, MIRROR, rows, source_trouble(THERE), NOW)) == {
         "mirror": "m",
         "topics": 1,
+        "stoppedTopics": 0,
         "partitions": 1,
         "sourceClusterId": "A",
         "sourceBootstrapServer": "a:1",

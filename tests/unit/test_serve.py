@@ -27,8 +27,9 @@ from kmirror.ops.serve.page import page_text
 from kmirror.ops.serve.server import MOST_CLIENTS, serving
 from kmirror.ops.serve.service import Service
 from kmirror.state.history_records import HistoryPoint
+from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
 from tests.support.json_documents import check
-from tests.support.live_engine import no_events, row, silent, snapshot, turning, view
+from tests.support.live_engine import NOW_MS, no_events, row, silent, snapshot, topic_record, turning, view
 from tests.support.scraped import asking, fetching
 
 ANYWHERE = Address("127.0.0.1", 0)
@@ -59,6 +60,13 @@ def test_what_is_no_address_is_refused_with_two_that_are(text: str) -> None:
 
 
 # -- what is answered --------------------------------------------------------------------------------------------------
+
+
+def test_where_all_topics_are_stopped_nothing_is_said_to_flow() -> None:
+    stopped = topic_record("t", desired=DesiredState.STOPPED)
+    end = PartitionRecord("m", "t", 0, PartitionState.STOPPED, NOW_MS - 9, last_mirrored_offset=100)
+    with turning(snapshot(row(copied=100), records=(stopped, end))) as found:
+        assert asking(found)("/readyz") == (200, "nothing to copy: all topics are stopped\n")
 
 
 def test_while_records_flow_everything_says_so() -> None:

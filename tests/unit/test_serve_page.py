@@ -146,6 +146,13 @@ def test_a_mirror_is_shown_with_its_hour(js: Script) -> None:
     )
 
 
+def test_the_page_does_not_call_it_copying_where_all_topics_are_stopped(js: Script) -> None:
+    stopped = [{"state": "STOPPED"}, {"state": "STOPPED"}]
+    assert js("phaseOf", status(partitions=stopped)) == "nothing to copy: all topics are stopped"
+    assert js("phaseOf", status(partitions=[*stopped, {"state": "MIRRORING"}])) == "copying"
+    assert js("phaseOf", status(partitions=[])) == "copying"
+
+
 def test_before_copying_begins_that_is_said(js: Script) -> None:
     waiting = status(
         phase="waiting", mirrors=None, partitions=None, ready=False, missing="waiting: <host> is in charge"

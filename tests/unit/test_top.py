@@ -23,6 +23,7 @@ from tests.unit.test_ops_speed import DONE, LACKING, STOPPED
 M = MirrorRow(
     mirror="m",
     topics=3,
+    stopped_topics=1,
     partitions=4,
     source_cluster_id="A",
     source_bootstrap_server="a:1",
@@ -78,7 +79,7 @@ def test_the_terminal_shows_mirrors_sums_and_topics() -> None:
     assert shown(SEEN) == [
         "kmirror top  b:9092                                               updated 1s ago",
         "3 topics, 4 partitions  1 FAILED  2 ACTIVE",
-        "rate 5.0MB/s  lag 20  time lag 10m  ETA 2s",
+        "rate 5.0MB/s  total lag 20  time lag 10m  ETA 2s",
         "m  ACTIVE  engine h1/app-1, last heartbeat 1s ago",
         "",
         "TOPIC        RATE  LAG  TIME-LAG  ETA  STATE",
@@ -104,7 +105,7 @@ def test_unknown_lags_come_before_known_ones() -> None:
     unknown = replace(LACKING, topic="a.unknown", lag=None, time_lag_ms=None, bytes_per_second=None)
     lines = shown(Observation(picture(*ROWS, unknown, STOPPED), 100.0))
     assert topics_of(lines)[:3] == ["a.failed", "a.unknown", "a.orders"]
-    assert lines[2] == "rate 5.0MB/s  lag ≥20  time lag -  ETA -"
+    assert lines[2] == "rate 5.0MB/s  total lag ≥20  time lag -  ETA -"
     assert next(line for line in lines if "a.unknown" in line).split() == ["a.unknown", "-", "-", "-", "-", "ACTIVE"]
 
 

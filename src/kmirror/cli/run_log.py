@@ -191,7 +191,8 @@ class ChangeTracker:
             elif own := [topic for topic in view.topics if topic.mirror == mirror]:
                 yield self._summary(view, mirror, own)
             else:
-                yield Entry(view.time_ms, view.level, mirror, f"{view.phase}: no topics to copy", fields)
+                phase = "not copying" if view.phase == COPYING else view.phase
+                yield Entry(view.time_ms, view.level, mirror, f"{phase}: no topics to copy", {"phase": phase})
 
     def _summary(self, view: RunView, mirror: str, topics: Sequence[TopicView]) -> Entry:
         is_copying = any(topic.state in _COPIED_STATES for topic in topics)
@@ -254,11 +255,11 @@ class _Lag:
     def text(self) -> str:
         """Return it as text."""
         if self.unknown == self.topics:
-            return "lag unknown"
+            return "total lag unknown"
         as_of = f" as of {at_time(self.as_of_ms)}" if self.as_of_ms is not None else ""
         if not self.unknown:
-            return f"lag {self.known:,}{as_of}"
-        return f"lag at least {self.known:,}{as_of}, unknown for {counted(self.unknown, 'topic')}"
+            return f"total lag {self.known:,}{as_of}"
+        return f"total lag at least {self.known:,}{as_of}, unknown for {counted(self.unknown, 'topic')}"
 
 
 def ended(time_ms: int, done: VerbResult, headline: str) -> Iterator[Entry]:

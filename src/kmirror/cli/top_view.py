@@ -108,7 +108,7 @@ def _sums(overview: Overview) -> Iterator[Line]:
     yield line
     yield [
         (
-            f"rate {shown_rate(sums.bytes_per_second) or UNKNOWN}  lag {sums.shown_lag or UNKNOWN}"
+            f"rate {shown_rate(sums.bytes_per_second) or UNKNOWN}  total lag {sums.shown_lag or UNKNOWN}"
             f"  time lag {shown_duration(sums.time_lag_ms) or UNKNOWN}  ETA {shown_duration(sums.eta_ms) or UNKNOWN}",
             "",
         )

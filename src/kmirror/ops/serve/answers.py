@@ -43,7 +43,7 @@ STATUS: tuple[Column[RunStatus], ...] = (
     Column(
         "ready",
         columns.FLAG,
-        "whether records flow, as `wait --for healthy` judges it and /readyz answers",
+        "whether records flow, or all topics are STOPPED, as `wait --for healthy` judges it and /readyz answers",
         lambda run: run.missing is None,
     ),
     Column(
@@ -95,12 +95,13 @@ def _health(service: Service, accept: str) -> Answer:
 
 def _readiness(service: Service, accept: str) -> Answer:
     try:
-        missing = service.status().missing
+        status = service.status()
     except StuckError as stuck:
-        missing = str(stuck)
-    if missing is not None:
-        return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, missing)
-    return Answer.of_text(HTTPStatus.OK, "records flow")
+        return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, str(stuck))
+    if status.missing is not None:
+        return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, status.missing)
+    text = "nothing to copy: all topics are stopped" if status.are_stopped else "records flow"
+    return Answer.of_text(HTTPStatus.OK, text)
 
 
 def _status(service: Service, accept: str) -> Answer:

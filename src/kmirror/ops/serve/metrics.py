@@ -76,14 +76,20 @@ class RunStatus:
     phase: str
     time_ms: int
     #: What it waits for; None once it copies.
-    #: What is waited for, None once it copies.
     waits_for: str | None
     mirrors: tuple[MirrorTotals, ...] = ()
     not_copied: Mapping[str, NotCopied] = field(default_factory=dict)
 
     @property
+    def are_stopped(self) -> bool:
+        """True if every topic of every mirror is STOPPED: there is nothing to copy."""
+        rows = [row for one in self.mirrors for row in one.live.partitions]
+        is_copying = self.waits_for is None and not self.not_copied
+        return is_copying and bool(rows) and all(row.state is PartitionState.STOPPED for row in rows)
+
+    @property
     def missing(self) -> str | None:
-        """Why records do not flow, a line for each mirror; None if they do."""
+        """Why records do not flow, a line for each mirror; None if they do, or if all topics are STOPPED."""
         if self.waits_for is not None:
             return self.waits_for
         found = {one.name: one.live.missing for one in self.mirrors if one.live.missing is not None}

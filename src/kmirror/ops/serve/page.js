@@ -138,6 +138,12 @@ function topicRow(row, several) {
     cell("ETA", stopped ? UNKNOWN : duration(row.etaMs), "", true) + "</tr>";
 }
 
+/** Return what the run does now, in words. */
+function phaseOf(status) {
+  const rows = status.partitions || [];
+  return rows.length && rows.every(row => row.state === "STOPPED") ? "nothing to copy: all topics are stopped" : status.phase;
+}
+
 // -- mirrors -------------------------------------------------------------------------------------------------------
 
 /** Draw a value over the hour until `until` as lines that end where it is not known. */
@@ -168,7 +174,7 @@ function sparks(points, until) {
   };
   const figure = (title, key, words) => `<figure><figcaption><strong>${title}</strong><span>${most(key, words)}</span></figcaption>` +
     spark(points, key, until) + `<div class="axis"><span>${atTime(from).slice(11, 16)}</span><span>${atTime(until).slice(11, 16)} UTC</span></div></figure>`;
-  return '<div class="sparks">' + figure("Lag", "lag", value => counted(value, "offset")) + figure("Time lag", "timeLagMs", value => duration(value)) +
+  return '<div class="sparks">' + figure("Total lag", "lag", value => counted(value, "offset")) + figure("Time lag", "timeLagMs", value => duration(value)) +
     figure("Copied", "bytesPerSecond", rate) + "</div>";
 }
 
@@ -178,9 +184,9 @@ function mirrorSection(row, partitions, points, until) {
   const state = (row.state || "no topics") + (row.reason ? ` (${row.reason})` : "");
   const facts = [
     ["State", `<strong class="${kindOf(row.state || "ACTIVE", row.reason ? [row.reason] : [], failed)}">${escaped(state)}</strong>`],
-    ["Lag", number(lag.sum, lag.unknown ? "≥ " : "") + " offsets" + (lag.unknown ? `, not known of ${counted(lag.unknown, "partition")}` : "")],
+    ["Total lag", number(lag.sum, lag.unknown ? "≥ " : "") + " offsets" + (lag.unknown ? `, not known of ${counted(lag.unknown, "partition")}` : "")],
     ["Time lag", duration(row.maxTimeLagMs)], ["Rate", rate(row.bytesPerSecond)], ["Done in", duration(row.etaMs)],
-    ["Topics", `${number(row.topics)} with ${counted(row.partitions, "partition")}` + (failed ? `, <span class="bad">${failed} FAILED</span>` : "")],
+    ["Topics", number(row.topics) + (row.stoppedTopics ? ` (${number(row.stoppedTopics)} stopped)` : "") + ` with ${counted(row.partitions, "partition")}` + (failed ? `, <span class="bad">${failed} FAILED</span>` : "")],
     ["Source", escaped([row.sourceClusterId, row.sourceBootstrapServer].filter(part => part).join(", ") || UNKNOWN)],
     ["Last heartbeat", row.engineAgeMs === null ? UNKNOWN : duration(row.engineAgeMs) + " before"],
   ];
@@ -256,7 +262,7 @@ function start() {
     by("shown").className = old ? "old" : "";
     by("age").className = old ? "bad" : "soft";
     by("age").textContent = !shown.status ? (shown.trouble ? "" : "asking the engine …")
-      : `kmirror ${shown.status.version}, ${shown.status.phase}; as of ${atTime(shown.status.asOf).slice(11, 19)} UTC, ${duration(ageMs)} ago`;
+      : `kmirror ${shown.status.version}, ${phaseOf(shown.status)}; as of ${atTime(shown.status.asOf).slice(11, 19)} UTC, ${duration(ageMs)} ago`;
     document.title = (alarm ? "⚠ " : "") + "kmirror" + (shown.status && shown.status.mirrors ? " " + shown.status.mirrors.map(row => row.mirror).join(", ") : "");
   }
 

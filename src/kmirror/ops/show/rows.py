@@ -44,6 +44,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.workflow_records import PROMOTE
+from kmirror.words import counted
 
 
 def source_trouble(source: ClusterSnapshot | None) -> SourceTrouble:
@@ -172,6 +173,7 @@ def mirror_row(
     return MirrorRow(
         mirror=mirror.name,
         topics=len(state.topics(mirror.name)),
+        stopped_topics=len({row.topic for row in rows if row.topic_state is TopicState.STOPPED}),
         partitions=len(rows),
         source_cluster_id=mirror.source_cluster_id,
         source_bootstrap_server=mirror.source.get("bootstrap.servers"),
@@ -308,11 +310,18 @@ def _engine_link_status(status: _Status, report: Report | None, health: EngineHe
 
 def _being_rebuilt(rebuild: Rebuild) -> _Status:
     step = {
-        RebuildStep.ARCHIVE: f"its records are being archived in {rebuild.archive}",
+        RebuildStep.ARCHIVE: f"its records{_offsets_of(rebuild)} are being archived in {rebuild.archive}",
         RebuildStep.REPLACE: f"its records are in {rebuild.archive}, and it is being recreated",
     }[rebuild.step]
     message = f"the topic is being rebuilt because it does not match its source: {step}"
     return _Status(PartitionState.LOG_ALIGNMENT, rebuild.since_ms, rebuild.reason, message)
+
+
+def _offsets_of(rebuild: Rebuild) -> str:
+    """Return how many offsets a rebuild archives, in brackets; nothing before that is known."""
+    if rebuild.ranges is None:
+        return ""
+    return f" ({counted(sum(end - begin for found in rebuild.ranges.values() for begin, end in found), 'offset')})"
 
 
 def _source_topic_trouble(topic: TopicRecord, source: ClusterSnapshot | None) -> tuple[Reason | None, str | None]:
@@ -360,8 +369,8 @@ def _row(
     if _is_extra(beside):
         lag = 0
     elif answers and status.state is not PartitionState.STOPPED:
-        # a partition that nobody copies, or whose mirror topic is gone, is behind by its whole log
-        is_lacking = (beside is not None or gone) and destination_offset is None
+        # a partition that nobody copies, or whose mirror topic is gone or will be, is behind by its whole log
+        is_lacking = topic.rebuild is not None or ((beside is not None or gone) and destination_offset is None)
         starts_there = log_start if log_start is not None or report is None else report.row.source_log_start
         copied = (starts_there or 0) if is_lacking else destination_offset
         lag = _difference(source_offset, copied)

@@ -447,13 +447,14 @@ KAFKA_PARTITIONS = replace(PARTITIONS, none="No mirror partitions found")
 class MirrorRow:
     """One mirror, as `list` shows it.
 
-    `topics` and `partitions` are counts, `state` sums up the topics' states (None without topics), `engine` is in
-    charge or has been silent for less than a minute (None without one), `max_lag` is the largest known lag. `reason` is
-    why nothing is copied.
+    `topics`, `stopped_topics` of them and `partitions` are counts, `state` sums up the topics' states (None without
+    topics), `engine` is in charge or has been silent for less than a minute (None without one), `max_lag` is the
+    largest known lag. `reason` is why nothing is copied.
     """
 
     mirror: str
     topics: int
+    stopped_topics: int
     partitions: int
     source_cluster_id: str | None
     source_bootstrap_server: str | None
@@ -479,9 +480,17 @@ MIRRORS: Table[MirrorRow] = Table(
         Column("mirror", TEXT, "the mirror", lambda row: row.mirror, "MIRROR"),
         Column("topics", COUNT, "how many topics it has", lambda row: row.topics, "TOPICS", is_number=True),
         Column(
+            "stoppedTopics",
+            COUNT,
+            "how many of these are STOPPED: promoted, failed over or removed",
+            lambda row: row.stopped_topics,
+            "STOPPED",
+            is_number=True,
+        ),
+        Column(
             "partitions",
             COUNT,
-            "how many partitions these have",
+            "how many partitions the topics have",
             lambda row: row.partitions,
             "PARTITIONS",
             is_number=True,
@@ -503,7 +512,7 @@ MIRRORS: Table[MirrorRow] = Table(
         Column(
             "state",
             one_of("topic state", TopicState).null_when("it has no topics, and its source answers"),
-            "the worst state among its topics",
+            "the worst state among its topics; STOPPED if all of them are",
             lambda row: row.state,
             "STATE",
         ),
@@ -566,7 +575,7 @@ MIRRORS: Table[MirrorRow] = Table(
             lambda row: row.eta_ms,
         ),
     ),
-    "MIRROR TOPICS PARTITIONS STATE MAX-LAG SOURCE-CLUSTER-ID SOURCE ENGINE HEARTBEAT-AGE REASON",
+    "MIRROR TOPICS STOPPED PARTITIONS STATE MAX-LAG SOURCE-CLUSTER-ID SOURCE ENGINE HEARTBEAT-AGE REASON",
     none="no mirrors on this destination; `kmirror create` makes one",
 )
 #: As Kafka's cluster mirroring shows it (KIP-1279).
