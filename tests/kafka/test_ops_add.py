@@ -52,7 +52,7 @@ def test_topics_that_are_created_keep_the_settings_that_an_operator_gives_them(
     topic = unique_topic()
     make_topic(cluster_pair.source, topic, segment_ms="7200000", flush_messages="7")
     name = new_mirror(destination, cluster_pair.source)
-    for key in ("retention.ms", "cleanup.policy"):
+    for key in ("compression.type", "cleanup.policy"):
         with pytest.raises(UsageError, match=f"--config {key} cannot be set on a mirror topic"):
             add(destination, name, selector(topic), overrides={key: "1"})
     reported = add(destination, name, selector(topic), overrides={"segment.ms": "3600000"}, dry_run=True)

@@ -22,7 +22,6 @@ from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.reader import read_batch_at
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.trim import (
-    POLICY_VIOLATION,
     Trimmed,
     delete_records,
     restore_settings,
@@ -166,7 +165,7 @@ def test_a_compacted_topic_is_trimmed_and_its_settings_are_the_same_again(
     for index in range(2):
         filled(cluster, topic, index, end=1000, last=kept)
     refused = delete_records(client, dict.fromkeys(partitions, 1000))
-    assert {trimmed.error_code for trimmed in refused.values()} == {POLICY_VIOLATION}
+    assert {trimmed.error_code for trimmed in refused.values()} == {Code.POLICY_VIOLATION}
     assert trim_compacted(client, dict.fromkeys(partitions, 1000)) == dict.fromkeys(partitions, Trimmed(0, 1000))
     wait_until(lambda: own_settings(cluster, topic) == own)
     assert unfinished_trims(client, [topic]) == []
@@ -264,7 +263,7 @@ def test_what_a_crash_in_the_middle_leaves_is_known_and_repaired(
             assert restore_settings(client, [topic]) == [topic]
             wait_until(lambda: restore_settings(client, [topic]) == [])
             # offset 0: a broker that does not know of the policy yet deletes nothing
-            wait_until(lambda: delete_records(client, {partition: 0})[partition].error_code == POLICY_VIOLATION)
+            wait_until(lambda: delete_records(client, {partition: 0})[partition].error_code == Code.POLICY_VIOLATION)
         else:
             assert trim_compacted(client, {partition: 60}) == {partition: Trimmed(0, 60)}
         wait_until(lambda: own_settings(cluster, topic) == own)

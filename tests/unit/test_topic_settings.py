@@ -19,10 +19,13 @@ from kmirror.sync.topic_settings import (
     has_a_mirror_value,
     has_all_mirror_values,
     knows_no_first_source,
+    retention_notes,
     settings_at_stop,
     settings_for,
     settings_made,
     settings_to_change,
+    settled_notes,
+    settling,
     sync_settings,
 )
 
@@ -360,3 +363,41 @@ def test_a_topic_that_is_taken_over_counts_what_it_has_of_its_source_as_set() ->
     assert made["segment.bytes"] == "2000000"
     assert made["delete.retention.ms"] == "86400000"
     assert "segment.bytes" not in settings_made(plan, {"segment.bytes": overridden("7000000")})
+
+
+DELETING = {**SOURCE, "cleanup.policy": TopicSetting("delete", False)}
+SETTLED = {"max.message.bytes": "8000000", "retention.ms": str(30 * 86_400_000), "retention.bytes": None}
+
+
+def test_what_a_destination_takes_instead_is_kept_while_mirrored_and_replaced_by_the_stop() -> None:
+    plan = settings_for(DELETING, KNOWN).settling(SETTLED)
+    assert plan.now["max.message.bytes"] == "8000000"
+    assert "retention.bytes" not in plan.now
+    record = mirror_topic(
+        settings=dict(plan.now), settled=SETTLED, deferred=dict(plan.deferred), inherited=plan.inherited
+    )
+    present = {**DELETING, **{key: overridden(value) for key, value in plan.now.items()}}
+    here = {**present, "retention.bytes": overridden("5")}
+    assert sync_settings(record, DELETING, here).changes == {}
+    rows = {row.key: row for row in compare_settings(record, DELETING, here)}
+    assert rows["max.message.bytes"].state is SettingState.HELD_BACK
+    assert rows["max.message.bytes"].why.startswith("the destination refuses 2147483647")
+    assert rows["retention.bytes"].state is SettingState.LOCAL
+    changes = settings_at_stop(record, here)
+    assert changes["retention.ms"] == DELETING["retention.ms"].value
+    assert "retention.bytes" not in changes
+    assert settling(record, {"retention.ms": "5"}).settled == {**SETTLED, "retention.ms": "5"}
+
+
+def test_what_is_weaker_is_said_once_for_all_topics_with_dates() -> None:
+    plan = settings_for(DELETING, KNOWN).settling(SETTLED)
+    notes = settled_notes({"a": plan, "b": plan}, 1_780_000_000_000)
+    assert [note.partition(": ")[0] for note in notes] == ["a, b"] * 3
+    batch, size, age = notes
+    assert batch.endswith("a partition whose source has a larger batch fails, and says how large it is")
+    assert "retention.bytes is not set to -1" in size
+    assert "older records, now those before 2026-04-28T20:26:40Z, are deleted here" in age
+    record = mirror_topic(settings=dict(plan.now), settled=SETTLED)
+    assert "before 2026-04-28T20:26:40Z may have been deleted" in retention_notes([record], 1_780_000_000_000)[0]
+    compacted = replace(record, settings={"cleanup.policy": "compact"})
+    assert retention_notes([compacted, mirror_topic()], 1_780_000_000_000) == []

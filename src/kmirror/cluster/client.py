@@ -491,8 +491,18 @@ class ClusterClient:
             if result.error_code != Code.INVALID_PARTITIONS:
                 require(result.error_code, f"adding partitions to {result.name}", result.error_message)
 
-    def create_topic(self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str]) -> bytes:
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int,
+        settings: Mapping[str, str],
+        *,
+        validate_only: bool = False,
+    ) -> bytes:
         """Create a topic and return its id, 16 bytes or zeros; `replication_factor` -1 is the brokers' default.
+
+        With `validate_only` the cluster only says whether it would.
 
         Brokers see it one after the other: `list_offsets` waits until its leaders are ready.
 
@@ -512,7 +522,9 @@ class ClusterClient:
             assignments=[],
             configs=[config_type(name=key, value=value) for key, value in settings.items()],
         )
-        request = CreateTopicsRequest(topics=[topic], timeout_ms=self.config.request_timeout_ms, validate_only=False)
+        request = CreateTopicsRequest(
+            topics=[topic], timeout_ms=self.config.request_timeout_ms, validate_only=validate_only
+        )
         what = f"creating topic {name}"
         (result,) = self._change(request, lambda answer: answer.topics, what, lowest=_CREATE_TOPICS_WITH_ID)
         require(result.error_code, what, result.error_message)

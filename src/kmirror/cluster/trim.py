@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kmirror.cluster.client import ClusterClient, require
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
 
 #: DeleteRecords' answer if cleanup.policy lacks `delete`.
-POLICY_VIOLATION = 44
 
 _SET, _DELETE = 0, 1
 _POLICY, _TIME, _BYTES = "cleanup.policy", "retention.ms", "retention.bytes"
@@ -122,7 +122,7 @@ def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int])
     """
     deadline = time.monotonic() + _TIMEOUT_S
     found = delete_records(client, offsets)
-    refused = {p: offsets[p] for p, trimmed in found.items() if trimmed.error_code == POLICY_VIOLATION}
+    refused = {p: offsets[p] for p, trimmed in found.items() if trimmed.error_code == Code.POLICY_VIOLATION}
     # an unfinished trim has left its temporary settings, with which nothing is refused
     unfinished = unfinished_trims(client, {p.topic for p in offsets})
     before = _settings(client, {p.topic for p in refused}.union(unfinished))
@@ -131,7 +131,7 @@ def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int])
         _alter(client, marked)
         while refused:
             found |= delete_records(client, refused, timeout_s=max(deadline - time.monotonic(), _STEP_S))
-            refused = {p: offset for p, offset in refused.items() if found[p].error_code == POLICY_VIOLATION}
+            refused = {p: offset for p, offset in refused.items() if found[p].error_code == Code.POLICY_VIOLATION}
             if time.monotonic() > deadline:
                 break
             time.sleep(_STEP_S)  # brokers see new settings one after the other

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.log_dirs import disk_use
+from kmirror.cluster.policies import create_settled, settled_to_change
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
@@ -152,7 +153,7 @@ class TopicRebuilder:
                     rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)
                     rebuild = self._record(destination, topic, rebuild, {"records": archived, "groups": groups})
                 plan = self._settings(destination, source, mirror, record)
-                made = self._replace(destination, record, len(found.partitions), plan)
+                made, plan = self._replace(destination, record, len(found.partitions), plan)
                 bounds = _bounds(source, record.source_topic, len(found.partitions), read_committed=True)
                 put, failed = restore_offsets(destination, source, mirror, record, rebuild.groups or {}, bounds)
                 self._complete(destination, topic, found, made, plan, failed, put)
@@ -239,7 +240,7 @@ class TopicRebuilder:
         factor = stored_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
         try:
             alike = archive_settings(topic_settings(destination.client, [record.topic])[record.topic])
-            destination.client.create_topic(rebuild.archive, max(ranges) + 1, factor, alike)
+            create_settled(destination.client, rebuild.archive, max(ranges) + 1, factor, alike)
         except BrokerError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
@@ -281,12 +282,12 @@ class TopicRebuilder:
             settings, seen_ms = as_first_source(settings, record), record.first_source_seen_ms
         exclude = stored_settings(mirror.settings).excluded_properties
         plan = settings_for(settings, None if isinstance(known, int) else known, exclude)
-        return replace(plan, first_source_seen_ms=seen_ms)
+        return replace(plan.settling(record.settled or {}), first_source_seen_ms=seen_ms)
 
     def _replace(
         self, destination: Destination, record: TopicRecord, partitions: int, plan: SettingsPlan
-    ) -> TopicMetadata:
-        """Delete the topic and create it again; return the new one."""
+    ) -> tuple[TopicMetadata, SettingsPlan]:
+        """Delete the topic and create it again; return the new one, and the settings that the destination takes."""
         client, topic = destination.client, record.topic
         # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
         self._claimed(destination.state(), topic)
@@ -301,7 +302,7 @@ class TopicRebuilder:
             time.sleep(_PAUSE_S)
         factor = stored_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
         try:
-            client.create_topic(topic, partitions, factor, plan.now)
+            plan = plan.settling(create_settled(client, topic, partitions, factor, plan.now))
         except BrokerError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
@@ -314,10 +315,11 @@ class TopicRebuilder:
                 f"delete it and kmirror continues; the old records are in {record.rebuild and record.rebuild.archive}",
                 Reason.DESTINATION_TOPIC_DELETED,
             )
+        plan = plan.settling(settled_to_change(client, topic, plan.now))
         refused = TopicAdmin(destination.store).set_settings({topic: plan.now})[topic]
         if refused is not None:
             raise refused
-        return made
+        return made, plan
 
     def _complete(
         self,
@@ -357,6 +359,7 @@ class TopicRebuilder:
                 pending_operation=None,
                 deferred=dict(plan.deferred),
                 settings=settings_made(plan),
+                settled=dict(plan.settled) or None,
                 inherited=plan.inherited,
                 first_source_seen_ms=plan.first_source_seen_ms,
                 recoveries=None,

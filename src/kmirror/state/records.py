@@ -144,7 +144,8 @@ class TopicRecord:
 
     `partitions` counts the mirrored ones: it grows before a lane copies a record of a partition that the source added.
     `deferred` are the source's settings that the destination topic gets when mirroring stops; `inherited` are those
-    that the source takes from its brokers. `settings` are those that kmirror set. `first_offsets` keeps, by partition,
+    that the source takes from its brokers. `settings` are those that kmirror set; `settled` what the destination takes
+    instead of those that kmirror would set, None for those that are left alone. `first_offsets` keeps, by partition,
     where an unfinished `add` decided to begin, so that it is finished with the same offsets after an interruption;
     afterwards the partitions' records have them. `recoveries` are the last requests, by partition.
     """
@@ -168,6 +169,7 @@ class TopicRecord:
     #: Why mirroring was stopped, or is being stopped; None while it is not.
     stop_reason: Reason | None = None
     settings: Mapping[str, str] | None = None
+    settled: Mapping[str, str | None] | None = None
     inherited: tuple[str, ...] | None = None
     #: Id of the last `pause`; None if it was never paused since it became a mirror topic.
     pause_id: str | None = None

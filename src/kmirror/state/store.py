@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from kmirror.cluster.acl_commands import alter_topic
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
 from kmirror.cluster.committed import CommittedReader, Look, committed_records
+from kmirror.cluster.policies import create_settled
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
@@ -467,7 +468,7 @@ class StateStore:
         factor = -1 if replication_factor is None else replication_factor
         try:
             self._ask(
-                lambda seconds: self._client.create_topic(topic, 1, factor, settings),
+                lambda seconds: create_settled(self._client, topic, 1, factor, settings),
                 f"creating topic {topic}",
                 deadline,
             )

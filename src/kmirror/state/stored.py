@@ -88,7 +88,8 @@ def _reader(kind: Any) -> Reader:
         return lambda value: _exactly(value, kind)  # not isinstance: true is no number
     if get_origin(kind) is UnionType:
         (one,) = (argument for argument in arguments if argument is not NoneType)
-        return _reader(one)  # null counts as missing
+        each = _reader(one)
+        return lambda value: None if value is None else each(value)  # null counts as missing
     if get_origin(kind) is tuple:
         return _array(arguments)
     if get_origin(kind) is Mapping:

@@ -19,13 +19,15 @@ which the source says nothing, not even a default, stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kmirror.cluster.protocol.topic_configs import TopicSetting, TopicSettings
+from kmirror.cluster.settling import Settled, set_to, with_settled
 from kmirror.settings.patterns import ExcludedNames, TopicSelector
 from kmirror.state.records import TopicRecord
+from kmirror.words import at_time, listed
 
 _ENDLESS = str((1 << 63) - 1)
 _LARGEST_BATCH = str((1 << 31) - 1)
@@ -74,6 +76,11 @@ class SettingsPlan:
     inherited: tuple[str, ...] = ()
     #: As in `TopicRecord`.
     first_source_seen_ms: int | None = None
+    settled: Settled = field(default_factory=dict)
+
+    def settling(self, settled: Settled) -> SettingsPlan:
+        """Return the plan with what the destination takes instead of some of its settings."""
+        return replace(self, now=set_to(with_settled(self.now, settled)), settled={**self.settled, **settled})
 
 
 #: Settings to change on a topic; None: remove it, so that the brokers' default applies again.
@@ -205,11 +212,16 @@ def settings_made(plan: SettingsPlan, present: TopicSettings | None = None) -> d
     return kept | changed
 
 
+def settling(topic: TopicRecord, settled: Settled) -> TopicRecord:
+    """Return the record of a mirror topic with what the destination takes instead of some of its settings."""
+    return replace(topic, settled={**(topic.settled or {}), **settled})
+
+
 def sync_settings(
     topic: TopicRecord, source: TopicSettings, present: TopicSettings, exclude: ExcludedNames | TopicSelector = _NOTHING
 ) -> SettingsSync:
     """Return the changes that make a mirror topic follow its source's settings; `present` are its own settings."""
-    plan = settings_for(source, present, exclude)
+    plan = settings_for(source, present, exclude).settling(topic.settled or {})
     ours = dict(topic.settings or {})
     to_set = _to_set(plan, present, ours)
     to_remove: dict[str, None] = {}
@@ -246,9 +258,9 @@ def settings_at_stop(
     changes: dict[str, str | None] = {}
     deferred, inherited = topic.deferred or {}, topic.inherited or ()
     defaults = defaults or {}
-    for key, neutral in MIRROR_VALUES.items():
+    for key, neutral in _mirror_values(topic).items():
         found = present.get(key)
-        if found is None or found.value != neutral:
+        if found is None or (found.is_override if neutral is None else found.value != neutral):
             continue
         wanted = deferred.get(key)
         if wanted is None or (key in inherited and defaults.get(key) == wanted):
@@ -262,6 +274,45 @@ def settings_at_stop(
         if value is not None and key in inherited and value == (topic.settings or {}).get(key) == defaults.get(key):
             changes[key] = None
     return changes
+
+
+def settled_notes(plans: Mapping[str, SettingsPlan], now_ms: int) -> list[str]:
+    """Return what is weaker about mirror topics, given by name, whose settings the destination did not take."""
+    topics: dict[str, list[str]] = {}
+    for topic, plan in plans.items():
+        for key, value in sorted(plan.settled.items()):
+            topics.setdefault(_settled_note(plan, key, value, now_ms), []).append(topic)
+    return [f"{listed(names)}: {note}" for note, names in topics.items()]
+
+
+def retention_notes(topics: Iterable[TopicRecord], now_ms: int) -> list[str]:
+    """Return which mirror topics the destination deletes records of that their sources may still have."""
+    found: dict[str, list[str]] = {}
+    for topic in topics:
+        value = (topic.settled or {}).get("retention.ms")
+        is_compacted = "delete" not in (topic.settings or {}).get("cleanup.policy", "delete")
+        if value is not None and not is_compacted:
+            found.setdefault(value, []).append(topic.topic)
+    return [
+        f"{listed(names)}: the destination keeps records for retention.ms={value} only, so those before "
+        f"{at_time(now_ms - int(value))} may have been deleted here while the source keeps them"
+        for value, names in found.items()
+    ]
+
+
+def _settled_note(plan: SettingsPlan, key: str, value: str | None, now_ms: int) -> str:
+    wanted = MIRROR_VALUES.get(key, "the source's value")
+    note = f"the destination refuses {key}={wanted}, and {value} is the closest it accepts"
+    if value is None:
+        note = f"{key} is not set to {wanted}: what the topic has, or else the brokers' default, applies"
+    if key == "max.message.bytes":
+        return f"{note}; a partition whose source has a larger batch fails, and says how large it is"
+    if key in ("retention.ms", "retention.bytes") and "delete" in plan.now.get("cleanup.policy", "delete"):
+        before = (
+            "" if value is None or key == "retention.bytes" else f", now those before {at_time(now_ms - int(value))},"
+        )
+        return f"{note}; older records{before} are deleted here even if the source keeps them"
+    return note
 
 
 def compare_settings(
@@ -279,7 +330,7 @@ def compare_settings(
     if source is None:
         return _without_source(topic, present)
     rows = []
-    plan = settings_for(source, present, exclude)
+    plan = settings_for(source, present, exclude).settling(topic.settled or {})
     sync = sync_settings(topic, source, present, exclude)
     for key in sorted({*source, *present}):
         there, here = source.get(key), present.get(key)
@@ -299,6 +350,12 @@ def compare_settings(
 def is_local(key: str) -> bool:
     """Return whether a setting belongs to a cluster and is never synced."""
     return key in _NEVER or key.startswith(_NEVER_PREFIXES)
+
+
+def _mirror_values(topic: TopicRecord) -> dict[str, str | None]:
+    """Return the values while a topic is mirrored, with what the destination takes instead; None: left alone."""
+    settled = topic.settled or {}
+    return {key: settled.get(key, value) for key, value in MIRROR_VALUES.items()}
 
 
 def _to_set(plan: SettingsPlan, present: TopicSettings, ours: Mapping[str, str]) -> dict[str, str]:
@@ -327,11 +384,16 @@ def _state_of(
     """Return a setting's state, and why."""
     when = "the next sync changes it" if is_synced else "sync.topic.configs.enabled=false: it is left unchanged"
     if key in MIRROR_VALUES and here is not None:
-        if here.value != MIRROR_VALUES[key]:
-            return SettingState.PENDING, f"must be {MIRROR_VALUES[key]} while the topic is mirrored; {when}"
+        wanted = plan.settled.get(key, MIRROR_VALUES[key])
+        if wanted is None:
+            return SettingState.LOCAL, f"it is left alone: {MIRROR_VALUES[key]}, as kmirror would set it, is not wanted"
+        if here.value != wanted:
+            return SettingState.PENDING, f"must be {wanted} while the topic is mirrored; {when}"
         if exclude.matches(key):
             return SettingState.HELD_BACK, f"{_LEFT_OUT}: removed here when mirroring stops"
         why = "could change or delete copied records"
+        if key in plan.settled:
+            why = f"the destination refuses {MIRROR_VALUES[key]}, and this is the closest it accepts"
         return SettingState.HELD_BACK, f"{why}: the source's value is applied when mirroring stops"
     if is_local(key):
         return SettingState.NEVER, "belongs to the cluster, not to the data: it is never synced"

@@ -405,6 +405,8 @@ class PartitionCopy:
 
     def _refused(self, code: int, detail: str | None, batch: GuardedBatch, now: float) -> None:
         what = f"{code_name(code)} ({code})" + (f": {detail}" if detail else "")
+        if code in (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE):
+            what = f"{what}; it has {counted(len(batch.data), 'byte')}"
         self._log(f"append at {batch.base_offset} refused: {what}")
         if may_be_appended(code):
             self._memory.unanswered([batch], now)

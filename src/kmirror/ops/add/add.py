@@ -15,15 +15,18 @@ from kmirror.cluster.authorized import missing_rights
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.topic_configs import TopicSettings
+from kmirror.cluster.settling import ADJUSTABLE
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add.adopt import Clusters, refusals
 from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
+from kmirror.ops.add.settle import settle_new, settle_present
 from kmirror.ops.add.steps import AddWork, carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.bulk import Bulk, SparkChoice
-from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
+from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror, require_same_cluster, source_client
 from kmirror.ops.results import TopicResult, VerbResult
 from kmirror.ops.rights.producer_block import unblock_mirrored
 from kmirror.ops.source_settings import source_settings
@@ -38,8 +41,7 @@ from kmirror.sync.topic_settings import (
     MIRROR_VALUES,
     SettingsPlan,
     settings_for,
-    settings_made,
-    settings_to_change,
+    settled_notes,
 )
 from kmirror.work import Watch, unwatched
 
@@ -110,7 +112,7 @@ def add(
 
 def _check_overrides(overrides: Mapping[str, str]) -> None:
     for key in overrides:
-        if key in ALWAYS or key in MIRROR_VALUES:
+        if key in ALWAYS or (key in MIRROR_VALUES and key not in ADJUSTABLE):
             raise UsageError(
                 f"--config {key} cannot be set on a mirror topic: it decides which records are kept, so the source's"
                 " value applies",
@@ -186,7 +188,8 @@ def _facts(
             plans[name] = one
             continue
         plan = settings_for(one, None if isinstance(known, int) else known, work.settings.excluded_properties)
-        plans[name] = replace(plan, first_source_seen_ms=deferred.first_source_seen_ms.get(name))
+        plan = replace(plan, first_source_seen_ms=deferred.first_source_seen_ms.get(name))
+        plans[name] = plan.settling({key: None for key in work.overrides if key in MIRROR_VALUES})
     return Facts(
         state,
         work.mirror.name,
@@ -259,25 +262,24 @@ def _check_at_destination(destination: Destination, work: AddWork) -> None:
     """Ask the destination whether it would create the new topics, and which settings differ on the others."""
     new = work.new_topics()
     outcomes = TopicAdmin(destination.store).create(new, validate_only=True) if new else {}
-    for topic, error in outcomes.items():
-        if error is not None:
-            work.refuse(topic, refusal_of(error, "CREATE", topic))
+    refused = {topic: error for topic, error in outcomes.items() if error is not None}
+    for topic, error in settle_new(destination.client, work, refused).items():
+        work.refuse(topic, refusal_of(error, "CREATE", topic))
     existing = [plan.topic for plan in work.plans.values() if plan.action is not Action.CREATE]
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         present = topic_settings(destination.client, existing)
+    readable: dict[str, TopicSettings] = {}
     for topic, found in present.items():
         if isinstance(found, int):
             message = f"no right to read the settings of {topic} on the destination"
             hint = grant_line(destination.config, ("DESCRIBE_CONFIGS", "ALTER_CONFIGS"), *option("--topic", topic))
             work.refuse(topic, RefusedError(message, hint, Reason.NOT_AUTHORIZED))
         else:
-            wanted = work.plans[topic].settings
-            work.made[topic] = settings_made(wanted, found)
-            changes = settings_to_change(wanted, found)
-            # an interrupted `add` has set the overrides already, in the request that created the topic
-            if changes := {key: value for key, value in changes.items() if key not in work.overrides}:
-                work.changes[topic] = changes
+            readable[topic] = found
+    for topic, error in settle_present(destination.client, work, readable).items():
+        work.refuse(topic, refusal_of(error, "ALTER_CONFIGS", topic))
     for plan in work.plans.values():
         if plan.settings.left_out:
             keys = ", ".join(plan.settings.left_out)
             work.warnings.append(f"{plan.topic}: the destination does not know the setting {keys}; left out")
+    work.warnings += settled_notes({plan.topic: plan.settings for plan in work.plans.values()}, now_ms())

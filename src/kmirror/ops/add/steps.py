@@ -314,7 +314,8 @@ def _complete(
                 complete = replace(claim, pending_operation=None, destination_topic_id=topic_id, first_offsets=None)
                 made_of = work.made.get(topic, settings_made(plan.settings))
                 made_of = {key: value for key, value in made_of.items() if key not in work.overrides}
-                records.append(replace(complete, settings=made_of, added_at_ms=now_ms()))
+                settled = dict(plan.settings.settled) or None
+                records.append(replace(complete, settings=made_of, settled=settled, added_at_ms=now_ms()))
             elif topic not in unknown and plan.former is None:
                 tombstones.append(claim.key)
             elif topic not in unknown and plan.former is not None:

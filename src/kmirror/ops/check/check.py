@@ -31,6 +31,7 @@ from kmirror.errors import Reason
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.check.clients import check_clients, check_powers
 from kmirror.ops.check.findings import DESTINATION, SOURCE, CheckLine, CheckReport, Findings
+from kmirror.ops.check.new_topics import weaker_topics
 from kmirror.ops.check.partitions import check_partitions
 from kmirror.ops.check.rights import (
     destination_grants,
@@ -115,6 +116,7 @@ def check(
                 settings = stored_settings(record.settings)
             if record is not None or given is not None:
                 _check_own_rights(findings, client, settings, topics, destination_properties)
+                _check_new_topics(findings, client, settings)
         else:
             record, topics = None, ()
         source = given if given is not None else record.source if record is not None else None
@@ -203,6 +205,16 @@ def _check_own_rights(
     with findings.catching(DESTINATION, "least rights"):
         prefixed = [settings.topic_prefix + name for name in settings.topics_include.names]
         _least_rights(findings, DESTINATION, client, destination_grants(settings, names or prefixed))
+
+
+def _check_new_topics(findings: Findings, client: ClusterClient, settings: Settings) -> None:
+    """Check which settings of mirror topics the destination takes."""
+    with findings.catching(DESTINATION, "new topics"):
+        notes = weaker_topics(client, settings)
+        for note in notes:
+            findings.warn(DESTINATION, "new topics", note, "ask who runs the destination to allow it (a topic policy)")
+        if not notes:
+            findings.ok(DESTINATION, "new topics", "the destination takes the settings of mirror topics")
 
 
 def _least_rights(findings: Findings, cluster: str, client: ClusterClient, grants: tuple[Grant, ...]) -> None:

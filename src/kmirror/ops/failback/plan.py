@@ -13,6 +13,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.columns import document
+from kmirror.commands import on_mirror
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import Destination, actor, naming_cluster, now_ms
@@ -232,6 +233,7 @@ def make_plan(
             sizes = partition_sizes(primary.client, partitions_of(primary.client.metadata(rest).topics.values()))
     if request.strategy is not Strategy.OFFLINE:
         warnings += _retention_warnings(comparisons)
+    warnings += _only_here_warnings(primary, request.mirror, comparisons)
     if request.strategy is not Strategy.RECREATE:
         warnings += _compaction_warnings(destination, comparisons)
     gone = tuple(works[name] for name in deleted)
@@ -277,6 +279,21 @@ def _retention_warnings(comparisons: list[TopicComparison]) -> list[str]:
         " --recreate deletes them without archiving them"
         for partitions in older
         if partitions
+    ]
+
+
+def _only_here_warnings(primary: NewPrimary, mirror: str, comparisons: list[TopicComparison]) -> list[str]:
+    """Warn of records here that the new primary deleted only because it took no longer retention while mirrored."""
+    shorter = {topic.topic for topic in primary.topics or () if "retention.ms" in (topic.settled or {})}
+    keep = on_mirror("config", mirror, "--set", "follow.log.start=false")
+    return [
+        f"{one.topic_partition}: offsets {one.logs.here_start} to {min(one.logs.there_start, one.logs.here_end) - 1}"
+        " exist only here, because the new primary keeps records for a shorter time; as a mirror topic it is trimmed"
+        f" to the new primary's log start after follow.log.start.delay.ms. To keep them, before `kmirror run`: {keep}"
+        for comparison in comparisons
+        if comparison.topic in shorter
+        for one in comparison.divergences
+        if one.logs.here_start < min(one.logs.there_start, one.logs.here_end)
     ]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmirror.cluster.client import LATEST
+from kmirror.cluster.policies import create_settled
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
@@ -173,7 +174,7 @@ def _archive(topic: Topic) -> int:
     client, factor = run.destination.client, run.settings.replication_factor
     try:
         alike = archive_settings(topic_settings(client, [work.topic])[work.topic])
-        client.create_topic(work.archive, len(work.ends), factor, alike)
+        create_settled(client, work.archive, len(work.ends), factor, alike)
     except BrokerError as error:
         if error.code != Code.TOPIC_ALREADY_EXISTS:
             raise

@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.policies import refuses_settings, settled_to_change
 from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
-from kmirror.errors import Reason
+from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.context import Destination, change, naming_cluster, require_same_cluster, source_client
 from kmirror.ops.jobs.pace import Pace
@@ -22,9 +25,10 @@ from kmirror.ops.source_settings import source_settings
 from kmirror.settings.table import Settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.topic_settings import SettingsSync, as_first_source, sync_settings
+from kmirror.sync.topic_settings import SettingsSync, as_first_source, settling, sync_settings
 
 _WHAT = "settings"
+_LIMIT = "max.message.bytes"
 _RECORDS_AT_ONCE = 200
 #: How old the recorded time may be at which the first source's settings were read.
 _RECORDED_EVERY_MS = 600_000
@@ -92,7 +96,10 @@ class SettingsSyncJob:
                 # keep what was known of the first source's settings
                 there = as_first_source(there, topic)
                 seen_ms = topic.first_source_seen_ms
-            sync = sync_settings(topic, there, present, view.settings.excluded_properties)
+            sync = self._settled(destination.client, view, topic, there, present)
+            if isinstance(sync, str):
+                yield from self._trouble(topic.topic, sync)
+                continue
             after = sync.record
             if after != topic or _is_stale(topic.first_source_seen_ms, seen_ms):
                 after = replace(after, first_source_seen_ms=seen_ms)
@@ -101,6 +108,26 @@ class SettingsSyncJob:
             elif not unknown:
                 self._reported.pop(topic.topic, None)
         yield from self._apply(destination, {topic.topic: topic for topic in same}, wanted)
+
+    def _settled(
+        self, client: ClusterClient, view: JobView, topic: TopicRecord, there: TopicSettings, present: TopicSettings
+    ) -> SettingsSync | str:
+        """Return the changes that the destination takes, or why it takes none.
+
+        Where it refused a batch as too large, it is asked once more for a larger limit than was settled for.
+        """
+        exclude = view.settings.excluded_properties
+        tried = topic
+        if (topic.settled or {}).get(_LIMIT) is not None and _is_rejected(view, topic):
+            settled = {key: value for key, value in (topic.settled or {}).items() if key != _LIMIT}
+            tried = replace(topic, settled=settled)
+        sync = sync_settings(tried, there, present, exclude)
+        try:
+            settled = settled_to_change(client, topic.topic, sync.changes)
+        except KmirrorError as error:
+            # any other refusal is shown by the change itself
+            return error.message if refuses_settings(error) else sync
+        return sync_settings(settling(tried, settled), there, present, exclude) if settled else sync
 
     def _apply(
         self, destination: Destination, before: Mapping[str, TopicRecord], wanted: dict[str, SettingsSync]
@@ -132,6 +159,7 @@ class SettingsSyncJob:
                     replace(
                         present,
                         settings=after.settings,
+                        settled=after.settled,
                         deferred=after.deferred,
                         inherited=after.inherited,
                         first_source_seen_ms=after.first_source_seen_ms,
@@ -157,6 +185,15 @@ def _is_stale(recorded_ms: int | None, seen_ms: int | None) -> bool:
 
 def _follows(topic: TopicRecord) -> bool:
     return topic.desired is DesiredState.ACTIVE and topic.pending_operation in (None, PENDING_PROMOTE)
+
+
+def _is_rejected(view: JobView, topic: TopicRecord) -> bool:
+    """Return whether the destination rejects a batch of the topic."""
+    return any(
+        (found := view.partitions.get(TopicPartition(topic.topic, index))) is not None
+        and found.reason is Reason.RECORD_REJECTED
+        for index in range(topic.partitions)
+    )
 
 
 def _identity(topic: TopicRecord) -> tuple[str | None, str | None]:

@@ -40,6 +40,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import AtStop, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.sync.topic_settings import retention_notes
 
 _NEEDED = ("DESCRIBE", "READ", "WRITE", "DELETE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
 #: Either allows us to write markers, as reported by brokers (KIP-430).
@@ -222,7 +223,7 @@ def _dry_run(
             "kmirror lacks the right to write markers here (ALTER or CLUSTER_ACTION on the cluster): a forgotten"
             " engine would be fenced by its lease only"
         )
-    first_source.applied(destination.config, done.warnings)
+    done.warnings += retention_notes(first_source.applied(destination.config, done.warnings), now_ms())
     done.warnings += facts.warnings
     absent = source.absent if source is not None else ()
     done.warnings += incomplete_warnings(state, request.mirror, alive, facts.reports, absent)

@@ -9,16 +9,18 @@ from collections.abc import Mapping
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
+from kmirror.cluster.policies import refuses_settings, settled_to_change
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.settling import with_settled
 from kmirror.cluster.topic_settings import topic_defaults, topic_settings
 from kmirror.cluster.trim import restore_settings, trim_compacted
 from kmirror.cluster.writable import probe_writable
 from kmirror.commands import option
 from kmirror.engine.histories.filler_end import filler_end
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.context import as_kmirror_error, now_ms
 from kmirror.ops.groups.sync import clamp_groups
@@ -27,7 +29,7 @@ from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import RUN_AGAIN, StopWork
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.topic_settings import settings_at_stop
+from kmirror.sync.topic_settings import retention_notes, settings_at_stop
 from kmirror.words import counted, listed
 
 _START_AND_END = (Lookup(EARLIEST), Lookup(LATEST, log_end=True))
@@ -113,6 +115,7 @@ def apply_settings(work: StopWork) -> str:
     """Give topics the settings that were deferred while they were mirrored."""
     destination = work.destination
     work.topics = work.first_source.applied(destination.config, work.done.warnings)
+    work.done.warnings += retention_notes(work.topics, now_ms())
     try:
         present = topic_settings(destination.client, [topic.topic for topic in work.left])
         defaults = topic_defaults(destination.client, STATE_TOPIC)
@@ -125,7 +128,7 @@ def apply_settings(work: StopWork) -> str:
                 work.fail(topic.topic, KmirrorError(message, hint, Reason.NOT_AUTHORIZED))
             elif change := settings_at_stop(topic, found, defaults):
                 changes[topic.topic] = change
-        for name, error in TopicAdmin(destination.store).set_settings(changes).items() if changes else ():
+        for name, error in _set_settings(work, changes).items() if changes else ():
             if error is not None:
                 message = f"{name} did not get its deferred settings: {error.message}"
                 hint = RUN_AGAIN if error.hint is None else f"{RUN_AGAIN}; before that: {error.hint}"
@@ -134,6 +137,28 @@ def apply_settings(work: StopWork) -> str:
         for topic in work.left:
             work.fail(topic.topic, as_kmirror_error(error))
     return "settings applied"
+
+
+def _set_settings(work: StopWork, changes: Mapping[str, Mapping[str, str | None]]) -> dict[str, KmirrorError | None]:
+    """Set what the destination accepts of each topic's settings; what it refuses by policy must not hold up a stop."""
+    destination = work.destination
+    admin = TopicAdmin(destination.store)
+    found = admin.set_settings(changes)
+    accepted: dict[str, Mapping[str, str | None]] = {}
+    for name, error in found.items():
+        if refuses_settings(error):
+            try:
+                settled = settled_to_change(destination.client, name, changes[name])
+            except BrokerError:
+                continue
+            accepted[name] = with_settled(changes[name], settled)
+            work.done.warnings += [
+                f"{name}: the destination refuses {key}={changes[name][key]}, as its source has it: "
+                + ("its present value stays" if value is None else f"it is {value}")
+                for key, value in settled.items()
+            ]
+    some = {name: settings for name, settings in accepted.items() if settings}
+    return found | dict.fromkeys(accepted) | (admin.set_settings(some) if some else {})
 
 
 def lift_protection(work: StopWork) -> str:

@@ -41,6 +41,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.sync.topic_settings import retention_notes
 from kmirror.work import Meter, Watch, unwatched
 
 _MOST_SAMPLES = 100_000
@@ -310,7 +311,9 @@ class _Run:
         """Return the result with its evidence."""
         mirror, tasks = self._mirror, len(plan.shares)
         code = exit_code_of(rows)
-        warnings = () if rows else (f"mirror {mirror.name} has no topics yet: nothing was compared",)
+        warnings: tuple[str, ...] = tuple(retention_notes(self._topics, now_ms()))
+        if not rows:
+            warnings = (f"mirror {mirror.name} has no topics yet: nothing was compared",)
         error = error_of(rows, code)
         shown = tuple(replace(row, source_topic=self._sources.get(row.topic)) for row in rows)
         where = plan.where if tasks else None

@@ -1,0 +1,168 @@
+"""A destination whose policies allow batches up to 8 MB and no endless retention: mirrored, and what is weaker is said.
+
+No broker has such a policy of its own: the tests give one to it (tests/apps/java/HousePolicy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now_ms
+from kmirror.engine.control.side_jobs import JobView
+from kmirror.errors import Reason
+from kmirror.ops.add.add import add
+from kmirror.ops.check.check import check
+from kmirror.ops.context import change, require_mirror
+from kmirror.ops.jobs.settings_sync import SettingsSyncJob
+from kmirror.ops.results import Outcome
+from kmirror.ops.stop.failover import failover
+from kmirror.ops.verify.verify import VerifyRequest, verify
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.settings.table import stored_settings
+from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
+from kmirror.state.snapshot import Changes
+from kmirror.words import at_time
+from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, unique_topic
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, produce, selector, settings_of
+from tests.support.policies import LARGEST_BATCH, LONGEST_RETENTION_MS, POLICY, policy_option
+from tests.support.round_trip import Trip, make_old_topic
+from tests.support.topics import alter_topic
+from tests.support.waiting import wait_until
+
+BATCH, TIME = "max.message.bytes", "retention.ms"
+CLOSEST = {BATCH: str(LARGEST_BATCH), TIME: str(LONGEST_RETENTION_MS)}
+
+
+@pytest.fixture(scope="module")
+def guarded(make_module_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFactory) -> SandboxCluster:
+    """Return a destination with the policy, which looks for old records all the time."""
+    option = policy_option(tmp_path_factory.mktemp("policy"))
+    often = {"log.retention.check.interval.ms": "200", "log.initial.task.delay.ms": "200"}
+    return make_module_cluster("guarded", properties={**POLICY, **often}, java_options=(*QUICK_JAVA_OPTIONS, option))
+
+
+@pytest.fixture
+def trip(source_cluster: SandboxCluster, guarded: SandboxCluster) -> Iterator[Trip]:
+    with Trip(source_cluster, guarded) as made:
+        yield made
+
+
+def record_of(trip: Trip, topic: str) -> TopicRecord:
+    found = trip.at_b.state().topic(trip.mirror, topic)
+    assert found is not None
+    return found
+
+
+def closest(cluster: SandboxCluster, topic: str) -> dict[str, str]:
+    found = settings_of(cluster, topic)
+    return {key: found[key] for key in CLOSEST}
+
+
+def synced(trip: Trip, *rejected: str) -> list[str]:
+    """Sync settings once, as an engine does; return what it says."""
+    state = trip.at_b.state()
+    mirror = require_mirror(state, trip.mirror)
+    partitions = {
+        TopicPartition(topic, 0): PartitionRecord(
+            trip.mirror, topic, 0, PartitionState.FAILED, now_ms(), Reason.RECORD_REJECTED
+        )
+        for topic in rejected
+    }
+    view = JobView(mirror, stored_settings(mirror.settings), tuple(state.topics(trip.mirror)), partitions, {})
+    with closing(SettingsSyncJob(trip.mirror, trip.at_b.properties)) as job:
+        return [event.note or "" for event in job.run(view)]
+
+
+def test_topics_get_the_closest_settings_and_what_is_weaker_is_said_before(trip: Trip) -> None:
+    topic, other = unique_topic(), unique_topic()
+    make_old_topic(trip.a, topic)
+    make_topic(trip.a, other, cleanup_policy="compact", retention_ms="1000")
+    before = [line for line in check(trip.at_b.properties, mirror=trip.mirror).lines if line.what == "new topics"]
+    assert all(line.ok and line.hint for line in before)
+    said = " ".join(line.message for line in before)
+    assert f"{BATCH}=2147483647, and {LARGEST_BATCH} is the closest it accepts" in said
+    assert f"{TIME}=-1, and {LONGEST_RETENTION_MS} is the closest it accepts" in said
+    assert at_time(now_ms() - LONGEST_RETENTION_MS)[:10] in said
+    done = add(trip.at_b, trip.mirror, selector(topic, other))
+    assert done.exit_code == 0
+    for one in (topic, other):
+        assert closest(trip.b, one) == CLOSEST
+        assert record_of(trip, one).settled == CLOSEST
+    deleting, compacting = ([note for note in done.warnings if one in note and TIME in note] for one in (topic, other))
+    assert "are deleted here even if the source keeps them" in deleting[0]
+    assert not any("deleted here" in note for note in compacting)
+    assert synced(trip) == []
+
+
+def test_old_records_that_the_destination_deletes_are_neither_loss_nor_equal_and_a_stop_is_not_held_up(
+    trip: Trip,
+) -> None:
+    topic = unique_topic()
+    make_old_topic(trip.a, topic)
+    produce(trip.a, topic, [f"value-{n}" for n in range(5)])
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    with LocalEngine(trip.at_b, trip.mirror) as engine:
+        engine.catch_up()
+        here = TopicPartition(topic, 0)
+        wait_until(lambda: trip.at_b.client.list_offsets({here: -2})[here].offset == 5)
+        produce(trip.a, topic, ["value-5"])
+        engine.catch_up()
+        wait_until(lambda: trip.at_b.client.list_offsets({here: -2})[here].offset == 6)
+    long_ago = f"those before {at_time(now_ms() - LONGEST_RETENTION_MS)[:10]}"
+    found = verify(trip.at_b, VerifyRequest(trip.mirror))
+    (row,) = found.rows
+    assert (row.result, row.message, row.offsets) == (Outcome.DONE, "nothing to compare", 0)
+    assert row.notes == ("offsets 0 to 5 were not compared: the destination's log starts at 6",)
+    assert long_ago in found.warnings[0]
+    done = failover(trip.at_b, trip.mirror).result
+    assert (done.exit_code, done.totals and done.totals.known_lost_records) == (0, 0)
+    assert long_ago in done.warnings[0]
+    assert f"the destination refuses {TIME}=-1" in done.warnings[1]
+    assert settings_of(trip.b, topic)[TIME] == str(LONGEST_RETENTION_MS)
+    back = trip.back(dry_run=True).result
+    assert back.exit_code == 0
+    assert "offsets 0 to 5 exist only here" in back.warnings[0]
+
+
+def test_a_topic_that_was_created_under_the_policy_is_adopted(trip: Trip) -> None:
+    topic = unique_topic()
+    make_old_topic(trip.a, topic)
+    make_topic(trip.b, topic, retention_ms="86400000", max_message_bytes="2000000")
+    assert add(trip.at_b, trip.mirror, selector(topic), adopt=True).exit_code == 0
+    assert closest(trip.b, topic) == CLOSEST
+
+
+def test_settings_given_to_add_win(trip: Trip) -> None:
+    topic, refused = unique_topic(), unique_topic()
+    make_old_topic(trip.a, topic)
+    make_old_topic(trip.a, refused)
+    done = add(trip.at_b, trip.mirror, selector(topic), overrides={TIME: "86400000"})
+    assert done.exit_code == 0
+    assert closest(trip.b, topic) == {**CLOSEST, TIME: "86400000"}
+    assert synced(trip) == []
+    beyond = add(trip.at_b, trip.mirror, selector(refused), overrides={TIME: "86400000000"})
+    assert [row.result for row in beyond.results] == [Outcome.REFUSED]
+    assert failover(trip.at_b, trip.mirror).result.exit_code == 0
+    assert settings_of(trip.b, topic)[TIME] == "86400000"
+
+
+def test_the_limit_is_raised_as_far_as_it_may_once_a_batch_was_too_large(trip: Trip) -> None:
+    topic = unique_topic()
+    make_old_topic(trip.a, topic)
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    before = record_of(trip, topic)
+    lower = {BATCH: "2000000"}
+    less = replace(before, settled={**CLOSEST, **lower}, settings={**(before.settings or {}), **lower})
+    change(trip.at_b, trip.mirror, lambda state: Changes((less,)))
+    alter_topic(trip.b, topic, max_message_bytes="2000000")
+    assert synced(trip) == []
+    assert f"{BATCH}={LARGEST_BATCH}" in synced(trip, topic)[0]
+    assert closest(trip.b, topic) == CLOSEST
+    assert record_of(trip, topic).settled == CLOSEST
+    assert synced(trip, topic) == []
