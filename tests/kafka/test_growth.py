@@ -101,7 +101,9 @@ def test_what_nobody_copies_is_lag(trip: Trip, moment: Moment) -> None:
         at_destination = {rows[partition].destination_offset for partition in (1, 2)}
         assert at_destination == ({0} if moment is Moment.CREATED else {None})
         if moment is Moment.REFUSED:
-            assert "THROTTLING_QUOTA_EXCEEDED" in str(rows[1].error_message)
+            assert "the destination: adding partitions" in str(rows[1].error_message)
+            assert "THROTTLING_QUOTA_EXCEEDED (89): this client's quota of changes" in str(rows[1].error_message)
+            assert {row.topic_state for row in rows.values()} == {TopicState.PENDING_MIRROR}
             sources = [
                 line for line in check(trip.at_b.properties, mirror=trip.mirror).lines if line.what == "partitions"
             ]

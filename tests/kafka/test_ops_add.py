@@ -263,10 +263,10 @@ def test_what_the_brokers_refuse_in_the_end_is_given_back(
         change(destination, name, lambda _: Changes((claim,)))
     create_topics = TopicAdmin.create
 
-    def change_your_mind(self: TopicAdmin, topics: Any, *, validate_only: bool = False) -> Any:
+    def change_your_mind(self: TopicAdmin, topics: Any, *, validate_only: bool = False, **how: Any) -> Any:
         if not validate_only:
             topics = [replace(t, replication_factor=7) if t.name == refused else t for t in topics]
-        return create_topics(self, topics, validate_only=validate_only)
+        return create_topics(self, topics, validate_only=validate_only, **how)
 
     monkeypatch.setattr(TopicAdmin, "create", change_your_mind)
     before = destination.state().topic(name, refused)
@@ -330,8 +330,8 @@ def add_and_die(properties: dict[str, str], name: str, topic: str, moment: str) 
 
     create_topics = TopicAdmin.create
 
-    def die_unless_validating(self: TopicAdmin, topics: Any, *, validate_only: bool = False) -> Any:
-        return create_topics(self, topics, validate_only=True) if validate_only else die()
+    def die_unless_validating(self: TopicAdmin, topics: Any, *, validate_only: bool = False, **how: Any) -> Any:
+        return create_topics(self, topics, validate_only=True, **how) if validate_only else die()
 
     if moment == "before the topic is created":
         TopicAdmin.create = die_unless_validating  # type: ignore[method-assign]

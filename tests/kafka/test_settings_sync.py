@@ -143,7 +143,7 @@ def test_another_topic_of_the_name_here_is_not_touched(synced: Synced) -> None:
 
 
 def test_the_stop_gives_back_what_was_held(synced: Synced) -> None:
-    admin = TopicAdmin(synced.destination.store)
+    admin = TopicAdmin(synced.destination)
     defaults = topic_defaults(synced.destination.client, STATE_TOPIC)
     for _ in range(2):
         present = settings_here(synced.destination, synced.topic)

@@ -120,17 +120,18 @@ def partitions_refused(cluster: SandboxCluster) -> Iterator[None]:
     """Have a cluster refuse kmirror to add partitions: the quota of changes is used up."""
     used = unique_topic()
     make_topic(cluster, used)
-    _limit_changes(cluster, 0.01)
+    limit_changes(cluster, 0.01)
     try:
         # a quota lets the first change pass that exceeds it, unless an earlier test has used it up
         with ClusterClient(client_config(properties_of(cluster))) as client, suppress(BrokerError):
-            client.create_partitions({used: 20})
+            client.create_partitions({used: 20}, quota_wait_s=0)
         yield
     finally:
-        _limit_changes(cluster, None)
+        limit_changes(cluster, None)
 
 
-def _limit_changes(cluster: SandboxCluster, per_second: float | None) -> None:
+def limit_changes(cluster: SandboxCluster, per_second: float | None) -> None:
+    """Give kmirror a quota of changes of topics, in partitions a second; None removes it."""
     from kafka.protocol.admin import AlterClientQuotasRequest
 
     entry = AlterClientQuotasRequest.EntryData

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from kmirror.cluster.connection import Connection, UnknownHostError, UnsupportedVersionError
@@ -40,6 +40,9 @@ __all__ = [
 ]
 
 _RETRY_PAUSE = 0.1
+#: How long changes wait for the quota of changes, unless said otherwise.
+_QUOTA_WAIT_S = 120.0
+_THROTTLED = Code.THROTTLING_QUOTA_EXCEEDED
 #: Time each broker has to answer when all of them are asked about what one does not know.
 _EACH_SECONDS = 2.0
 #: The first version of Metadata that takes topic ids; nothing of later ones is needed.
@@ -54,8 +57,21 @@ _GONE = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID}
 #: How long an idle producer id is remembered. Brokers before Kafka 3.4 (KIP-854) have only the second setting.
 _PRODUCER_EXPIRATION = ("producer.id.expiration.ms", "transactional.id.expiration.ms")
 
+Key = TypeVar("Key", bound=str | bytes)
+Item = TypeVar("Item")
+
 _Build = Callable[[dict[str, list[int]], ClusterMetadata], Any]
 _Read = Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create; a `replication_factor` of -1 is the brokers' default."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    settings: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,22 +490,31 @@ class ClusterClient:
         found = self.per_leader(partitions, build, read, metadata=metadata, timeout=timeout)
         return {p: value or ProducersAnswer(code, ()) for p, (code, value) in found.items()}
 
-    def create_partitions(self, counts: Mapping[str, int]) -> None:
+    def create_partitions(self, counts: Mapping[str, int], *, quota_wait_s: float = _QUOTA_WAIT_S) -> None:
         """Increase topics to these partition counts; a topic that has them already is left as it is.
 
         Raises:
-            BrokerError: the first refusal.
+            BrokerError: the first refusal; THROTTLING_QUOTA_EXCEEDED only if the quota allows it too late.
             OutcomeUnknown: not answered.
         """
         from kafka.protocol.admin import CreatePartitionsRequest
 
         topic_type = CreatePartitionsRequest.CreatePartitionsTopic
-        topics = [topic_type(name=name, count=count, assignments=None) for name, count in counts.items()]
-        request = CreatePartitionsRequest(topics=topics, timeout_ms=self.config.request_timeout_ms, validate_only=False)
-        answer = self._any_connection().request(request)
-        for result in answer.results:
-            if result.error_code != Code.INVALID_PARTITIONS:
-                require(result.error_code, f"adding partitions to {result.name}", result.error_message)
+
+        def request(some: list[tuple[str, int]]) -> Any:
+            topics = [topic_type(name=name, count=count, assignments=None) for name, count in some]
+            return CreatePartitionsRequest(
+                topics=topics, timeout_ms=self.config.request_timeout_ms, validate_only=False
+            )
+
+        def results(answer: Any) -> dict[str, Any]:
+            return {result.name: result for result in answer.results}
+
+        items = {name: (name, count) for name, count in counts.items()}
+        found = self._change(items, request, results, "adding partitions", 0, quota_wait_s)
+        for name, (code, message, _) in found.items():
+            if code != Code.INVALID_PARTITIONS:
+                require(code, f"adding partitions to {name}", message)
 
     def create_topic(
         self,
@@ -499,36 +524,65 @@ class ClusterClient:
         settings: Mapping[str, str],
         *,
         validate_only: bool = False,
+        quota_wait_s: float = _QUOTA_WAIT_S,
     ) -> bytes:
-        """Create a topic and return its id, 16 bytes or zeros; `replication_factor` -1 is the brokers' default.
-
-        With `validate_only` the cluster only says whether it would.
-
-        Brokers see it one after the other: `list_offsets` waits until its leaders are ready.
+        """Create a topic and return its id, 16 bytes or zeros; as `create_topics`.
 
         Raises:
             BrokerError: refused (TOPIC_ALREADY_EXISTS among others); nothing was created.
             OutcomeUnknown: not answered in time; it may exist now, or soon.
             UnreachableError: no broker answers; nothing was sent.
         """
+        new = NewTopic(name, partitions, replication_factor, settings)
+        found = self.create_topics([new], validate_only=validate_only, quota_wait_s=quota_wait_s)[name]
+        if isinstance(found, BrokerError):
+            raise found
+        return found
+
+    def create_topics(
+        self, topics: Iterable[NewTopic], *, validate_only: bool = False, quota_wait_s: float = _QUOTA_WAIT_S
+    ) -> dict[str, bytes | BrokerError]:
+        """Create topics; return their ids, 16 bytes or zeros, or why one was not created.
+
+        Brokers see them one after the other: `list_offsets` waits until their leaders are ready. With `validate_only`
+        the cluster only says whether it would.
+
+        Raises:
+            OutcomeUnknown: not answered in time; they may exist now, or soon.
+            UnreachableError: no broker answers; nothing was sent.
+        """
         from kafka.protocol.admin import CreateTopicsRequest
 
         topic_type = CreateTopicsRequest.CreatableTopic
         config_type = topic_type.CreatableTopicConfig
-        topic = topic_type(
-            name=name,
-            num_partitions=partitions,
-            replication_factor=replication_factor,
-            assignments=[],
-            configs=[config_type(name=key, value=value) for key, value in settings.items()],
-        )
-        request = CreateTopicsRequest(
-            topics=[topic], timeout_ms=self.config.request_timeout_ms, validate_only=validate_only
-        )
-        what = f"creating topic {name}"
-        (result,) = self._change(request, lambda answer: answer.topics, what, lowest=_CREATE_TOPICS_WITH_ID)
-        require(result.error_code, what, result.error_message)
-        return NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes)
+
+        def request(some: list[NewTopic]) -> Any:
+            wanted = [
+                topic_type(
+                    name=topic.name,
+                    num_partitions=topic.partitions,
+                    replication_factor=topic.replication_factor,
+                    assignments=[],
+                    configs=[config_type(name=key, value=value) for key, value in topic.settings.items()],
+                )
+                for topic in some
+            ]
+            return CreateTopicsRequest(
+                topics=wanted, timeout_ms=self.config.request_timeout_ms, validate_only=validate_only
+            )
+
+        def results(answer: Any) -> dict[str, Any]:
+            return {result.name: result for result in answer.topics}
+
+        items = {topic.name: topic for topic in topics}
+        found = self._change(items, request, results, "creating topics", _CREATE_TOPICS_WITH_ID, quota_wait_s)
+        created: dict[str, bytes | BrokerError] = {}
+        for name, (code, message, result) in found.items():
+            if code:
+                created[name] = BrokerError(code, code_name(code), f"creating topic {name}", visible(message or ""))
+            else:
+                created[name] = NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes)
+        return created
 
     def delete_topics(self, topics: Iterable[str | bytes]) -> None:
         """Delete topics, each given by its name, or by its id of 16 bytes; one that does not exist is ignored.
@@ -544,32 +598,69 @@ class ClusterClient:
 
         state_type = DeleteTopicsRequest.DeleteTopicState
         no_id = UUID(int=0)
-        wanted = [
-            state_type(name=topic, topic_id=no_id)
+        wanted: dict[str | bytes, Any] = {
+            topic: state_type(name=topic, topic_id=no_id)
             if isinstance(topic, str)
             else state_type(name=None, topic_id=UUID(bytes=topic))
             for topic in topics
-        ]
-        if not wanted:
-            return
-        request = DeleteTopicsRequest(topics=wanted, timeout_ms=self.config.request_timeout_ms)
-        results = self._change(request, lambda answer: answer.responses, "deleting topics", lowest=_DELETE_TOPICS_BY_ID)
-        for result in results:
-            if result.error_code not in _GONE:
-                name = result.name or format_topic_id(result.topic_id.bytes)
-                require(result.error_code, f"deleting topic {name}", result.error_message)
+        }
 
-    def _change(self, request: Any, results_of: Callable[[Any], list[Any]], what: str, *, lowest: int) -> list[Any]:
-        """Send a change to the controller, through any broker; repeat it only if it certainly was not executed."""
-        deadline = time.monotonic() + self.config.request_timeout_ms / 1000
-        while True:
-            results = results_of(self._any_connection().request(request, lowest=lowest))
-            codes = {result.error_code for result in results}
+        def request(some: list[Any]) -> Any:
+            return DeleteTopicsRequest(topics=some, timeout_ms=self.config.request_timeout_ms)
+
+        def results(answer: Any) -> dict[str | bytes, Any]:
+            found = {}
+            for result in answer.responses:
+                topic_id = NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes)
+                found[topic_id if topic_id in wanted else result.name] = result
+            return found
+
+        found = self._change(wanted, request, results, "deleting topics", _DELETE_TOPICS_BY_ID, _QUOTA_WAIT_S)
+        for topic, (code, message, _) in found.items():
+            if code not in _GONE:
+                name = topic if isinstance(topic, str) else format_topic_id(topic)
+                require(code, f"deleting topic {name}", message)
+
+    def _change(
+        self,
+        items: Mapping[Key, Item],
+        request_of: Callable[[list[Item]], Any],
+        results_of: Callable[[Any], Mapping[Key, Any]],
+        what: str,
+        lowest: int,
+        quota_wait_s: float,
+    ) -> dict[Key, tuple[int, str | None, Any]]:
+        """Send changes to the controller, through any broker; return code, message and result of each.
+
+        A change is repeated only if it certainly was not executed: by another broker's controller, or when the quota of
+        changes (KIP-599) allows it, if that is within `quota_wait_s`.
+        """
+        began = time.monotonic()
+        left, done = dict(items), dict[Key, tuple[int, str | None, Any]]()
+        while left:
+            connection = self._any_connection()
+            answer = connection.request(request_of(list(left.values())), lowest=lowest)
+            pause = max((answer.throttle_time_ms or 0) / 1000, _RETRY_PAUSE)
+            if connection.is_throttled:
+                # the broker reads nothing from it meanwhile; other requests must not wait for that
+                connection.close()
+            results = results_of(answer)
+            codes = {result.error_code for result in results.values()}
+            waited = time.monotonic() - began
             if Code.REQUEST_TIMED_OUT in codes:
                 raise OutcomeUnknown(f"{what}: the controller did not finish in time")
-            if codes != {Code.NOT_CONTROLLER} or time.monotonic() > deadline:
-                return results
-            time.sleep(_RETRY_PAUSE)
+            if codes == {Code.NOT_CONTROLLER} and waited < self.config.request_timeout_ms / 1000:
+                time.sleep(_RETRY_PAUSE)
+                continue
+            done |= {key: (result.error_code, result.error_message, result) for key, result in results.items()}
+            left = {key: left[key] for key, result in results.items() if result.error_code == _THROTTLED}
+            if left and waited + pause > quota_wait_s:
+                quota = "this client's quota of changes (controller_mutation_rate) is used up"
+                why = f"{quota} for another {pause:.0f} s"
+                return done | dict.fromkeys(left, (_THROTTLED, why, None))
+            if left:
+                time.sleep(pause)
+        return done
 
     def broker_configs(self, node_ids: Iterable[int], names: list[str]) -> dict[int, dict[str, str]]:
         """Read settings of brokers; without the brokers that do not return them."""

@@ -316,7 +316,7 @@ class TopicRebuilder:
                 Reason.DESTINATION_TOPIC_DELETED,
             )
         plan = plan.settling(settled_to_change(client, topic, plan.now))
-        refused = TopicAdmin(destination.store).set_settings({topic: plan.now})[topic]
+        refused = TopicAdmin(destination).set_settings({topic: plan.now})[topic]
         if refused is not None:
             raise refused
         return made, plan

@@ -48,12 +48,11 @@ def add_partitions(
             continue
         try:
             if len(here.topics[topic.topic].partitions) < count:
-                # over a connection of its own: brokers delay whatever follows a change that exceeds a quota
-                with ClusterClient(destination.config) as client:
-                    client.create_partitions({topic.topic: count})
+                # tried again with the next look: a quota that is used up must not hold up other topics
+                destination.create_partitions({topic.topic: count}, quota_wait_s=0)
         except BrokerError as error:
             reason = Reason.NOT_AUTHORIZED if error.code in _REFUSED else None
-            found[topic.topic] = Lacking(count, reason, str(error))
+            found[topic.topic] = Lacking(count, reason, f"the destination: {error}")
         else:
             there[topic.topic] = topic, count
             found[topic.topic] = None

@@ -22,7 +22,7 @@ from kmirror.engine.control.growth import add_partitions, is_original_mirror
 from kmirror.engine.control.log_starts import LogStarts
 from kmirror.engine.control.source_login import LoginReport, SourceLogin
 from kmirror.engine.histories.identity_check import require_cluster
-from kmirror.errors import KmirrorError, OutcomeUnknown, UnreachableError
+from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.settings.table import Settings
 from kmirror.state.records import Lacking, TopicRecord
 from kmirror.state.store import StateStore
@@ -58,7 +58,7 @@ class SourceReport:
 
 
 class _DestinationSilent(Exception):  # noqa: N818 - the source has not failed
-    """The destination does not answer."""
+    """The destination does not answer, or refuses us."""
 
 
 class SourceMonitor:
@@ -274,14 +274,10 @@ class SourceMonitor:
 
 @contextmanager
 def _destination() -> Iterator[None]:
-    """Raise _DestinationSilent if the destination does not answer, to tell it from a source that does not."""
+    """Raise _DestinationSilent if the destination does not answer or refuses us: that is no trouble of the source."""
     try:
         yield
-    except OutcomeUnknown as error:
-        raise _DestinationSilent from error
-    except UnreachableError as error:
-        if error.reason is not None:
-            raise
+    except (KmirrorError, OutcomeUnknown) as error:
         raise _DestinationSilent from error
 
 

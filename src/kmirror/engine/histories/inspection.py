@@ -220,7 +220,8 @@ class Inspector:
         source_leader = source.leader(assignment.source)
         destination_leader = destination.leader(assignment.destination)
         if not source_leader or not destination_leader:
-            return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, "a leader is being elected"))
+            side = identity_check.AT_DESTINATION if source_leader else identity_check.AT_SOURCE
+            return Facts(trouble=Trouble(side.unreachable, f"{side.partition(assignment)}: a leader is being elected"))
         leader_id = destination_leader.leader_id or 0
         return Facts(
             source_topic_id=source.topics[assignment.source_topic].topic_id,

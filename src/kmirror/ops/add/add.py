@@ -261,7 +261,8 @@ def _compare_adopted(destination: Destination, work: AddWork, bulk: Bulk, watch:
 def _check_at_destination(destination: Destination, work: AddWork) -> None:
     """Ask the destination whether it would create the new topics, and which settings differ on the others."""
     new = work.new_topics()
-    outcomes = TopicAdmin(destination.store).create(new, validate_only=True) if new else {}
+    admin, wait_s = TopicAdmin(destination), work.quota_wait_s
+    outcomes = admin.create(new, validate_only=True, quota_wait_s=wait_s) if new else {}
     refused = {topic: error for topic, error in outcomes.items() if error is not None}
     for topic, error in settle_new(destination.client, work, refused).items():
         work.refuse(topic, refusal_of(error, "CREATE", topic))

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.authorized import missing_rights
+from kmirror.cluster.client import NewTopic
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
-from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.plan import Action, FilterChange, TopicPlan, require_unchanged
-from kmirror.ops.add.topic_admin import NewTopic, TopicAdmin, await_topics
+from kmirror.ops.add.topic_admin import QUOTA_WAIT_S, TopicAdmin, await_topics
 from kmirror.ops.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.rights.acl_sync import protect_claimed
@@ -90,6 +91,11 @@ class AddWork:
         new = [plan for plan in self.plans.values() if plan.action is Action.CREATE]
         factor = self.settings.replication_factor
         return [NewTopic(p.topic, p.partitions, factor, {**p.settings.now, **self.overrides}) for p in new]
+
+    @property
+    def quota_wait_s(self) -> float:
+        """Return how long to wait for the quota of changes: an engine must not, it tries again."""
+        return 0.0 if self.discovers else QUOTA_WAIT_S
 
     @property
     def changes_filters(self) -> bool:
@@ -170,6 +176,8 @@ def refusal_of(error: KmirrorError, operation: str, topic: str) -> KmirrorError:
             error.hint,
             Reason.NOT_AUTHORIZED,
         )
+    if isinstance(error, BrokerError) and error.code == Code.THROTTLING_QUOTA_EXCEEDED:
+        return TimedOutError(error.message, "try again later, or ask for a larger quota on the destination")
     if isinstance(error, BrokerError):
         return RefusedError(error.message, "fix that, or create the topic yourself and use --adopt")
     return error
@@ -256,11 +264,11 @@ def _unwanted(row: TopicResult) -> TopicResult:
 
 def _create_topics(destination: Destination, work: AddWork) -> set[str]:
     """Create topics and change settings; return the topics for which the outcome is unknown."""
-    admin = TopicAdmin(destination.store)
+    admin = TopicAdmin(destination)
     new = work.new_topics()
     unknown: set[str] = set()
     for operation, outcomes in (
-        ("CREATE", admin.create(new) if new else {}),
+        ("CREATE", admin.create(new, quota_wait_s=work.quota_wait_s) if new else {}),
         ("ALTER_CONFIGS", admin.set_settings(work.changes) if work.changes else {}),
     ):
         for topic, error in outcomes.items():

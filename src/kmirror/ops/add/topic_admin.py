@@ -1,4 +1,4 @@
-"""Create destination topics and change their settings, with librdkafka's admin client.
+"""Create destination topics and change their settings.
 
 Each result is for one topic: a refused topic never hides the others.
 """
@@ -6,35 +6,24 @@ Each result is for one topic: a refused topic never hides the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from kmirror.cluster.acl_commands import grant_line
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import ClusterClient, NewTopic
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.commands import option
-from kmirror.errors import KmirrorError
-from kmirror.state.client import Deadline, ask, client
-from kmirror.state.store import StateStore
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.ops.context import Destination
+from kmirror.state.client import Deadline, ask, client, refused, unreachable
 
 #: A controller writes a record for each topic, partition and setting, at most 10,000 per request (KRaft's
 #: MAX_RECORDS_PER_USER_OP).
 _RECORDS_AT_ONCE = 9_000
 _TIMEOUT_S = 30.0
+#: How long to wait until the quota of changes lets topics be created.
+QUOTA_WAIT_S = 600.0
 _STEP_S = 0.1
-
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class NewTopic:
-    """A topic to create; a `replication_factor` of -1 is the brokers' default."""
-
-    name: str
-    partitions: int
-    replication_factor: int
-    settings: Mapping[str, str]
 
 
 def await_topics(cluster: ClusterClient, topics: Collection[str], deadline: Deadline) -> ClusterMetadata:
@@ -63,38 +52,40 @@ def _is_ready(metadata: ClusterMetadata, topic: str) -> bool:
 class TopicAdmin:
     """Create and alter destination topics; return errors by topic, None for success."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, destination: Destination) -> None:
         from confluent_kafka.admin import AdminClient
 
+        store = destination.store
+        self._cluster = destination.client
         self._login = store.client_config
         self._watch = store.watch
         self._admin = client(AdminClient, store.config, store.watch)
 
-    def create(self, topics: Iterable[NewTopic], *, validate_only: bool = False) -> dict[str, KmirrorError | None]:
+    def create(
+        self, topics: Iterable[NewTopic], *, validate_only: bool = False, quota_wait_s: float = QUOTA_WAIT_S
+    ) -> dict[str, KmirrorError | None]:
         """Create topics, or with `validate_only` ask the brokers whether they would.
 
         TOPIC_ALREADY_EXISTS may be due to our own request, if its first answer was lost.
         """
-        from confluent_kafka import admin as librdkafka
-
-        def request(some: Sequence[NewTopic]) -> dict[str, Any]:
-            wanted = [
-                librdkafka.NewTopic(
-                    topic.name,
-                    num_partitions=topic.partitions,
-                    replication_factor=topic.replication_factor,
-                    config=dict(topic.settings),
-                )
-                for topic in some
-            ]
-            asked = self._admin.create_topics(
-                wanted, validate_only=validate_only, operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S
-            )
-            return dict(asked)  # a copy: the client reads its own again
-
         items = {topic.name: topic for topic in topics}
         sizes = {topic.name: 1 + topic.partitions + len(topic.settings) for topic in items.values()}
-        return self._each(items, sizes, request, "creating topic", "CREATE")
+        outcomes: dict[str, KmirrorError | None] = {}
+        for some in requests_of(sizes):
+            try:
+                found = self._cluster.create_topics(
+                    [items[name] for name in some], validate_only=validate_only, quota_wait_s=quota_wait_s
+                )
+            except (UnreachableError, OutcomeUnknown) as error:
+                reason = error.reason or Reason.DESTINATION_UNREACHABLE
+                outcomes |= {name: unreachable(f"creating topic {name}: {error}", reason) for name in some}
+                continue
+            for name, answer in found.items():
+                outcomes[name] = None
+                if isinstance(answer, BrokerError):
+                    grant = grant_line(self._login, ("CREATE",), *option("--topic", name))
+                    outcomes[name] = refused(answer.code, answer.name, answer.what, answer.detail, grant)
+        return outcomes
 
     def set_settings(self, changes: Mapping[str, Mapping[str, str | None]]) -> dict[str, KmirrorError | None]:
         """Set some settings of topics (IncrementalAlterConfigs); None resets to the brokers' default."""
@@ -118,16 +109,6 @@ class TopicAdmin:
 
         items = {topic: (topic, settings) for topic, settings in changes.items()}
         sizes = {topic: len(settings) for topic, settings in changes.items()}
-        return self._each(items, sizes, request, "changing topic", "ALTER_CONFIGS")
-
-    def _each(
-        self,
-        items: Mapping[str, Item],
-        sizes: Mapping[str, int],
-        request: Callable[[Sequence[Item]], dict[str, Any]],
-        what: str,
-        operation: str,
-    ) -> dict[str, KmirrorError | None]:
         # many topics per request; retries are for one topic each
         outcomes: dict[str, KmirrorError | None] = {}
         for some in requests_of(sizes):
@@ -137,9 +118,9 @@ class TopicAdmin:
                 def again(name: str = name, first: dict[str, Any] = first) -> Any:
                     return first.pop(name, None) or request([items[name]])[name]
 
-                grant = grant_line(self._login, (operation,), *option("--topic", name))
+                grant = grant_line(self._login, ("ALTER_CONFIGS",), *option("--topic", name))
                 try:
-                    ask(again, self._admin, self._watch, Deadline(_TIMEOUT_S), f"{what} {name}", grant)
+                    ask(again, self._admin, self._watch, Deadline(_TIMEOUT_S), f"changing topic {name}", grant)
                 except KmirrorError as error:
                     outcomes[name] = error
                 else:

@@ -190,7 +190,7 @@ def _create(cluster: ClusterClient, topic: str, replication_factor: int) -> None
         if found is not None and not found.error_code:
             return
         try:
-            cluster.create_topic(topic, 1, replication_factor, _COMPACTED)
+            cluster.create_topic(topic, 1, replication_factor, _COMPACTED, quota_wait_s=0)
         except BrokerError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise

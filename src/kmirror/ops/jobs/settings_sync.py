@@ -133,7 +133,7 @@ class SettingsSyncJob:
         self, destination: Destination, before: Mapping[str, TopicRecord], wanted: dict[str, SettingsSync]
     ) -> Iterator[JobEvent]:
         changes = {topic: sync.changes for topic, sync in wanted.items() if sync.changes}
-        outcomes = TopicAdmin(destination.store).set_settings(changes) if changes else {}
+        outcomes = TopicAdmin(destination).set_settings(changes) if changes else {}
         for topic, error in outcomes.items():
             if error is not None:
                 del wanted[topic]

@@ -142,7 +142,7 @@ def apply_settings(work: StopWork) -> str:
 def _set_settings(work: StopWork, changes: Mapping[str, Mapping[str, str | None]]) -> dict[str, KmirrorError | None]:
     """Set what the destination accepts of each topic's settings; what it refuses by policy must not hold up a stop."""
     destination = work.destination
-    admin = TopicAdmin(destination.store)
+    admin = TopicAdmin(destination)
     found = admin.set_settings(changes)
     accepted: dict[str, Mapping[str, str | None]] = {}
     for name, error in found.items():
