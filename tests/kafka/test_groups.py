@@ -28,7 +28,8 @@ from kmirror.ops.context import Destination, change
 from kmirror.ops.groups import commit as group_commit
 from kmirror.ops.groups import facts as group_look
 from kmirror.ops.groups import sync as group_sync
-from kmirror.ops.groups.sync import clamp_groups, final_sync
+from kmirror.ops.groups.at_stop import clamp_groups
+from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.results import GroupResult, Outcome, VerbResult
@@ -41,7 +42,7 @@ from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, unique_topic
-from tests.support.groups import GroupScene, commit, committed, delete_offsets, member, metadata_of
+from tests.support.groups import GroupScene, commit, committed, delete_offsets, lose_source, member, metadata_of
 from tests.support.json_documents import check_printed
 from tests.support.kafka_tools import kafka_tool
 from tests.support.local_engine import Threads
@@ -353,29 +354,18 @@ def test_synced_groups_are_clamped_without_the_source(scene: GroupScene) -> None
     partition = TopicPartition(scene.topic, 0)
     scene.set_topic(desired=DesiredState.STOPPED)
     with member(scene.pair.destination, scene.group, scene.topic):
-        assert results(clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)})) == [
+        assert results(clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)}).results) == [
             (scene.group, 100, 80, Outcome.REFUSED, GroupReason.HAS_MEMBERS)
         ]
-    assert results(clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)})) == [
+    assert results(clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)}).results) == [
         (scene.group, 100, 80, Outcome.DONE, None)
     ]
-    assert clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)}) == ()
+    assert clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)}).results == ()
     groups = (scene.group, in_range, outsider, moved_here)
     assert [scene.here(group) for group in groups] == [80, 60, 100, 95]
 
 
 # -- describe ----------------------------------------------------------------------------------------------------------
-
-
-def lose_source(scene: GroupScene) -> None:
-    """Have the mirror's source be where no one answers."""
-
-    def decide(state: State) -> Changes:
-        record = state.mirror(scene.mirror)
-        assert record is not None
-        return Changes((replace(record, source={"bootstrap.servers": "127.0.0.1:1"}),))
-
-    change(scene.destination, scene.mirror, decide)
 
 
 def test_described_with_the_source_down(scene: GroupScene) -> None:

@@ -199,3 +199,14 @@ class GroupScene:
     def close(self) -> None:
         """Close connections."""
         self.job.close()
+
+
+def lose_source(scene: GroupScene) -> None:
+    """Have the mirror's source be where no one answers."""
+
+    def decide(state: State) -> Changes:
+        record = state.mirror(scene.mirror)
+        assert record is not None
+        return Changes((replace(record, source={"bootstrap.servers": "127.0.0.1:1"}),))
+
+    change(scene.destination, scene.mirror, decide)

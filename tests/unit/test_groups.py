@@ -19,9 +19,12 @@ from kmirror.sync.groups import (
     MirroredTopics,
     clamped,
     differing_partitions,
+    kept_rows,
+    marked_absent,
     plan_group,
     recorded,
     restricted,
+    with_kept,
 )
 
 AT = TopicPartition("orders", 0)
@@ -48,8 +51,10 @@ def plan(
     record: GroupRecord | None = None,
     topics: MirroredTopics = TOPICS,
     bounds: tuple[int, int] | None = (0, 100),
+    *,
+    due: bool = False,
 ) -> GroupPlan:
-    return plan_group("g", "g", there, destination, topics, {PLACE: bounds} if bounds else {}, record)
+    return plan_group("g", "g", there, destination, topics, {PLACE: bounds} if bounds else {}, record, is_due=due)
 
 
 def set_to(planned: GroupPlan) -> list[int]:
@@ -191,8 +196,99 @@ def test_topics_that_were_stopped_meanwhile_are_left_out() -> None:
     assert paused.changes == ()
 
 
+# -- offsets that are kept, since they would expire ------------------------------------------------------------------
+
+
+def kept(
+    destination: GroupView, record: GroupRecord, topics: MirroredTopics = TOPICS, *, due: bool = False
+) -> list[int]:
+    rows = kept_rows(record, destination, topics, {PLACE: (0, 100)}, is_due=due)
+    assert all(row.is_change for row in rows)
+    return [row.target.offset for row in rows]
+
+
+def test_what_is_right_is_committed_again_when_it_is_due() -> None:
+    assert set_to(plan(source(40), here(40), stored(40))) == []
+    for there, bounds in ((40, None), (40, (0, 100)), (4_000, (0, 40))):
+        (row,) = plan(source(there, "stream time"), here(40), stored(40), bounds=bounds, due=True).changes
+        assert (row.destination_offset, row.target) == (40, Committed(40, "stream time"))
+    for other in (here(40, members=True), here(40, kind=GroupKind.SHARE)):
+        assert set_to(plan(source(40), other, stored(40), due=True)) == []
+    assert set_to(plan(source(40), here(40), stored(39), due=True)) == [], "another client's"
+
+
+def test_what_has_vanished_is_put_back_as_last_synced() -> None:
+    assert kept(NOBODY, stored(40, 39)) == [40]
+    assert kept(NOBODY, stored(4_000)) == [100], "never outside the log"
+    assert kept_rows(stored(40), NOBODY, TOPICS, {}, is_due=False) == (), "the log is not known now"
+
+
+def test_what_is_here_is_kept_with_its_metadata_while_the_source_says_nothing() -> None:
+    standing = replace(NOBODY, committed={PLACE: Committed(39, "stream time")})
+    (row,) = kept_rows(stored(40, 39), standing, TOPICS, {}, is_due=True)
+    assert (row.is_change, row.target) == (True, Committed(39, "stream time"))
+    assert kept(standing, stored(40, 39)) == []
+
+
+@pytest.mark.parametrize(
+    "standing",
+    [
+        replace(NOBODY, has_members=True),
+        replace(NOBODY, kind=GroupKind.SHARE),
+        replace(NOBODY, trouble=GroupReason.UNKNOWN_NOW),
+        here(44),
+        here(40, members=True),
+    ],
+)
+def test_what_others_use_is_not_kept(standing: GroupView) -> None:
+    assert kept(standing, stored(40), due=True) == []
+
+
+def test_only_offsets_of_the_logs_that_are_mirrored_are_kept() -> None:
+    for reason in (GroupReason.PAUSED_BY_OPERATOR, GroupReason.PARTITION_FAILED, GroupReason.SOURCE_TOPIC_RECREATED):
+        waiting = MirroredTopics(TOPICS.names, {"eu.orders": reason})
+        assert kept(NOBODY, stored(40), waiting) == [40]
+        planned = with_kept(
+            plan(source(50), topics=waiting), kept_rows(stored(40), NOBODY, waiting, {PLACE: (0, 100)}, is_due=False)
+        )
+        assert set_to(restricted(planned, waiting)) == [40], "what the source has now waits"
+    anew = MirroredTopics(TOPICS.names, {PLACE: GroupReason.NOT_ALIGNED})
+    assert kept(NOBODY, stored(40), anew) == []
+    planned = with_kept(
+        plan(source(50), topics=waiting), kept_rows(stored(40), NOBODY, waiting, {PLACE: (0, 100)}, is_due=False)
+    )
+    assert restricted(planned, anew).changes == ()
+    assert kept(NOBODY, stored(40), MirroredTopics({})) == []
+
+
+def test_a_group_follows_the_source_where_that_has_an_offset() -> None:
+    planned = with_kept(
+        plan(source(50), NOBODY, stored(40)), kept_rows(stored(40), NOBODY, TOPICS, {PLACE: (0, 100)}, is_due=False)
+    )
+    assert set_to(planned) == [50]
+
+
+def test_what_the_source_does_not_have_any_more_is_not_kept_until_it_has_it_again() -> None:
+    dropped = marked_absent(stored(40), [PLACE, TopicPartition("eu.orders", 1)], 2)
+    assert dropped == replace(stored(40), absent={"eu.orders": (0,)}, time_ms=2)
+    assert marked_absent(dropped, [PLACE], 3) is dropped
+    assert kept(NOBODY, dropped, due=True) == kept(here(40), dropped, due=True) == []
+    again = plan(source(40), here(40), dropped)
+    assert again.returned == {PLACE}
+    record = recorded(again, "m", 3)
+    assert record is not None
+    assert (record.absent, kept(NOBODY, record)) == ({}, [40])
+
+
+def test_why_a_group_is_skipped_stays_while_the_source_says_nothing() -> None:
+    record = replace(stored(40), skipped=GroupReason.COMMITTED_HERE)
+    silent = GroupPlan("g", "g", GroupKind.CONSUMER, (), record, knows_source=False)
+    assert recorded(silent, "m", 2) == record
+    assert recorded(replace(silent, knows_source=True), "m", 2) == replace(record, skipped=None, time_ms=2)
+
+
 def test_the_record_is_stored() -> None:
-    record = replace(stored(50, 40), skipped=GroupReason.HAS_MEMBERS, extra={"later": 1})
+    record = replace(stored(50, 40), skipped=GroupReason.HAS_MEMBERS, absent={"eu.orders": (0,)}, extra={"later": 1})
     assert decode(*encode(record)) == record
     state = State.of([record, replace(record, group="a")])
     assert state.group("m", "g") == record

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -156,6 +156,21 @@ class ClusterGroups:
         answer = self._per_coordinator([group], ask, timeout or self._timeout)[group]
         return dict.fromkeys(offsets, answer) if isinstance(answer, int) else answer
 
+    def delete_offsets(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Delete committed offsets of a consumer group; return an error code for each, 0 if there is none any more.
+
+        Brokers refuse it where a member of the group subscribes to the topic (GROUP_SUBSCRIBED_TO_TOPIC).
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+
+        def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
+            return {group: _delete(connection, group, partitions, timeout)}
+
+        answer = self._per_coordinator([group], ask, self._timeout)[group]
+        return dict.fromkeys(partitions, answer) if isinstance(answer, int) else answer
+
     def _per_coordinator(
         self, groups: Sequence[str], ask: Callable[[Connection, Sequence[str], float], dict[str, Any]], timeout: float
     ) -> dict[str, Any]:
@@ -298,6 +313,27 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
         group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None, topics=topics
     )
     answer = connection.request(request, highest=_BY_NAME, timeout=timeout)
+    return {
+        TopicPartition(topic.name, one.partition_index): one.error_code
+        for topic in answer.topics
+        for one in topic.partitions
+    }
+
+
+def _delete(
+    connection: Connection, group: str, partitions: Collection[TopicPartition], timeout: float
+) -> dict[TopicPartition, int] | int:
+    from kafka.protocol.consumer import OffsetDeleteRequest
+
+    topic_type = OffsetDeleteRequest.OffsetDeleteRequestTopic
+    partition_type = topic_type.OffsetDeleteRequestPartition
+    by_topic: defaultdict[str, list[Any]] = defaultdict(list)
+    for partition in sorted(partitions):
+        by_topic[partition.topic].append(partition_type(partition_index=partition.partition))
+    topics = [topic_type(name=name, partitions=some) for name, some in by_topic.items()]
+    answer = connection.request(OffsetDeleteRequest(group_id=group, topics=topics), timeout=timeout)
+    if answer.error_code:
+        return 0 if answer.error_code == GROUP_ID_NOT_FOUND else int(answer.error_code)
     return {
         TopicPartition(topic.name, one.partition_index): one.error_code
         for topic in answer.topics

@@ -51,7 +51,8 @@ LASTING_REASONS = frozenset(
 class GroupRecord:
     """One group of the source: the offsets that kmirror committed, by destination topic and partition.
 
-    `time_ms` is when they or `skipped` last changed. `kind` is `consumer` or `share`.
+    `time_ms` is when they or `skipped` last changed. `kind` is `consumer` or `share`. `absent` are partitions, by
+    topic, for which the source does not have an offset, or has not had one since the topic was added.
     """
 
     mirror: str
@@ -61,6 +62,7 @@ class GroupRecord:
     time_ms: int
     offsets: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     skipped: GroupReason | None = None
+    absent: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

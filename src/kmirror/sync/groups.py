@@ -10,11 +10,15 @@ to [log start, log end] of the mirror topic. Rules for one partition, in this or
 4. The group has members at the destination, or is of another kind: left alone.
 5. The offset there was not committed by kmirror: a local consumer's or an operator's, left alone.
 6. Otherwise it is committed, forward or, if the group was rewound at the source, backward.
+
+Brokers delete what a group without members committed long ago, and a synced group has none. So what kmirror committed
+is kept (`kept_rows`): committed again in time, and put back from the stored record once it has vanished. Only what the
+source does not have any more is not kept (`absent`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
@@ -59,7 +63,8 @@ class MirroredTopics:
 class OffsetPlan:
     """One partition of one group: its offset at the destination, the one to commit, why it is left alone.
 
-    `lacks_metadata`: the offset is right, but the commit metadata of the source is missing.
+    `again`: the offset is right, but is committed once more, with the source's metadata or so that it does not expire.
+    `keeps`: it is the destination's own last offset, whatever the source has now.
     """
 
     topic_partition: TopicPartition
@@ -67,23 +72,28 @@ class OffsetPlan:
     destination_offset: int | None
     target: Committed
     reason: GroupReason | None = None
-    lacks_metadata: bool = False
+    again: bool = False
+    keeps: bool = False
 
     @property
     def is_change(self) -> bool:
         """Return whether an offset is to be committed."""
-        return self.reason is None and (self.lacks_metadata or self.destination_offset != self.target.offset)
+        return self.reason is None and (self.again or self.destination_offset != self.target.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """The plan for one group of the source; `record` is its stored record when this was planned."""
+    """The plan for one group of the source; `record` is its stored record when this was planned.
+
+    `knows_source` is false if the source said nothing about the group: its offsets are kept only.
+    """
 
     group: str
     destination_group: str
     kind: GroupKind
     rows: tuple[OffsetPlan, ...]
     record: GroupRecord | None
+    knows_source: bool = True
 
     @property
     def changes(self) -> tuple[OffsetPlan, ...]:
@@ -91,9 +101,22 @@ class GroupPlan:
         return tuple(row for row in self.rows if row.is_change)
 
     @property
+    def returned(self) -> frozenset[TopicPartition]:
+        """The partitions for which the source has an offset again."""
+        absent = self.record.absent if self.record else {}
+        rows = (row.topic_partition for row in self.rows if not row.keeps)
+        return frozenset(at for at in rows if at.partition in absent.get(at.topic, ())) if absent else frozenset()
+
+    @property
     def skipped(self) -> GroupReason | None:
         """Why the group is left alone until an operator acts."""
         return next((row.reason for row in self.rows if row.reason in LASTING_REASONS), None)
+
+    def skipped_with(self, refused: GroupReason | None) -> GroupReason | None:
+        """Return the same, where brokers `refused` the last commit; what is stored stays if the source said nothing."""
+        if self.skipped is not None or (refused is not None and self.changes):
+            return self.skipped or refused
+        return self.record.skipped if self.record and not self.knows_source else None
 
 
 def differing_partitions(source: GroupView, destination: GroupView, topics: MirroredTopics) -> set[TopicPartition]:
@@ -115,8 +138,13 @@ def plan_group(
     topics: MirroredTopics,
     bounds: Mapping[TopicPartition, Bounds],
     record: GroupRecord | None,
+    *,
+    is_due: bool = False,
 ) -> GroupPlan:
-    """Return the plan for one group with committed offsets of mirrored topics at the source."""
+    """Return the plan for one group with committed offsets of mirrored topics at the source.
+
+    With `is_due` also those of kmirror's offsets that are right are committed again.
+    """
     rows = []
     for at, committed in sorted(source.committed.items()):
         partition = topics.destination_of(at)
@@ -124,11 +152,12 @@ def plan_group(
             found = destination.committed.get(partition)
             ours = record.ours(*partition) if record else ()
             row = OffsetPlan(partition, committed.offset, found.offset if found else None, committed)
-            if committed.metadata and found == Committed(committed.offset) and committed.offset in ours:
-                row = replace(row, lacks_metadata=destination.kind is source.kind and not destination.has_members)
-            rows.append(
-                _decided(row, source, destination, topics.reason_to_wait(partition), bounds.get(partition), ours)
-            )
+            row = _decided(row, source, destination, topics.reason_to_wait(partition), bounds.get(partition), ours)
+            if found and row.reason is None and found.offset == row.target.offset and found.offset in ours:
+                lacks_metadata = bool(committed.metadata) and found == Committed(committed.offset)
+                is_idle = destination.kind is source.kind and not destination.has_members
+                row = replace(row, again=is_idle and (is_due or lacks_metadata))
+            rows.append(row)
     return GroupPlan(group, destination_group, source.kind, tuple(rows), record)
 
 
@@ -159,6 +188,59 @@ def _decided(
     return row
 
 
+def kept_rows(
+    record: GroupRecord,
+    destination: GroupView,
+    topics: MirroredTopics,
+    bounds: Mapping[TopicPartition, Bounds],
+    *,
+    is_due: bool,
+) -> tuple[OffsetPlan, ...]:
+    """Return the offsets that kmirror has committed and that are to be committed again, whatever the source has now.
+
+    Those that have vanished from the destination, with the last one stored; with `is_due` those that are there, too.
+    None of a group with members, and none that someone else has committed.
+    """
+    if destination.trouble or destination.has_members or destination.kind.value != record.kind:
+        return ()
+    rows = []
+    for at, ours in kept_offsets(record, topics):
+        found = destination.committed.get(at)
+        if found is None:
+            if at in bounds:
+                target = Committed(clamped(ours[0], bounds[at]))
+                rows.append(OffsetPlan(at, ours[0], None, target, keeps=True))
+        elif is_due and found.offset in ours:
+            rows.append(OffsetPlan(at, found.offset, found.offset, found, again=True, keeps=True))
+    return tuple(rows)
+
+
+def kept_offsets(record: GroupRecord, topics: MirroredTopics) -> Iterator[tuple[TopicPartition, tuple[int, ...]]]:
+    """Yield what kmirror has committed for these topics, newest first, without what the source does not have."""
+    names = set(topics.names.values())
+    for topic, partitions in record.offsets.items():
+        absent = record.absent.get(topic, ())
+        for partition, ours in partitions.items():
+            at = TopicPartition(topic, partition)
+            if topic in names and ours and partition not in absent and not _is_another_log(topics, at):
+                yield at, ours
+
+
+def _is_another_log(topics: MirroredTopics, partition: TopicPartition) -> bool:
+    """Return whether offsets committed before may mean other records of the mirror topic now."""
+    return topics.reason_to_wait(partition) is GroupReason.NOT_ALIGNED
+
+
+def with_kept(plan: GroupPlan, kept: Iterable[OffsetPlan]) -> GroupPlan:
+    """Return a plan that also keeps these offsets, except those for which it follows the source."""
+    by_partition = {row.topic_partition: row for row in kept}
+    for row in plan.rows:
+        if row.reason is None or row.reason in LASTING_REASONS:
+            by_partition.pop(row.topic_partition, None)
+    rows = {row.topic_partition: row for row in plan.rows} | by_partition
+    return replace(plan, rows=tuple(rows[at] for at in sorted(rows))) if by_partition else plan
+
+
 def clamped(offset: int, bounds: Bounds) -> int:
     """Return the offset, clamped to the log."""
     start, end = bounds
@@ -172,7 +254,7 @@ def recorded(plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | N
     `refused` is why the brokers refused the last commit.
     """
     before = plan.record
-    skipped = plan.skipped or (refused if plan.changes else None)
+    skipped = plan.skipped_with(refused)
     if before is None and not plan.changes and skipped is None:
         return None
     known = before or GroupRecord(mirror, plan.group, plan.destination_group, plan.kind.value, now_ms)
@@ -187,8 +269,19 @@ def recorded(plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | N
         elif ours and row.destination_offset == ours[0]:
             # committed: the offsets before it no longer count
             offsets[topic][partition] = ours[:1]
+    returned = plan.returned
+    absent = {
+        topic: left
+        for topic, partitions in known.absent.items()
+        if (left := tuple(p for p in partitions if TopicPartition(topic, p) not in returned))
+    }
     record = replace(
-        known, destination_group=plan.destination_group, kind=plan.kind.value, offsets=offsets, skipped=skipped
+        known,
+        destination_group=plan.destination_group,
+        kind=plan.kind.value,
+        offsets=offsets,
+        skipped=skipped,
+        absent=absent,
     )
     return record if record == before else replace(record, time_ms=now_ms)
 
@@ -197,8 +290,20 @@ def restricted(plan: GroupPlan, allowed: MirroredTopics) -> GroupPlan:
     """Return the plan without topics that were stopped meanwhile, and with new reasons to wait."""
     names = set(allowed.names.values())
     rows = tuple(
-        row if row.reason is not None else replace(row, reason=allowed.reason_to_wait(row.topic_partition))
+        row
+        if row.reason is not None or (row.keeps and not _is_another_log(allowed, row.topic_partition))
+        else replace(row, reason=allowed.reason_to_wait(row.topic_partition))
         for row in plan.rows
         if row.topic_partition.topic in names
     )
     return replace(plan, rows=rows)
+
+
+def marked_absent(record: GroupRecord, partitions: Collection[TopicPartition], now_ms: int) -> GroupRecord:
+    """Return the record, noting that the source does not have these offsets: they are not kept any more."""
+    absent = {topic: set(known) for topic, known in record.absent.items()}
+    for at in partitions:
+        if record.ours(*at):
+            absent.setdefault(at.topic, set()).add(at.partition)
+    noted = {topic: tuple(sorted(known)) for topic, known in sorted(absent.items())}
+    return record if noted == record.absent else replace(record, absent=noted, time_ms=now_ms)

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.acl_commands import grant_line
@@ -31,6 +31,7 @@ from kmirror.ops.rights.protection import settle
 from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.client import Deadline
 from kmirror.state.events import Event
+from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import (
     DesiredState,
     Key,
@@ -42,6 +43,7 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import Changes, State
+from kmirror.sync.groups import marked_absent
 from kmirror.sync.topic_settings import settings_made
 from kmirror.words import counted
 
@@ -248,6 +250,17 @@ def _claim(destination: Destination, work: AddWork) -> None:
         change(destination, _CLAIMS, decide)
 
 
+def _former_groups(state: State, mirror: str, topics: Collection[str]) -> list[GroupRecord]:
+    """Return records of groups that were synced before their topics were stopped: what they had then is not kept."""
+    changed = []
+    for record in state.groups(mirror):
+        offsets = [TopicPartition(topic, p) for topic in topics for p in record.offsets.get(topic, ())]
+        marked = marked_absent(record, offsets, now_ms())
+        if marked != record:
+            changed.append(marked)
+    return changed
+
+
 def _not_chosen(mirror: MirrorRecord, work: AddWork) -> frozenset[str]:
     """Return the topics that discovery planned but the filters no longer include."""
     if not work.discovers:
@@ -328,6 +341,7 @@ def _complete(
                 tombstones.append(claim.key)
             elif topic not in unknown and plan.former is not None:
                 records.append(plan.former)
+        records += _former_groups(state, mirror, work.plans.keys() - unwanted)
         if work.changes_filters:
             filters = work.filters.apply(stored_settings(present.settings))
             records.append(replace(present, settings=_with_filters(present.settings, filters)))

@@ -43,8 +43,10 @@ from kmirror.ops.check.rights import (
 )
 from kmirror.ops.check.versions import Role, broker_version, too_old
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
+from kmirror.ops.groups.expiry import OFFSETS_RETENTION, offsets_retention
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.trust import refusal_once_stored, unlimited_sources
+from kmirror.settings.durations import format_duration
 from kmirror.settings.table import Settings, parse_settings, stored_settings
 from kmirror.state.client import require_login
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
@@ -65,6 +67,8 @@ _NEEDED_TO_TRIM = ("DELETE",)
 _SCHEMAS = "_schemas"
 #: The most topics that a hint names one by one.
 _TOPICS_IN_HINT = 20
+#: The line about how long offsets of groups are kept.
+_KEEPING = "keeping group offsets"
 #: The most groups whose rights are checked one by one.
 _GROUPS_ASKED = 200
 
@@ -126,6 +130,8 @@ def check(
             if settings.sync_group_offsets_enabled and found is not None:
                 with findings.catching(DESTINATION, "rights on groups"):
                     _check_groups(findings, DESTINATION, client, groups, "READ")
+                with findings.catching(DESTINATION, _KEEPING):
+                    _check_offsets_retention(findings, client, settings)
         if record is not None:
             with findings.catching(SOURCE, "blocked producers"), closing(StateStore(client.config)) as store:
                 _check_blocked(findings, store, record)
@@ -430,6 +436,35 @@ def _check_groups(findings: Findings, cluster: str, client: ClusterClient, group
         )
     elif some:
         findings.ok(cluster, "rights on groups", f"we have {needed} on {counted(len(some), 'group')}")
+
+
+def _check_offsets_retention(findings: Findings, client: ClusterClient, settings: Settings) -> None:
+    """Check how long the destination keeps offsets of groups without members, and so of all synced groups."""
+    retention = offsets_retention(client)
+    kept, again = (format_duration(int(seconds * 1000)) for seconds in (retention.seconds, retention.refresh_s))
+    interval_s = settings.sync_group_offsets_interval_seconds
+    if not retention.is_known:
+        findings.warn(
+            DESTINATION,
+            _KEEPING,
+            f"{OFFSETS_RETENTION} is not reported by the brokers: {kept} is assumed, and offsets are committed again "
+            f"every {again}; if it is shorter, they expire in between",
+            grant_line(client.config, ("DESCRIBE_CONFIGS",), "--cluster"),
+        )
+    elif interval_s * 3 > retention.seconds:
+        findings.warn(
+            DESTINATION,
+            _KEEPING,
+            f"{kept} ({OFFSETS_RETENTION}), too short for syncing every {interval_s} s: they may expire in between",
+            f"raise {OFFSETS_RETENTION} of the brokers, or lower sync.group.offsets.interval.seconds",
+        )
+    else:
+        again = format_duration(int(max(retention.refresh_s, interval_s) * 1000))
+        findings.ok(
+            DESTINATION,
+            _KEEPING,
+            f"{kept} without a member or a commit ({OFFSETS_RETENTION}); an engine commits them again every {again}",
+        )
 
 
 def _check_schemas(findings: Findings, client: ClusterClient, mirrored: Collection[str]) -> None:

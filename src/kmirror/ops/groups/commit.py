@@ -102,7 +102,7 @@ def carry_out(
             if record.skipped is not None and (plan.record is None or plan.record.skipped is not record.skipped):
                 skipped.append((record.destination_group, record.skipped))
         if may_note:
-            records.append(GroupsRecord(mirror, at, len(plans)))
+            records.append(GroupsRecord(mirror, at, sum(plan.knows_source for plan in plans)))
         return Changes(tuple(records))
 
     results: list[GroupResult] = []
@@ -120,7 +120,7 @@ def carry_out(
 
 def _is_news(plan: GroupPlan, refused: GroupReason | None) -> bool:
     before = plan.record.skipped if plan.record else None
-    return bool(plan.changes) or (plan.skipped or refused if plan.changes else plan.skipped) is not before
+    return bool(plan.changes or plan.returned) or plan.skipped_with(refused) is not before
 
 
 def _set(here: ClusterGroups, plan: GroupPlan, refused: dict[str, GroupReason], seconds: float) -> list[GroupResult]:

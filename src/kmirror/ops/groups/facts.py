@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
@@ -23,7 +23,17 @@ from kmirror.state.records import (
     PartitionState,
 )
 from kmirror.state.snapshot import State
-from kmirror.sync.groups import Bounds, GroupPlan, GroupView, MirroredTopics, differing_partitions, plan_group
+from kmirror.sync.groups import (
+    Bounds,
+    GroupPlan,
+    GroupView,
+    MirroredTopics,
+    differing_partitions,
+    kept_offsets,
+    kept_rows,
+    plan_group,
+    with_kept,
+)
 
 _ILLEGAL_GENERATION = 22
 _REASONS = {
@@ -132,35 +142,62 @@ def read_source_groups(
             and (offsets := {at: one for at, one in answer.items() if at.topic in topics.names})
         }
         asked = {at for view in found.values() for at in view.committed}
-        if asked:
-            topics = _known_topics(source.client, state, mirror, topics, {at.topic for at in asked})
+        recorded = {topic for record in state.groups(mirror.name) for topic in record.offsets}
+        names = {at.topic for at in asked} | {source for source, name in topics.names.items() if name in recorded}
+        if names:
+            topics = _known_topics(source.client, state, mirror, topics, names)
             topics = _with_added_partitions(state, mirror.name, topics, asked)
     return SourceGroups(found, topics, unreadable)
 
 
 def plan_groups(
-    found: SourceGroups, here: ClusterGroups, state: State, mirror: str, settings: Settings, *, whole: bool = False
+    found: SourceGroups,
+    here: ClusterGroups,
+    state: State,
+    mirror: str,
+    settings: Settings,
+    *,
+    whole: bool = False,
+    is_due: Callable[[str], bool] | None = None,
 ) -> tuple[GroupPlan, ...]:
     """Return the plans for these groups; `whole` reads log bounds also for offsets that are equal.
+
+    With `is_due`, also offsets are kept about which the source says nothing; it returns whether those of a destination
+    group are to be committed again.
 
     Raises:
         UnreachableError: the destination does not answer.
         BrokerError: it refuses to list its groups.
     """
     prefix, topics = settings.group_prefix, found.topics
+    records = {record.group: record for record in state.groups(mirror)}
+    kept = {name: one for name, one in records.items() if is_due and settings.selects_group(name)}
+    kept = {name: one for name, one in kept.items() if next(kept_offsets(one, topics), None)}
+    kinds = {name: GroupKind(one.kind) for name, one in kept.items()}
+    kinds |= {name: view.kind for name, view in found.groups.items()}
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        there = group_views(here, {prefix + name: view.kind for name, view in found.groups.items()})
+        there = group_views(here, {prefix + name: kind for name, kind in kinds.items()})
         asked: set[TopicPartition] = set()
         for name, view in found.groups.items():
             if whole:
                 asked |= {partition for at in view.committed if (partition := topics.destination_of(at)) is not None}
             else:
                 asked |= differing_partitions(view, there[prefix + name], topics)
+        for name, record in kept.items():
+            committed = there[prefix + name].committed
+            asked |= {at for at, _ in kept_offsets(record, topics) if at not in committed}
         bounds = log_bounds(here.client, asked)
-    return tuple(
-        plan_group(name, prefix + name, view, there[prefix + name], topics, bounds, state.group(mirror, name))
-        for name, view in sorted(found.groups.items())
-    )
+    plans = []
+    for name, kind in sorted(kinds.items()):
+        group, again = prefix + name, is_due is not None and kind is not GroupKind.SHARE and is_due(prefix + name)
+        plan = GroupPlan(name, group, kind, (), records.get(name), knows_source=False)
+        if name in found.groups:
+            view = found.groups[name]
+            plan = plan_group(name, group, view, there[group], topics, bounds, records.get(name), is_due=again)
+        if name in kept:
+            plan = with_kept(plan, kept_rows(kept[name], there[group], topics, bounds, is_due=again))
+        plans.append(plan)
+    return tuple(plans)
 
 
 def group_views(cluster: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict[str, GroupView]:

@@ -1,7 +1,4 @@
-"""Sync group offsets from the source to the destination: while an engine runs, and once more before a stop.
-
-After a stop without the source, synced offsets are clamped to the log instead.
-"""
+"""Sync group offsets from the source to the destination: while an engine runs, and once more before a stop."""
 
 from __future__ import annotations
 
@@ -9,17 +6,20 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
-from kmirror.errors import KmirrorError, UnreachableError
-from kmirror.ops.context import Destination, require_mirror, source_client
-from kmirror.ops.groups.commit import carry_out, reason_text
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.ops.context import Destination, change, naming_cluster, now_ms, require_mirror, source_client
+from kmirror.ops.groups.commit import CommitResult, carry_out, reason_text
+from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals
 from kmirror.ops.groups.facts import (
     SourceGroups,
     group_views,
@@ -27,14 +27,21 @@ from kmirror.ops.groups.facts import (
     mirrored_topics,
     plan_groups,
     read_source_groups,
+    reason_of,
 )
 from kmirror.ops.results import GroupResult, Outcome
 from kmirror.settings.table import Settings, stored_settings
-from kmirror.state.client import Deadline
+from kmirror.state.client import Deadline, boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord
-from kmirror.state.snapshot import State
-from kmirror.sync.groups import GroupPlan, GroupView, MirroredTopics, OffsetPlan, clamped
-from kmirror.words import visible
+from kmirror.state.snapshot import Changes, State
+from kmirror.sync.groups import (
+    GroupPlan,
+    MirroredTopics,
+    OffsetPlan,
+    kept_offsets,
+    marked_absent,
+)
+from kmirror.words import counted, visible
 
 #: How long the last sync continues while offsets on the source move.
 FINAL_SYNC_S = 30.0
@@ -56,9 +63,12 @@ class GroupSyncJob:
         self._mirror = mirror
         self._properties = dict(destination_properties)
         self._stack = ExitStack()
-        self._clients: tuple[Mapping[str, str], Destination, ClusterGroups, ClusterGroups] | None = None
+        self._here: tuple[Destination, ClusterGroups] | None = None
+        self._source: tuple[Mapping[str, str], ClusterGroups] | None = None
         self._refused: dict[str, GroupReason] = {}
         self._unreadable: Mapping[str, str] = {}
+        self._renewals = Renewals()
+        self._absences = Absences()
 
     def interval_s(self, settings: Settings) -> float:
         """Return the time between two syncs, in seconds."""
@@ -75,34 +85,149 @@ class GroupSyncJob:
             raise
 
     def _run(self, view: JobView) -> list[JobEvent]:
-        destination, source, here = self._open(view.mirror.source)
+        if self._source is not None and self._source[0] != view.mirror.source:
+            self.close()
+        if self._here is None:
+            opened = self._stack.enter_context(Destination.open(self._properties))
+            self._here = (opened, ClusterGroups(opened.client))
+        destination, here = self._here
+        with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+            self._renewals.read(destination.client, boottime())
         state = destination.state()
         record = require_mirror(state, self._mirror)
-        settings = stored_settings(record.settings)
-        found = read_source_groups(source, state, record, settings, mirrored_topics(state, self._mirror), whole=False)
-        plans = plan_groups(found, here, state, self._mirror, settings)
-        carried = carry_out(
-            destination, here, self._mirror, plans, lambda now: mirrored_topics(now, self._mirror), self._refused
-        )
+        settings, topics = stored_settings(record.settings), mirrored_topics(state, self._mirror)
+        try:
+            source = self._open_source(view.mirror.source)
+            found = read_source_groups(source, state, record, settings, topics, whole=False)
+        except (KmirrorError, OutcomeUnknown):
+            self._commit(destination, here, SourceGroups({}, topics), state, settings, may_note=False)
+            raise
+        carried = self._commit(destination, here, found, state, settings, may_note=True)
         events = _skip_events(self._mirror, carried.newly_skipped)
+        events += self._drop(destination, here, found, state, settings)
         if found.unreadable and found.unreadable != self._unreadable:
             events.append(JobEvent(f"group offsets of {self._mirror}: {_unreadable(found)}", level=Level.WARNING))
         self._unreadable = found.unreadable
         return events
 
+    def _commit(
+        self,
+        destination: Destination,
+        here: ClusterGroups,
+        found: SourceGroups,
+        state: State,
+        settings: Settings,
+        *,
+        may_note: bool,
+    ) -> CommitResult:
+        """Commit what follows from the source, and what would expire at the destination or has vanished there."""
+        began = boottime()
+        is_due = partial(self._renewals.is_due, now=began)
+        plans = plan_groups(found, here, state, self._mirror, settings, is_due=is_due)
+        plans = tuple(sorted(plans, key=lambda plan: all(row.again for row in plan.changes)))  # what is new comes first
+        carried = carry_out(
+            destination,
+            here,
+            self._mirror,
+            plans,
+            lambda now: mirrored_topics(now, self._mirror),
+            self._refused,
+            may_note=may_note,
+        )
+        undone = {one.group for one in carried.results if one.result is not Outcome.DONE}
+        renewed = {
+            plan.destination_group
+            for plan in plans
+            if plan.changes and (is_due(plan.destination_group) or len(plan.changes) == len(plan.rows))
+        }
+        self._renewals.note(renewed - undone, {plan.destination_group for plan in plans}, began)
+        return carried
+
+    def _drop(
+        self, destination: Destination, here: ClusterGroups, found: SourceGroups, state: State, settings: Settings
+    ) -> list[JobEvent]:
+        """Delete what the source does not have any more, if it was seen to have it; no longer keep the rest of it.
+
+        Nothing is dropped if the source has no offset at all: it may have lost them.
+        """
+        present, absent = _present_and_absent(found, state, self._mirror, settings)
+        dropped = self._absences.dropped(present, absent, boottime()) if present else {}
+        by_group: defaultdict[str, list[TopicPartition]] = defaultdict(list)
+        for group, partition in dropped:
+            by_group[group].append(partition)
+        marked: list[GroupRecord] = []
+
+        def decide(now: State) -> Changes:
+            marked.clear()
+            allowed = set(mirrored_topics(now, self._mirror).names.values())
+            for group, partitions in by_group.items():
+                before = now.group(self._mirror, group)
+                if before is not None and before == state.group(self._mirror, group):
+                    marked.append(marked_absent(before, [at for at in partitions if at.topic in allowed], now_ms()))
+            return Changes(tuple(marked))
+
+        if not by_group:
+            return []
+        change(destination, self._mirror, decide)
+        self._absences.forget(dropped)
+        events = []
+        views = group_views(here, {one.destination_group: GroupKind(one.kind) for one in marked})
+        for record in marked:
+            view = views[record.destination_group]
+            ours = [
+                at
+                for at in by_group[record.group]
+                if dropped[record.group, at]
+                and (one := view.committed.get(at)) is not None
+                and one.offset in record.ours(*at)
+                and at.partition in record.absent.get(at.topic, ())
+            ]
+            if ours and view.kind is GroupKind.CONSUMER and not view.has_members:
+                codes = here.delete_offsets(record.destination_group, ours)
+                events.append(_drop_event(self._mirror, record.destination_group, codes))
+        return events
+
     def close(self) -> None:
         """Close the connections."""
-        self._clients = None
+        self._here = self._source = None
         self._stack.close()
 
-    def _open(self, source: Mapping[str, str]) -> tuple[Destination, ClusterGroups, ClusterGroups]:
-        if self._clients is not None and self._clients[0] != source:
-            self.close()
-        if self._clients is None:
-            destination = self._stack.enter_context(Destination.open(self._properties))
-            client = self._stack.enter_context(ClusterClient(client_config(source)))
-            self._clients = (dict(source), destination, ClusterGroups(client), ClusterGroups(destination.client))
-        return self._clients[1:]
+    def _open_source(self, properties: Mapping[str, str]) -> ClusterGroups:
+        if self._source is None:
+            client = self._stack.enter_context(ClusterClient(client_config(properties)))
+            self._source = (dict(properties), ClusterGroups(client))
+        return self._source[1]
+
+
+def _present_and_absent(
+    found: SourceGroups, state: State, mirror: str, settings: Settings
+) -> tuple[dict[str, frozenset[TopicPartition]], set[GroupPartition]]:
+    """Return which of the recorded offsets the source has, and which it lacks, by group and destination partition."""
+    present: dict[str, frozenset[TopicPartition]] = {}
+    absent: set[GroupPartition] = set()
+    for record in state.groups(mirror):
+        if record.group in found.unreadable or not settings.selects_group(record.group):
+            continue
+        view = found.groups.get(record.group)
+        there = {found.topics.destination_of(at) for at in view.committed} if view is not None else set()
+        known = [at for at, _ in kept_offsets(record, found.topics) if found.topics.reason_to_wait(at) is None]
+        if has := frozenset(at for at in known if at in there):
+            present[record.group] = has
+        absent |= {(record.group, at) for at in known if at not in there}
+    return present, absent
+
+
+def _drop_event(mirror: str, group: str, codes: Mapping[TopicPartition, int]) -> JobEvent:
+    failed = [code for code in codes.values() if code]
+    what = f"the source has no offsets of {visible(group)} for {counted(len(codes), 'partition')} any more"
+    details = {"groups": [group], "count": len(codes)}
+    if not failed:
+        return JobEvent(f"{what}: {mirror} deleted them here", "groups", "DROPPED", details)
+    why = f"{reason_text(reason_of(failed[0]))} (error {failed[0]})"
+    if failed[0] == Code.GROUP_AUTHORIZATION_FAILED:
+        why = "missing right: DELETE on the group"
+    note = f"{what}: {mirror} could not delete them here, so they expire later: {why}"
+    return JobEvent(note, "groups", "NOT_DROPPED", details, Level.WARNING)
 
 
 def final_sync(
@@ -200,77 +325,6 @@ def _is_coming(source: ClusterGroups, topics: MirroredTopics, plans: Iterable[Gr
     ]
     bounds = log_bounds(source.client, {at for at, _ in behind})
     return any(min(row.source_offset, bounds[at][1]) > row.target.offset for at, row in behind if at in bounds)
-
-
-def clamp_groups(
-    destination: Destination, mirror: str, ranges: Mapping[TopicPartition, tuple[int, int]]
-) -> tuple[GroupResult, ...]:
-    """Clamp the offsets that kmirror has set to [log start, log end] of destination partitions; needs no source.
-
-    Changes only offsets that no one else has changed. Returns what was set (DONE) and what could not be (REFUSED or
-    FAILED, with the reason); nothing for offsets within the log.
-
-    Raises:
-        RefusedError: a newer kmirror wrote records of this mirror.
-        UnreachableError: the destination does not answer.
-    """
-    state = destination.state()
-    records = [
-        record
-        for record in state.groups(mirror)
-        if any(TopicPartition(t, p) in ranges for t, partitions in record.offsets.items() for p in partitions)
-    ]
-    here = ClusterGroups(destination.client)
-    found = group_views(here, {record.destination_group: GroupKind(record.kind) for record in records})
-    results: list[GroupResult] = []
-    plans = []
-    for record in records:
-        view = found[record.destination_group]
-        if view.trouble is not None:
-            results += _unknown(record, ranges, view.trouble)
-        elif rows := _out_of_range(record, view, ranges):
-            plans.append(GroupPlan(record.group, record.destination_group, GroupKind(record.kind), rows, record))
-    everywhere = MirroredTopics({partition.topic: partition.topic for partition in ranges})
-    carried = carry_out(destination, here, mirror, plans, lambda _: everywhere, {}, may_note=False)
-    left_alone = [
-        GroupResult(
-            plan.destination_group,
-            *row.topic_partition,
-            row.destination_offset,
-            row.target.offset,
-            Outcome.REFUSED,
-            row.reason,
-        )
-        for plan in plans
-        for row in plan.rows
-        if row.reason is not None
-    ]
-    return (*results, *left_alone, *carried.results)
-
-
-def _out_of_range(
-    record: GroupRecord, view: GroupView, ranges: Mapping[TopicPartition, tuple[int, int]]
-) -> tuple[OffsetPlan, ...]:
-    rows = []
-    for partition, committed in sorted(view.committed.items()):
-        if partition not in ranges or committed.offset not in record.ours(*partition):
-            continue
-        target = committed._replace(offset=clamped(committed.offset, ranges[partition]))
-        if target != committed:
-            reason = GroupReason.HAS_MEMBERS if view.has_members else None
-            rows.append(OffsetPlan(partition, committed.offset, committed.offset, target, reason))
-    return tuple(rows)
-
-
-def _unknown(
-    record: GroupRecord, ranges: Mapping[TopicPartition, tuple[int, int]], reason: GroupReason
-) -> list[GroupResult]:
-    return [
-        GroupResult(record.destination_group, topic, p, offsets[0], None, Outcome.FAILED, reason)
-        for topic, partitions in record.offsets.items()
-        for p, offsets in partitions.items()
-        if TopicPartition(topic, p) in ranges
-    ]
 
 
 def _require_readable(found: SourceGroups) -> None:

@@ -187,6 +187,8 @@ def _rows(
                 if topic not in wanted or (record.group, topic, partition) in shown or not offsets:
                     continue
                 found_here = committed.get(TopicPartition(topic, partition))
+                if found_here is None and partition in record.absent.get(topic, ()):
+                    continue  # dropped on both sides
                 reason = record.skipped
                 if topic not in selected.names.values():
                     reason = GroupReason.STOPPED

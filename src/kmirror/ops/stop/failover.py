@@ -14,15 +14,17 @@ from kmirror.cluster.authorized import cluster_operations, missing_operations, m
 from kmirror.cluster.fence import log_ends
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.commands import option
-from kmirror.errors import Reason
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror
 from kmirror.ops.evidence import evidence_of
 from kmirror.ops.gone import gone_topics, not_described
+from kmirror.ops.groups.at_stop import clamp_groups
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.first_source import FirstSource
+from kmirror.ops.stop.make_writable import log_ranges
 from kmirror.ops.stop.report import (
     VerbReport,
     incomplete_warnings,
@@ -223,6 +225,13 @@ def _dry_run(
             "kmirror lacks the right to write markers here (ALTER or CLUSTER_ACTION on the cluster): a forgotten"
             " engine would be fenced by its lease only"
         )
+    try:
+        ranges = log_ranges(destination.client, partitions)
+        groups = clamp_groups(destination, request.mirror, ranges, put_back=True, dry_run=True)
+        done.groups += groups.results
+        done.warnings += groups.warnings(dry_run=True)
+    except (KmirrorError, OutcomeUnknown) as error:
+        done.warnings.append(f"group offsets could not be read: {error}")
     done.warnings += retention_notes(first_source.applied(destination.config, done.warnings), now_ms())
     done.warnings += facts.warnings
     absent = source.absent if source is not None else ()

@@ -5,7 +5,7 @@ They need the destination only, and each can be done twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
@@ -23,7 +23,7 @@ from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.context import as_kmirror_error, now_ms
-from kmirror.ops.groups.sync import clamp_groups
+from kmirror.ops.groups.at_stop import clamp_groups
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import partitions_of
@@ -90,25 +90,35 @@ def _writer_at(client: ClusterClient, partition: TopicPartition, start: int) -> 
 
 
 def clamp_group_offsets(work: StopWork) -> str:
-    """Move synced group offsets that are outside the logs into them."""
-    client = work.destination.client
+    """Move synced group offsets that are outside the logs into them, and put back what has vanished.
+
+    A promote has just synced all that the source has.
+    """
     partitions = [partition for topic in work.left for partition in partitions_of(topic)]
     try:
-        starts, ends = client.look_up_offsets(partitions, _START_AND_END)
-        ranges = {
-            partition: (start, end)
-            for partition in partitions
-            if (start := starts[partition].offset) is not None and (end := ends[partition].offset) is not None
-        }
+        ranges = log_ranges(work.destination.client, partitions)
         if unknown := [str(partition) for partition in partitions if partition not in ranges]:
             work.done.warnings.append(
                 f"offsets of groups in {listed(unknown)} were not checked: it is unknown where the logs "
                 f"start and end; {RUN_AGAIN}"
             )
-        work.done.groups += clamp_groups(work.destination, work.request.mirror, ranges)
+        put_back = work.request.reason is not Reason.PROMOTED
+        groups = clamp_groups(work.destination, work.request.mirror, ranges, put_back=put_back)
+        work.done.groups += groups.results
+        work.done.warnings += groups.warnings() if put_back else ()
     except (KmirrorError, OutcomeUnknown) as error:
         work.done.warnings.append(f"group offsets could not be read: {error}")
     return "groups clamped"
+
+
+def log_ranges(client: ClusterClient, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+    """Return log start and true log end of partitions; unknown ones are left out. Raises UnreachableError."""
+    starts, ends = client.look_up_offsets(partitions, _START_AND_END)
+    return {
+        partition: (start, end)
+        for partition in partitions
+        if (start := starts[partition].offset) is not None and (end := ends[partition].offset) is not None
+    }
 
 
 def apply_settings(work: StopWork) -> str:

@@ -1,0 +1,156 @@
+"""Group offsets at a stop without the source: clamp them to the log, and put back what has vanished here.
+
+With the source gone, what the state remembers is the only other copy of a group's offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.ops.context import Destination
+from kmirror.ops.groups.commit import carry_out, reason_text
+from kmirror.ops.groups.facts import group_views
+from kmirror.ops.results import GroupResult, Outcome
+from kmirror.state.group_records import GroupReason, GroupRecord
+from kmirror.sync.groups import GroupPlan, GroupView, MirroredTopics, OffsetPlan, clamped, kept_offsets, kept_rows
+from kmirror.words import counted, visible
+
+#: How many groups a warning names.
+_NAMED = 20
+#: How many groups are set under one look at the stored topics: within the seconds that a commit may take.
+_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsAtStop:
+    """What a stop without the source does for synced groups: one row for each offset that is set, or cannot be.
+
+    `unsynced` are groups that were never synced and have committed nothing for the topics, and why.
+    """
+
+    results: tuple[GroupResult, ...]
+    unsynced: tuple[tuple[str, GroupReason], ...] = ()
+
+    def warnings(self, *, dry_run: bool = False) -> list[str]:
+        """Return which groups had lost their offsets, and which have none, as sentences."""
+        vanished = [row for row in self.results if row.from_offset is None]
+        restored = {row.group for row in vanished if row.result is Outcome.DONE}
+        without = {row.group: row.reason for row in vanished if row.result is not Outcome.DONE} | dict(self.unsynced)
+        sentences = []
+        if restored:
+            sentences.append(
+                f"committed offsets of {counted(len(restored), 'group')} had vanished from the destination and "
+                f"{'would be' if dry_run else 'were'} committed again as last synced: {_named(restored)}"
+            )
+        for reason in sorted({reason for reason in without.values() if reason}):
+            groups = {group for group, why in without.items() if why is reason}
+            text = reason_text(reason) if isinstance(reason, GroupReason) else reason
+            sentences.append(
+                f"{counted(len(groups), 'group')} without committed offsets on the destination, to start where "
+                f"auto.offset.reset says: {_named(groups)} ({text})"
+            )
+        return sentences
+
+
+def clamp_groups(
+    destination: Destination,
+    mirror: str,
+    ranges: Mapping[TopicPartition, tuple[int, int]],
+    *,
+    put_back: bool = False,
+    dry_run: bool = False,
+) -> GroupsAtStop:
+    """Clamp the offsets that kmirror has set to [log start, log end] of destination partitions; needs no source.
+
+    With `put_back`, offsets that have vanished from the destination are committed again as the state remembers them.
+    Changes only offsets that no one else has changed. Returns what was set (DONE; with `dry_run`, would be) and what
+    could not be (REFUSED or FAILED, with the reason); nothing for offsets within the log.
+
+    Raises:
+        RefusedError: a newer kmirror wrote records of this mirror.
+        UnreachableError: the destination does not answer.
+    """
+    state = destination.state()
+    everywhere = MirroredTopics({partition.topic: partition.topic for partition in ranges})
+    records = {
+        record.destination_group: record
+        for record in state.groups(mirror)
+        if record.skipped is not None or not everywhere.names.keys().isdisjoint(record.offsets)
+    }
+    here = ClusterGroups(destination.client)
+    found = group_views(here, {name: GroupKind(record.kind) for name, record in records.items()})
+    results: list[GroupResult] = []
+    unsynced: list[tuple[str, GroupReason]] = []
+    plans = []
+    for name, record in records.items():
+        view, ours = found[name], [at for at, _ in kept_offsets(record, everywhere) if at in ranges]
+        is_here = any(at.topic in everywhere.names for at in view.committed)
+        if not ours and record.skipped is not None and not view.trouble and not is_here:
+            unsynced.append((name, record.skipped))
+        if view.trouble is not None:
+            results += _unknown(record, ours, view.trouble)
+            continue
+        rows = list(_out_of_range(record, view, ranges))
+        if put_back:
+            rows += _vanished(record, view, everywhere, ranges)
+        if rows:
+            plans.append(GroupPlan(record.group, name, GroupKind(record.kind), tuple(rows), record, knows_source=False))
+    for start in range(0, len(plans), _AT_ONCE):
+        some = plans[start : start + _AT_ONCE]
+        results += [_left_alone(plan, row) for plan in some for row in plan.rows if row.reason is not None]
+        if dry_run:
+            results += [_set_to(plan, row) for plan in some for row in plan.changes]
+        else:
+            results += carry_out(destination, here, mirror, some, lambda _: everywhere, {}, may_note=False).results
+    return GroupsAtStop(tuple(results), tuple(unsynced))
+
+
+def _vanished(
+    record: GroupRecord, view: GroupView, topics: MirroredTopics, ranges: Mapping[TopicPartition, tuple[int, int]]
+) -> Iterable[OffsetPlan]:
+    if not view.has_members and view.kind.value == record.kind:
+        return kept_rows(record, view, topics, ranges, is_due=False)
+    reason = GroupReason.HAS_MEMBERS if view.has_members else GroupReason.OTHER_TYPE
+    return [
+        OffsetPlan(at, ours[0], None, Committed(ours[0]), reason)
+        for at, ours in kept_offsets(record, topics)
+        if at in ranges and at not in view.committed
+    ]
+
+
+def _set_to(plan: GroupPlan, row: OffsetPlan) -> GroupResult:
+    offsets = row.destination_offset, row.target.offset
+    return GroupResult(plan.destination_group, *row.topic_partition, *offsets, Outcome.DONE)
+
+
+def _left_alone(plan: GroupPlan, row: OffsetPlan) -> GroupResult:
+    return replace(_set_to(plan, row), result=Outcome.REFUSED, reason=row.reason)
+
+
+def _named(groups: Collection[str]) -> str:
+    more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
+    return f"{', '.join(map(visible, sorted(groups)[:_NAMED]))}{more}"
+
+
+def _out_of_range(
+    record: GroupRecord, view: GroupView, ranges: Mapping[TopicPartition, tuple[int, int]]
+) -> tuple[OffsetPlan, ...]:
+    rows = []
+    for partition, committed in sorted(view.committed.items()):
+        if partition not in ranges or committed.offset not in record.ours(*partition):
+            continue
+        target = committed._replace(offset=clamped(committed.offset, ranges[partition]))
+        if target != committed:
+            reason = GroupReason.HAS_MEMBERS if view.has_members else None
+            rows.append(OffsetPlan(partition, committed.offset, committed.offset, target, reason))
+    return tuple(rows)
+
+
+def _unknown(record: GroupRecord, ours: Iterable[TopicPartition], reason: GroupReason) -> list[GroupResult]:
+    return [
+        GroupResult(record.destination_group, *at, record.ours(*at)[0], None, Outcome.FAILED, reason) for at in ours
+    ]

@@ -1,0 +1,202 @@
+"""Committed offsets expire at the destination, where a synced group has no members; a minute stands for the week."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kmirror.cli.main import main
+from kmirror.errors import UnreachableError
+from kmirror.ops.add.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.groups import expiry
+from kmirror.ops.results import Outcome
+from kmirror.ops.stop.failover import failover
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.group_records import GroupReason
+from kmirror.state.records import DesiredState, PartitionState
+from tests.support.clusters import NO_RETENTION, ClusterPair, made_clusters, unique_topic
+from tests.support.groups import GroupScene, commit, delete_offsets, lose_source, member
+from tests.support.mirrors import delete_topic, properties_of, selector
+from tests.support.shared_clusters import SMALL_HEAP
+from tests.support.waiting import wait_until
+
+_RETENTION_S = 60
+_EXPIRY = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "500"}
+
+
+@pytest.fixture(scope="module")
+def expiring(clusters_directory: Path) -> Iterator[SandboxCluster]:
+    """Start a cluster that keeps the offsets of groups without members for a minute."""
+    with made_clusters(clusters_directory) as make:
+        yield make("expiring", heap=SMALL_HEAP, properties={**NO_RETENTION, **_EXPIRY})
+
+
+@pytest.fixture
+def scene(source_cluster: SandboxCluster, expiring: SandboxCluster) -> Iterator[GroupScene]:
+    """Return a group whose offsets expire at the destination."""
+    with Destination.open(properties_of(expiring)) as destination:
+        made = GroupScene(ClusterPair(source_cluster, expiring), destination)
+        yield made
+        made.close()
+
+
+def sync_for_longer_than_offsets_live(scene: GroupScene) -> list[int | None]:
+    """Do what an engine does every ten seconds, and return what the group had in between."""
+    found, until = [], time.monotonic() + _RETENTION_S + 15
+    while time.monotonic() < until:
+        with suppress(UnreachableError):
+            scene.sync()
+        found.append(scene.here())
+        time.sleep(3)
+        found.append(scene.here())
+    return found
+
+
+@pytest.mark.slow
+def test_offsets_of_idle_groups_never_expire_while_an_engine_runs(scene: GroupScene) -> None:
+    scene.at_source(40, "stream time")
+    scene.sync()
+    assert set(sync_for_longer_than_offsets_live(scene)) == {40}
+
+
+@pytest.mark.slow
+def test_without_the_source_they_do_not_expire_and_a_failover_puts_back_what_has(scene: GroupScene) -> None:
+    scene.at_source(40, "stream time")
+    scene.sync()
+    lose_source(scene)
+    assert set(sync_for_longer_than_offsets_live(scene)) == {40}
+    # no engine: they expire
+    wait_until(lambda: scene.here() is None, seconds=90)
+    planned = failover(scene.destination, scene.mirror, dry_run=True).result
+    assert [(row.group, row.from_offset, row.to_offset) for row in planned.groups] == [(scene.group, None, 40)]
+    assert scene.group in " ".join(planned.warnings)
+    assert scene.here() is None
+    done = failover(scene.destination, scene.mirror).result
+    assert [(row.group, row.to_offset, row.result) for row in done.groups] == [(scene.group, 40, Outcome.DONE)]
+    assert scene.here() == 40
+
+
+@pytest.mark.slow
+def test_check_says_how_long_the_destination_keeps_offsets(
+    scene: GroupScene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["check", "--mirror", scene.mirror, "--json", "--bootstrap-server"]
+    main([*words, scene.pair.destination.bootstrap_servers])
+    lines = {line["name"]: line["message"] for line in json.loads(capsys.readouterr().out)["checks"]}
+    assert lines["keeping group offsets"].startswith("1m without a member or a commit (offsets.retention.minutes)")
+
+
+# -- as if they had expired, on the clusters that all tests share ------------------------------------------------------
+
+
+@pytest.fixture
+def shared(cluster_pair: ClusterPair, destination: Destination) -> Iterator[GroupScene]:
+    """Return a group that was synced."""
+    made = GroupScene(cluster_pair, destination)
+    made.at_source(40, "stream time")
+    made.sync()
+    yield made
+    made.close()
+
+
+def sync_without_the_source(scene: GroupScene) -> None:
+    with pytest.raises(UnreachableError, match="the source"):
+        scene.sync()
+
+
+def test_what_has_vanished_is_put_back_where_nobody_else_uses_the_group(shared: GroupScene) -> None:
+    destination = shared.pair.destination
+    lose_source(shared)
+    delete_offsets(destination, shared.group)
+    with member(destination, shared.group, shared.topic):
+        sync_without_the_source(shared)
+        assert shared.here() is None
+    sync_without_the_source(shared)
+    assert shared.here() == 40
+    # a paused topic's offsets expire as well
+    delete_offsets(destination, shared.group)
+    shared.set_topic(desired=DesiredState.PAUSED)
+    sync_without_the_source(shared)
+    assert shared.here() == 40
+    # neither what a consumer here has committed is changed, nor anything after the stop
+    commit(destination, shared.group, shared.topic, {0: 44})
+    sync_without_the_source(shared)
+    assert shared.here() == 44
+    delete_offsets(destination, shared.group)
+    shared.set_topic(desired=DesiredState.STOPPED)
+    assert shared.sync() == []
+    assert shared.here() is None
+
+
+def test_a_failover_lists_groups_without_offsets(shared: GroupScene) -> None:
+    destination, unsynced = shared.pair.destination, unique_topic("g")
+    commit(shared.pair.source, unsynced, shared.source_topic, {0: 7})
+    with member(destination, unsynced, shared.topic):
+        shared.sync()
+        lose_source(shared)
+        delete_offsets(destination, shared.group)
+        with member(destination, shared.group, shared.topic):
+            found = failover(shared.destination, shared.mirror, dry_run=True).result
+            assert [(row.group, row.to_offset, row.result, row.reason) for row in found.groups] == [
+                (shared.group, 40, Outcome.REFUSED, GroupReason.HAS_MEMBERS)
+            ]
+            (listed,) = (one for one in found.warnings if "without committed offsets" in one)
+            assert listed.startswith("2 groups without")
+            assert shared.group in listed
+            assert unsynced in listed
+        done = failover(shared.destination, shared.mirror).result
+    assert [(row.group, row.from_offset, row.to_offset, row.result) for row in done.groups] == [
+        (shared.group, None, 40, Outcome.DONE)
+    ]
+    assert shared.here() == 40
+    # the operator's own from now on
+    delete_offsets(destination, shared.group)
+    assert failover(shared.destination, shared.mirror).result.groups == ()
+    assert shared.here() is None
+
+
+def test_what_the_source_has_dropped_is_dropped(shared: GroupScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    moving, dropped = unique_topic("g"), shared.group
+    commit(shared.pair.source, moving, shared.source_topic, {0: 3})
+    shared.sync()
+    delete_offsets(shared.pair.source, dropped)
+    assert shared.sync() == []
+    assert shared.here() == 40, "a new coordinator may know less for a moment"
+    monkeypatch.setattr(expiry, "ABSENT_S", 0.0)
+    (event,) = shared.sync()
+    assert (event.result, event.details) == ("DROPPED", {"groups": [dropped], "count": 1})
+    assert shared.here() is None
+    lose_source(shared)
+    sync_without_the_source(shared)
+    assert shared.here() is None
+    assert failover(shared.destination, shared.mirror).result.groups == ()
+    assert (shared.here(), shared.here(moving)) == (None, 3)
+
+
+def test_nothing_is_dropped_if_the_source_has_nothing_or_another_topic(
+    shared: GroupScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "ABSENT_S", 0.0)
+    delete_offsets(shared.pair.source, shared.group)
+    assert shared.sync() == []
+    assert shared.here() == 40
+    delete_topic(shared.pair.source, shared.source_topic)
+    assert shared.sync() == []
+    assert shared.here() == 40
+
+
+def test_what_was_synced_before_a_stop_is_not_put_back_when_the_topic_is_mirrored_again(shared: GroupScene) -> None:
+    assert failover(shared.destination, shared.mirror).result.exit_code == 0
+    delete_topic(shared.pair.destination, shared.topic)
+    assert add(shared.destination, shared.mirror, selector(shared.topic)).exit_code == 0
+    shared.set_partition(PartitionState.MIRRORING)
+    lose_source(shared)
+    sync_without_the_source(shared)
+    assert failover(shared.destination, shared.mirror).result.groups == ()
+    assert shared.here() is None
