@@ -115,8 +115,8 @@ def test_a_source_that_goes_away_comes_back_and_is_replaced_meanwhile(
         assert (row["state"], row["topicState"]) == ("MIRRORING", "LINK_FAILED")
         assert row["reason"] == "SOURCE_CLUSTER_CHANGED"
         assert without_time(row["errorMessage"]) == (
-            f"the source: another cluster answers at its address: its id is {other.cluster_id}, but this mirror was "
-            f"created from {source.cluster_id}; LINK_FAILED since WHEN; nothing is copied from it, and copying resumes "
+            f"the source: another cluster answers at 127.0.0.1:{node.port}: its id is {other.cluster_id}, not "
+            f"{source.cluster_id}; LINK_FAILED since WHEN; nothing is copied from it, and copying resumes "
             f"automatically once the right cluster is back; if its address has changed: kmirror config "
             f"--mirror {mirror.name} --set bootstrap.servers=HOST:PORT"
         )

@@ -36,7 +36,7 @@ class Pair:
         self.source, self.destination = source, destination
         self.at_source = ClusterClient(client_config({**source.client_properties(), "client.id": client_id}))
         self.at_destination = ClusterClient(client_config(destination.client_properties()))
-        self.inspector = Inspector(self.at_source, self.at_destination, source.cluster_id)
+        self.inspector = Inspector(self.at_source, self.at_destination)
 
     def close(self) -> None:
         self.at_source.close()

@@ -115,6 +115,7 @@ class LocalEngine:
             "tester@here",
             TopicRebuilder(self._own.properties, self._mirror, threads),
             self._side_jobs,
+            self._own.cluster_id,
         )
         self.engines = Engines([self.engine])
         self.engines.placement = lambda: threads.placement

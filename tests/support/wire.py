@@ -123,10 +123,21 @@ class Wire:
             self._freeze_new = False
             self._thawed.notify_all()
 
+    def lead_to(self, host: str, port: int) -> None:
+        """Lead new connections to another broker."""
+        self._target = (host, port)
+
+    def cut(self) -> None:
+        """Close the connections there are."""
+        self._end({self._listener})
+
     def close(self) -> None:
         """Close all connections."""
         self.thaw()
-        for sock in self._sockets.copy():
+        self._end(set())
+
+    def _end(self, kept: set[socket.socket]) -> None:
+        for sock in self._sockets - kept:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()

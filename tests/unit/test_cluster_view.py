@@ -17,7 +17,7 @@ def ask(client):
     time.sleep(0.3)
     pool.submit(print, "asked")
 
-query = BackgroundQuery({"bootstrap.servers": "127.0.0.1:1"})
+query = BackgroundQuery({"bootstrap.servers": "127.0.0.1:1"}, None)
 query.start(ask)
 CLOSE
 print("shown")

@@ -7,7 +7,7 @@ import pytest
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.control.topic_state import SourceTrouble, kind_of, link_trouble
-from kmirror.engine.histories.identity_check import AT_DESTINATION, AT_SOURCE, TopicSide, require_cluster, topic_trouble
+from kmirror.engine.histories.identity_check import AT_DESTINATION, AT_SOURCE, TopicSide, topic_trouble
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.state.assignment import Assignment
 
@@ -76,14 +76,6 @@ def test_what_is_reported_of_it(side: TopicSide, by_id: int | None, message: str
 def test_a_mirror_topic_that_is_gone_is_the_destinations() -> None:
     found = topic_trouble(AT_DESTINATION, ASSIGNMENT, UNKNOWN, GONE)
     assert found.reason is Reason.DESTINATION_TOPIC_DELETED
-
-
-def test_another_cluster_is_refused_with_both_ids() -> None:
-    require_cluster("A", "A")
-    require_cluster(None, "B")
-    with pytest.raises(UnreachableError, match=r"its id is B, but this mirror was created from A") as refused:
-        require_cluster("A", "B")
-    assert refused.value.reason is Reason.SOURCE_CLUSTER_CHANGED
 
 
 REFUSED = UnreachableError("no", None, Reason.AUTHENTICATION_FAILED)

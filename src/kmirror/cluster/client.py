@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from kmirror.cluster.connection import Connection, UnknownHostError, UnsupportedVersionError
+from kmirror.cluster.connection import Connection, UnknownHostError, UnsupportedVersionError, WrongClusterError
 from kmirror.cluster.log_ahead import SpareConnections
 from kmirror.cluster.protocol import list_offsets
 from kmirror.cluster.protocol import metadata as metadata_codec
@@ -99,6 +99,10 @@ class ClusterClient:
         self._connections: dict[int, Connection] = {}
         self._bootstrap: Connection | None = None
         self._metadata: ClusterMetadata | None = None
+        #: The id of the cluster, once known: whatever answers at an address of it must be a broker of it.
+        self._cluster_id = config.cluster_id
+        #: The addresses in bootstrap.servers that were tried before one that answers, and what is wrong with each.
+        self.passed_over: Mapping[str, str] = {}
         self._topics = metadata_codec.TopicsCache()
         #: Further connections, for reading ahead.
         self.spare_connections = SpareConnections(config)
@@ -140,7 +144,7 @@ class ClusterClient:
         return connection
 
     def _open(self, host: str, port: int, timeout: float | None) -> Connection:
-        config = self.config
+        config = replace(self.config, cluster_id=self._cluster_id)
         if timeout is not None:
             config = replace(config, connect_timeout_ms=min(config.connect_timeout_ms, int(1000 * timeout)))
         return Connection.open(host, port, config)
@@ -148,24 +152,39 @@ class ClusterClient:
     def ask_any(
         self, message: Any, *, lowest: int = 0, highest: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Send a request to any broker that answers.
+        """Send a request to any broker that answers, and is one of the cluster.
 
         Raises:
             UnsupportedVersionError: it does not support a version from `lowest` to `highest`.
             UnreachableError: none answers within `timeout` seconds (request.timeout.ms by default).
         """
         deadline = time.monotonic() + (timeout or self.config.request_timeout_ms / 1000)
+        failed: dict[tuple[str, int], UnreachableError] = {}
         while True:
+            # half of the time left, so that a broker that does not answer leaves time for another one
+            patience = max((deadline - time.monotonic()) / 2, 0.1)
             try:
-                # half of the time left, so that a broker that does not answer leaves time for another one
-                patience = max((deadline - time.monotonic()) / 2, 0.1)
-                return self._any_connection(patience).request(message, lowest=lowest, highest=highest, timeout=patience)
-            except (OutcomeUnknown, FrameError) as error:
-                if time.monotonic() > deadline:
-                    raise UnreachableError(str(error), "check that the cluster is up") from None
+                connection = self._any_connection(patience, failed)
+            except UnreachableError:
+                if all(isinstance(error, WrongClusterError) for error in failed.values()):
+                    raise
+                failed.clear()
                 time.sleep(_RETRY_PAUSE)
+                continue
+            address = connection.host, connection.port
+            try:
+                return connection.request(message, lowest=lowest, highest=highest, timeout=patience)
+            except WrongClusterError as error:
+                failed[address] = error
+            except (OutcomeUnknown, FrameError) as error:
+                failed[address] = UnreachableError(str(error), "check that the cluster is up")
+            if time.monotonic() > deadline:
+                raise failed[address]
 
-    def _any_connection(self, timeout: float | None = None) -> Connection:
+    def _any_connection(
+        self, timeout: float | None = None, failed: Mapping[tuple[str, int], UnreachableError] | None = None
+    ) -> Connection:
+        """Return a connection to some broker, but not at an address that has `failed`."""
         for connection in (*self._connections.values(), *([self._bootstrap] if self._bootstrap else [])):
             if connection.socket.fileno() >= 0 and not connection.must_be_replaced:
                 return connection
@@ -174,20 +193,19 @@ class ClusterClient:
             addresses += [(b.host, b.port) for b in self._metadata.brokers.values()]
         if self._bootstrap:
             self._bootstrap.close()
-        first: UnreachableError | None = None
+        errors = dict(failed or {})
         for host, port in dict.fromkeys(addresses):
+            if (host, port) in errors:
+                continue
             try:
                 self._bootstrap = self._open(host, port, timeout)
             except UnreachableError as error:
-                # a refusal says more than silence, and silence says more than an unknown host name
-                says_more = first is not None and (
-                    (error.reason and not first.reason)
-                    or (isinstance(first, UnknownHostError) and not isinstance(error, UnknownHostError))
-                )
-                first = error if first is None or says_more else first
+                errors[host, port] = error
             else:
+                named = self.config.bootstrap_servers
+                self.passed_over = {f"{a[0]}:{a[1]}": str(errors[a]) for a in named if a in errors}
                 return self._bootstrap
-        raise first or UnreachableError("bootstrap.servers is missing", "set bootstrap.servers")
+        raise _most_telling(errors, self.config.bootstrap_servers)
 
     def pause(self, attempt: int) -> None:
         """Sleep before trying again, longer each time, at most a second."""
@@ -206,6 +224,7 @@ class ClusterClient:
         if not found.brokers:
             raise UnreachableError("the cluster reports no brokers yet", "it may still be starting; try again")
         self._metadata = found
+        self._cluster_id = self._cluster_id or found.cluster_id
         unknown = [t.name for t in found.topics.values() if t.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION]
         if unknown and len(found.brokers) > 1:
             found = replace(found, topics={**found.topics, **self._known_elsewhere(found, unknown, timeout)})
@@ -263,6 +282,25 @@ class ClusterClient:
         asked = list(brokers)
         with ThreadPoolExecutor(len(asked), "kmirror-brokers") as threads:
             return list(threads.map(ask, asked))
+
+    def foreign_brokers(self) -> dict[Broker, str]:
+        """Return the brokers at whose addresses another cluster answers, as the cluster reports them, with its id."""
+        brokers = list((self._metadata or self.metadata([])).brokers.values())
+
+        def ask(broker: Broker) -> str | None:
+            try:
+                self.connect(broker.node_id, broker.host, broker.port, timeout=_EACH_SECONDS).require_cluster(
+                    _EACH_SECONDS
+                )
+            except WrongClusterError as error:
+                return error.found
+            except (KmirrorError, OutcomeUnknown):
+                pass
+            return None
+
+        with ThreadPoolExecutor(len(brokers), "kmirror-brokers") as threads:
+            found = threads.map(ask, brokers)
+            return {broker: other for broker, other in zip(brokers, found, strict=True) if other is not None}
 
     def topic_errors(self, topic_ids: Iterable[bytes], *, timeout: float | None = None) -> dict[bytes, int]:
         """Ask for topics by their ids of 16 bytes, and return the error code of each; 0 for one that exists.
@@ -379,7 +417,8 @@ class ClusterClient:
         except UnsupportedVersionError as error:
             return error
         except UnreachableError as error:
-            return error if error.reason is Reason.AUTHENTICATION_FAILED else None
+            is_refusal = isinstance(error, WrongClusterError) or error.reason is Reason.AUTHENTICATION_FAILED
+            return error if is_refusal else None
         except (OutcomeUnknown, FrameError):
             return None
         try:
@@ -687,6 +726,23 @@ class ClusterClient:
         found = self.broker_configs(node_ids, list(_PRODUCER_EXPIRATION))
         values = {node: next((own[k] for k in _PRODUCER_EXPIRATION if k in own), None) for node, own in found.items()}
         return {node: int(value) for node, value in values.items() if value}
+
+
+def _most_telling(
+    errors: Mapping[tuple[str, int], UnreachableError], named: Iterable[tuple[str, int]]
+) -> UnreachableError:
+    """Return the error that says most of why no address leads to the cluster."""
+    if not errors:
+        return UnreachableError("bootstrap.servers is missing", "set bootstrap.servers")
+    # a stale address that is another cluster's now says nothing of ours while others are down
+    down = [error for error in errors.values() if not isinstance(error, WrongClusterError)]
+    are_wrong = all(isinstance(errors.get(one), WrongClusterError) for one in named)
+    told = list(errors.values()) if are_wrong or not down else down
+    # a refusal says more than silence, and silence says more than an unknown host name
+    return max(
+        told,
+        key=lambda e: (isinstance(e, WrongClusterError), e.reason is not None, not isinstance(e, UnknownHostError)),
+    )
 
 
 def require(code: int, what: str, detail: str | None = None) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from kmirror.cluster.protocol import metadata
 from kmirror.cluster.protocol.wire import INT32, Buffer, Exchange, FrameError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
@@ -63,6 +64,12 @@ class UnknownHostError(ConnectFailedError):
     """A host name that has no address."""
 
 
+class WrongClusterError(ConnectFailedError):
+    """A broker of another cluster than the expected one; its cluster's id is `found`."""
+
+    found: str | None = None
+
+
 class UnsupportedVersionError(KmirrorError):
     """A broker that does not support a version of a request that we need."""
 
@@ -83,6 +90,8 @@ class Connection:
         self._replace_at: float | None = None
         self._largest_frame = MAX_HANDSHAKE_FRAME_BYTES
         self._correlation_id = 0
+        #: True until the broker has said that it is one of the expected cluster.
+        self._is_unproven = False
         self._throttled_until = 0.0
         #: The shortest time from a request to its answer, in seconds.
         self.round_trip = math.inf
@@ -129,6 +138,7 @@ class Connection:
             connection = cls(host, port, config, sock)
             connection._shake_hands()
             connection._largest_frame = MAX_FRAME_BYTES
+            connection._is_unproven = config.cluster_id is not None
         except (OSError, OutcomeUnknown, FrameError) as error:
             sock.close()
             # in TLS 1.3 a broker rejects our certificate with its first answer, not in the handshake
@@ -154,6 +164,16 @@ class Connection:
 
         request = ApiVersionsRequest(client_software_name="kmirror", client_software_version="1", version=3)
         return self._exchange(request, 3, self.config.connect_timeout_ms / 1000)
+
+    def require_cluster(self, timeout: float | None = None) -> None:
+        """Find out whose broker it is, if that is not known yet.
+
+        Raises:
+            WrongClusterError: another cluster's; the connection is closed.
+            OutcomeUnknown: the connection is lost.
+        """
+        if self._is_unproven:
+            self.request(metadata.exchange([]), timeout=timeout)
 
     def measure_round_trip(self, long: float) -> None:
         """Find out if a small request takes `long` seconds; on a busy machine a single one says nothing.
@@ -238,8 +258,12 @@ class Connection:
         if isinstance(message, Exchange):
             version = self.version_for(message.api_key, message.lowest, message.highest, message.name)
             self.wait_for_throttle(patience)
+            is_metadata = message.api_key == _METADATA
+            self._is_unproven &= not is_metadata
             content, throttle_time_ms = self._exchange_by_hand(message, version, patience)
             self.note_throttle(throttle_time_ms)
+            if is_metadata:
+                self._require_cluster(content.cluster_id)
             return content
         top = type(message).max_version if highest is None else highest
         version = self.version_for(type(message).API_KEY, lowest, top, type(message).name)
@@ -325,14 +349,37 @@ class Connection:
     def _exchange_frames(
         self, buffers: Sequence[Buffer], correlation_ids: Sequence[int], timeout: float
     ) -> list[memoryview]:
-        """Send framed requests, and return the answers' frames."""
+        """Send framed requests, and return the answers' frames; on a new connection, find out whose broker it is."""
         sent_at = time.monotonic()
-        self.send_frame(buffers, timeout)
         deadline = sent_at + timeout
+        if is_unproven := self._is_unproven:
+            # it costs no time of its own: both are under way together, and answered in this order
+            question = metadata.exchange([])
+            version = self.version_for(_METADATA, question.lowest, question.highest, question.name)
+            correlation_id = self.next_correlation_id()
+            self.send_frame([question.encode(correlation_id, version, self.config.client_id)], timeout)
+        self.send_frame(buffers, timeout)
+        if is_unproven:
+            frame = self.receive_frame(correlation_id, deadline, sent_at)
+            self._require_cluster(self._decoded(question, frame, version)[0].cluster_id)
+            self._is_unproven = False
         return [
             self.receive_frame(correlation_id, deadline, None if answered else sent_at)
             for answered, correlation_id in enumerate(correlation_ids)
         ]
+
+    def _require_cluster(self, found: str | None) -> None:
+        wanted = self.config.cluster_id
+        if wanted is None or found == wanted:
+            return
+        self.close()
+        error = WrongClusterError(
+            f"another cluster answers at {self.address}: its id is {found}, not {wanted}",
+            "check bootstrap.servers, and the advertised.listeners of the brokers",
+            self.config.wrong_cluster,
+        )
+        error.found = found
+        raise error
 
     def send_frame(self, buffers: Sequence[Buffer], timeout: float) -> None:
         """Send one framed request without waiting for its answer; brokers answer in order.

@@ -35,6 +35,7 @@ class LaneSpec:
     source_cluster_id: str | None = None
     #: Lanes of this mirror that may have left open the transactions they filled offsets with.
     unsettled_lanes: tuple[int, ...] = ()
+    destination_cluster_id: str | None = None
 
 
 def filling_transactional_id(mirror: str, lane: int) -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import WrongClusterError
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 from kmirror.state.client import require_login
@@ -144,22 +145,50 @@ def naming_cluster(cluster: str, reason: Reason) -> Iterator[None]:
     except NamedClusterError:
         raise
     except UnreachableError as error:
+        if isinstance(error, WrongClusterError) and reason is Reason.SOURCE_UNREACHABLE:
+            reason = Reason.SOURCE_CLUSTER_CHANGED
         raise NamedClusterError(f"{cluster}: {error.message}", error.hint, error.reason or reason) from error
     except OutcomeUnknown as error:
         raise NamedClusterError(f"{cluster}: {error}", "check that it is up, and try again", reason) from error
 
 
 @contextmanager
-def source_client(properties: Mapping[str, str]) -> Iterator[ClusterClient]:
+def source_client(properties: Mapping[str, str], cluster_id: str | None = None) -> Iterator[ClusterClient]:
     """Connect to a source by a mirror's stored properties; secret references in them are resolved here.
 
+    With the `cluster_id` that the mirror was created from, addresses that lead to another cluster are passed over.
+
     Raises:
+        RefusedError: reason SOURCE_CLUSTER_CHANGED; all of them do.
         UsageError: a property is unknown or invalid.
         PolicyError: reason SECRET_UNRESOLVED; this host's policy does not allow it.
         UnreachableError: SECRET_UNRESOLVED, SOURCE_UNREACHABLE, AUTHENTICATION_FAILED; also for what the body raises.
     """
-    with naming_cluster("the source", Reason.SOURCE_UNREACHABLE), ClusterClient(client_config(properties)) as client:
-        yield client
+    with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+        config = client_config(properties).expecting(cluster_id)
+        try:
+            with ClusterClient(config) as client:
+                yield client
+        except WrongClusterError as error:
+            if cluster_id is not None:
+                require_same_cluster(cluster_id, error.found)
+            raise
+
+
+def require_own_brokers(source: ClusterClient, destination_cluster_id: str | None) -> None:
+    """Refuse a source some of whose brokers are advertised at addresses of another cluster.
+
+    Raises:
+        RefusedError: reason LOOP if it is the destination.
+    """
+    for broker, found in source.foreign_brokers().items():
+        is_destination = found == destination_cluster_id
+        raise RefusedError(
+            f"the source advertises its broker {broker.node_id} at {broker.host}:{broker.port}, where"
+            f" {'the destination' if is_destination else 'another cluster'} answers, {found}",
+            "correct advertised.listeners of that broker, or what its name resolves to here",
+            Reason.LOOP if is_destination else Reason.SOURCE_CLUSTER_CHANGED,
+        )
 
 
 def require_mirror(state: State, name: str) -> MirrorRecord:

@@ -142,7 +142,7 @@ class TopicRebuilder:
         with Destination.open(self._properties) as destination:
             state = destination.state()
             mirror = require_mirror(state, self._mirror)
-            with source_client(mirror.source) as source:
+            with source_client(mirror.source, mirror.source_cluster_id) as source:
                 require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
                 record, rebuild = self._claimed(state, topic)
                 found = _require_topic(source, record.source_topic)

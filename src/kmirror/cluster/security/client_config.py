@@ -23,7 +23,7 @@ from kmirror.cluster.security.property_reader import PropertyReader
 from kmirror.cluster.security.tls_material import STORE_LOCATIONS, TlsMaterial, file_stamps, tls_material
 from kmirror.cluster.security.tokens import TokenSource, for_librdkafka
 from kmirror.cluster.security.trust import StoredProperties
-from kmirror.errors import PolicyError, UnreachableError, UsageError
+from kmirror.errors import PolicyError, Reason, UnreachableError, UsageError
 from kmirror.settings.client_keys import closest_client_key, is_client_key
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -78,9 +78,17 @@ class ClientConfig:
     #: The ssl.* properties, with references, and the state of the files that they name.
     tls_properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     tls_stamps: tuple[tuple[int, int, int] | None, ...] = field(default=(), repr=False, compare=False)
+    #: The id of the cluster, if it is known: a broker of another one is not asked anything.
+    cluster_id: str | None = field(default=None, compare=False)
+    #: The reason code of an error about a broker of another cluster.
+    wrong_cluster: Reason | None = field(default=None, compare=False)
     #: None for the default of the operating system or the caller.
     send_buffer_bytes: int | None = None
     receive_buffer_bytes: int | None = None
+
+    def expecting(self, cluster_id: str | None, wrong_cluster: Reason | None = None) -> ClientConfig:
+        """Return a copy for the cluster with this id; `wrong_cluster` is the reason of errors about another one."""
+        return replace(self, cluster_id=cluster_id, wrong_cluster=wrong_cluster)
 
     @property
     def uses_tls(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.follower import PartitionFollower
@@ -16,6 +17,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.control.counters import Counters
+from kmirror.engine.control.destination_status import DestinationStatus
 from kmirror.engine.control.health import Health
 from kmirror.engine.control.heartbeats import Heartbeats
 from kmirror.engine.control.history import History
@@ -61,6 +63,13 @@ _POLL_MS = 500
 _PAUSE = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class _DestinationReport:
+    """Why the destination did not answer; None if it did."""
+
+    error: KmirrorError | OutcomeUnknown | None
+
+
 class MirrorEngine:
     """Run one mirror, whose lease is held already."""
 
@@ -74,12 +83,13 @@ class MirrorEngine:
         actor: str,
         rebuilder: Rebuilder,
         side_jobs: Sequence[SideJob] = (),
+        destination_cluster_id: str | None = None,
     ) -> None:
         record = state.mirror(mirror)
         if record is None:
             raise RefusedError(f"there is no mirror {mirror!r}", "`kmirror list` lists the mirrors")
         self.mirror = mirror
-        self._destination_config: ClientConfig = client_config(destination_properties)
+        self._destination_config: ClientConfig = client_config(destination_properties).expecting(destination_cluster_id)
         self._actor = actor
         self._lease = lease
         topics, progress = state.topics(mirror), state.progress(mirror)
@@ -93,7 +103,7 @@ class MirrorEngine:
             self.journal,
         )
         self._topics = MirrorTopics(record, topics, self.partitions, self.journal)
-        self.orders = LaneOrders(self._topics, self.partitions, lease, destination_properties)
+        self.orders = LaneOrders(self._topics, self.partitions, lease, destination_properties, destination_cluster_id)
         filling = [report.lane for report in progress if report.fills_by_transactions]
         self._lanes = Lanes(self.orders, self.journal, lease, runner, filling)
         unreadable = [record.key for record in state.unknown]
@@ -101,6 +111,7 @@ class MirrorEngine:
         self._heartbeats = Heartbeats(lease, self._lanes, self.partitions, self.journal, self.history)
         self._workers = Workers(mirror, lease.record.master, self._lanes, self._health, self.journal)
         self.source = SourceStatus(mirror, self.journal)
+        self._destination = DestinationStatus(mirror, self.journal)
         self._login = SourceLogin(lambda: self._topics.record.source, record.source_cluster_id, self._is_refused)
         self._rebuilds = Rebuilds(rebuilder, lambda text: self.journal.note(text, Level.WARNING))
         self._throttle_shares = ThrottleShares()
@@ -116,6 +127,7 @@ class MirrorEngine:
             self._heartbeats,
             self._workers,
             self.source,
+            self._destination,
         )
         self.balancer = LaneBalancer(self._topics, self.partitions, self._lanes, lease, self.journal, self.status.lag)
         self._topic_views = TopicViews(self.status)
@@ -128,6 +140,7 @@ class MirrorEngine:
             | SourceReport
             | LoginReport
             | JobEvent
+            | _DestinationReport
             | Exception
         ] = queue.SimpleQueue()
         self._side_jobs = SideJobs(side_jobs, self._view, self._inbox.put)
@@ -147,7 +160,6 @@ class MirrorEngine:
             self._topics.active,
             self._topics.paused,
             self.partitions.copied_up_to,
-            self._topics.record.source_cluster_id,
             lambda: self._health.wants_ends,
             self._reported,
         )
@@ -215,7 +227,7 @@ class MirrorEngine:
         if self._topics.release(self._lanes.is_free):
             self._lanes.heartbeat_now = True
         if not self.stopping:
-            self._workers.check(at)
+            self._workers.check(at, are_readable=self._destination.trouble(at) is None)
             if self.history.is_due(at):
                 self.history.take(self.status.sample(self.counters), at, now_ms())
         if self._heartbeats.is_due(at):
@@ -344,6 +356,8 @@ class MirrorEngine:
                     self._take_source_report(report)
                 case LoginReport():
                     self._take_login(report)
+                case _DestinationReport():
+                    self._destination.take(report.error, now())
                 case JobEvent():
                     if report.note is not None:
                         self.journal.note(report.note, report.level)
@@ -418,9 +432,11 @@ class MirrorEngine:
             while not self._stop_threads.is_set():
                 try:
                     answer = tail.poll(_POLL_MS)
-                except (KmirrorError, OutcomeUnknown):
+                except (KmirrorError, OutcomeUnknown) as error:
+                    self._inbox.put(_DestinationReport(error))
                     self._stop_threads.wait(_PAUSE)
                     continue
+                self._inbox.put(_DestinationReport(None))
                 for record in answer.records:
                     # with many mirrors, nearly all records are of others
                     if record.key is not None and may_be_of(record.key, self.mirror):

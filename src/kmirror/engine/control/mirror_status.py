@@ -8,6 +8,7 @@ from dataclasses import replace
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import epoch_ms, now, now_ms
 from kmirror.engine.control.counters import Counters
+from kmirror.engine.control.destination_status import DestinationStatus
 from kmirror.engine.control.health import LANE_SILENCE_SECONDS, Health
 from kmirror.engine.control.heartbeats import Heartbeats
 from kmirror.engine.control.history import Sample
@@ -43,6 +44,7 @@ class MirrorStatus:
         heartbeats: Heartbeats,
         workers: Workers,
         source: SourceStatus,
+        destination: DestinationStatus,
     ) -> None:
         self.mirror = topics.record.name
         self._topics = topics
@@ -52,6 +54,7 @@ class MirrorStatus:
         self._heartbeats = heartbeats
         self._workers = workers
         self._source = source
+        self._destination = destination
         #: When the engine stopped this mirror: lag and trouble stay as they were then.
         self.ended_at: float | None = None
 
@@ -118,7 +121,9 @@ class MirrorStatus:
         at, accepted_at = self.ended_at or now(), self._heartbeats.last_at or self._health.began
         if at - accepted_at > LANE_SILENCE_SECONDS:
             since = at_time(epoch_ms(accepted_at))
-            return Reason.DESTINATION_UNREACHABLE, f"the destination has not accepted a heartbeat since {since}"
+            why = self._destination.trouble(at)
+            what = f"the destination has not accepted a heartbeat since {since}"
+            return Reason.DESTINATION_UNREACHABLE, what if why is None else f"{what}: {why}"
         silence = self._workers.trouble(partition, at)
         return None if silence is None else (Reason.NO_WORKERS, silence)
 

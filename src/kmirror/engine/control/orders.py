@@ -23,12 +23,14 @@ class LaneOrders:
         partitions: MirrorPartitions,
         lease: Lease,
         destination_properties: Mapping[str, str],
+        destination_cluster_id: str | None = None,
     ) -> None:
         self.mirror = topics.record.name
         self._topics = topics
         self._partitions = partitions
         self._lease = lease
         self._destination_properties = dict(destination_properties)
+        self._destination_cluster_id = destination_cluster_id
 
     def assignments(self) -> list[Assignment]:
         """Return the assignments of all partitions to copy now, without what `with_state` adds."""
@@ -80,6 +82,7 @@ class LaneOrders:
             self._topics.settings.retry_timeout_ms,
             self._topics.record.source_cluster_id,
             tuple(unsettled),
+            self._destination_cluster_id,
         )
 
     def with_state(self, assignment: Assignment) -> Assignment:

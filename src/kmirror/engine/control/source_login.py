@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now
-from kmirror.engine.histories.identity_check import require_cluster
-from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 
 #: How soon a login that failed is retried, longer each time.
 _FIRST_PAUSE = 0.5
@@ -61,7 +60,7 @@ class SourceLogin:
         self._retry_at = 0.0
         self._reported: str | None = None
         #: The login in use.
-        self.config: ClientConfig = with_short_timeouts(client_config(properties()))
+        self.config: ClientConfig = self._resolved()
 
     def ask(self) -> None:
         """Ask for a renewal soon."""
@@ -81,12 +80,12 @@ class SourceLogin:
             self._asked.clear()
             self._is_pending, self._failures, self._reported = True, 0, None
         try:
-            config = with_short_timeouts(client_config(self._properties()))
+            config = self._resolved()
             if config == self.config and not self._is_pending:
                 self._retry_later()
                 return None
             with ClusterClient(config) as client:
-                require_cluster(self._source_cluster_id, client.metadata([]).cluster_id)
+                client.metadata([])
         except (KmirrorError, OutcomeUnknown) as error:
             self._retry_later()
             is_new, self._reported = str(error) != self._reported, str(error)
@@ -95,6 +94,10 @@ class SourceLogin:
         self._is_pending, self._failures, self._reported = False, 0, None
         self._retry_at = now() + _LONGEST_PAUSE
         return LoginReport()
+
+    def _resolved(self) -> ClientConfig:
+        config = with_short_timeouts(client_config(self._properties()))
+        return config.expecting(self._source_cluster_id, Reason.SOURCE_CLUSTER_CHANGED)
 
     def _retry_later(self) -> None:
         self._retry_at = now() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))

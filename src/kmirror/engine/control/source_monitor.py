@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
@@ -21,8 +21,7 @@ from kmirror.engine.clock import now
 from kmirror.engine.control.growth import add_partitions, is_original_mirror
 from kmirror.engine.control.log_starts import LogStarts
 from kmirror.engine.control.source_login import LoginReport, SourceLogin
-from kmirror.engine.histories.identity_check import require_cluster
-from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.errors import KmirrorError, OutcomeUnknown, UnreachableError
 from kmirror.settings.table import Settings
 from kmirror.state.records import Lacking, TopicRecord
 from kmirror.state.store import StateStore
@@ -55,6 +54,8 @@ class SourceReport:
     log_start_trouble: KmirrorError | None = None
     #: The ends of paused partitions, at the source and at the destination; None: not read this time.
     paused: Mapping[TopicPartition, tuple[int, int]] | None = None
+    #: What is wrong with addresses in bootstrap.servers that do not lead to the source.
+    passed_over: Mapping[str, str] = field(default_factory=dict)
 
 
 class _DestinationSilent(Exception):  # noqa: N818 - the source has not failed
@@ -79,7 +80,6 @@ class SourceMonitor:
         topics: Callable[[], Sequence[TopicRecord]],
         paused: Callable[[], Sequence[TopicRecord]],
         ends: Callable[[], Mapping[TopicPartition, int]],
-        source_cluster_id: str | None = None,
         ends_are_wanted: Callable[[], bool] = lambda: False,
         reported: Callable[[Iterable[TopicPartition]], Collection[TopicPartition]] = lambda _: (),
     ) -> None:
@@ -90,7 +90,6 @@ class SourceMonitor:
         self._topics = topics
         self._paused = paused
         self._ends = ends
-        self._source_cluster_id = source_cluster_id
         self._ends_are_wanted = ends_are_wanted
         self._reported = reported
         self._log_starts = LogStarts(settings().follow_log_start_delay_ms / 1000)
@@ -133,7 +132,7 @@ class SourceMonitor:
                 pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
                 pause = max(pause, self._least_pause if found.lacking else 0.0)
                 failures += 1
-            report(found)
+            report(replace(found, passed_over=source.passed_over))
             self._wait(stop, pause if failures else complete_at + pause - now())
 
     def _read(self, source: ClusterClient, destination: ClusterClient, *, is_due: bool) -> tuple[SourceReport, bool]:
@@ -160,7 +159,6 @@ class SourceMonitor:
     def _read_ends(self, source: ClusterClient) -> SourceReport:
         topics = self._topics()
         found = source.metadata({t.source_topic for t in topics})
-        require_cluster(self._source_cluster_id, found.cluster_id)
         partitions = {
             TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
             for t in topics
@@ -175,7 +173,6 @@ class SourceMonitor:
         if not topics and not paused:
             return SourceReport(lacking={}, paused={})
         found = source.metadata({t.source_topic for t in (*topics, *paused)})
-        require_cluster(self._source_cluster_id, found.cluster_id)
         counts = {
             t.topic: len(found.topics[t.source_topic].partitions) for t in topics if t.source_topic in found.topics
         }

@@ -23,6 +23,7 @@ class SourceStatus:
         #: When the last request that it answered was sent; None before the first.
         self.seen_at: float | None = None
         self._log_start_trouble = False
+        self._passed_over: Mapping[str, str] = {}
         #: The mirror topics that lack partitions of their sources, and where the logs of those begin at the source.
         self.lacking: dict[str, Lacking] = {}
         self.lacking_starts: dict[TopicPartition, int] = {}
@@ -43,6 +44,10 @@ class SourceStatus:
             self.trouble = report.trouble
             return
         self.seen_at = report.seen_at or self.seen_at
+        for address in report.passed_over.keys() - self._passed_over.keys():
+            what = f"{address} in the bootstrap.servers of {self._mirror} is of no use"
+            self._journal.note(f"{what}: {report.passed_over[address]}", Level.WARNING)
+        self._passed_over = report.passed_over
         if report.lacking is not None:
             self._take_lacking(report.lacking, report.lacking_starts)
         if report.paused is not None:

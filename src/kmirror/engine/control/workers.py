@@ -22,13 +22,16 @@ class Workers:
         #: True once it was announced that workers do not report.
         self._are_silent = False
 
-    def check(self, at: float) -> None:
-        """Determine which lanes no worker reports on, and announce it once that has lasted."""
+    def check(self, at: float, *, are_readable: bool) -> None:
+        """Determine which lanes no worker reports on, and announce it once that has lasted.
+
+        Without `are_readable` it is the destination that keeps their reports from us.
+        """
         silent, late = self._lanes.silent(at), bool(self._lanes.silent(at, LATE_SECONDS))
         if self._health.take_silence(silent, self._lanes.partitions_of(silent), late=late):
             self._lanes.heartbeat_now = True
         lasts = self._health.silence(at) > LANE_SILENCE_SECONDS
-        if lasts and not self._are_silent:
+        if lasts and are_readable and not self._are_silent:
             self._are_silent = True
             self._journal.note(f"{self._mirror}: {self._text(at)}", Level.ERROR, about_spark=True)
             self._journal.record("workers", Reason.NO_WORKERS, {"lanes": sorted(silent), "master": self._master})

@@ -14,7 +14,7 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.engine.histories.judge import Trouble
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 from kmirror.words import counted
 
@@ -52,20 +52,6 @@ AT_DESTINATION = TopicSide(
     Reason.DESTINATION_TOPIC_DELETED,
     Reason.DESTINATION_UNREACHABLE,
 )
-
-
-def require_cluster(known: str | None, found: str | None) -> None:
-    """Refuse a source that is not the cluster the mirror was created from.
-
-    Raises:
-        UnreachableError: reason SOURCE_CLUSTER_CHANGED, naming both ids.
-    """
-    if known and found != known:
-        raise UnreachableError(
-            f"another cluster answers at its address: its id is {found}, but this mirror was created from {known}",
-            "nothing is copied from it",
-            Reason.SOURCE_CLUSTER_CHANGED,
-        )
 
 
 def troubles(

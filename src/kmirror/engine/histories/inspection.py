@@ -44,10 +44,9 @@ _TAIL_READ_LIMITS = ReadLimits(
 class Inspector:
     """Inspect partitions on both sides; keeps its connections."""
 
-    def __init__(self, source: ClusterClient, destination: ClusterClient, source_cluster_id: str | None) -> None:
+    def __init__(self, source: ClusterClient, destination: ClusterClient) -> None:
         self._source = source
         self._destination = destination
-        self._source_cluster_id = source_cluster_id
         self._tail_reader = SectionReader(source, destination, _TAIL_READ_LIMITS)
         self._expiration_ms: dict[int, int | None] = {}
         self.source_metadata: ClusterMetadata | None = None
@@ -59,7 +58,6 @@ class Inspector:
         """Return the facts of each partition, in order."""
         try:
             source = self._source.metadata({a.source_topic for a in assignments}, timeout=_LOOKUP_TIMEOUT)
-            identity_check.require_cluster(self._source_cluster_id, source.cluster_id)
         except (KmirrorError, OutcomeUnknown) as error:
             return [Facts(trouble=self._source_trouble(error))] * len(assignments)
         try:

@@ -100,9 +100,9 @@ class BackgroundRequests:
                 connection.close()
 
     def _run_reads(self) -> None:
-        spec, configs = self._spec, self._configs
+        configs = self._configs
         with ClusterClient(configs["source"]) as source, ClusterClient(configs["destination"]) as destination:
-            self._inspector = Inspector(source, destination, spec.source_cluster_id)
+            self._inspector = Inspector(source, destination)
             self._read_client = destination
             self._leaders: tuple[ClusterMetadata | None, float] = None, 0.0
             while (background_request := self._reads.get()) is not None:
@@ -182,6 +182,9 @@ class BackgroundRequests:
                     if self._stopping.is_set():
                         connection.close()
                         return
+                if not at_source:
+                    # a fetch proves its topic by the id, but nothing asks whom batches go to
+                    connection.require_cluster()
                 stream, versions = self._stream(side, connection)
             except (KmirrorError, OutcomeUnknown) as error:
                 failed(f"the {_SIDES[side]}: {error}", error.reason if isinstance(error, KmirrorError) else None)

@@ -31,6 +31,7 @@ from kmirror.engine.lane.report import Reports, RowChanges
 from kmirror.engine.lane.states import Status
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.engine.worker_logins import Logins, require_logins
+from kmirror.errors import Reason
 from kmirror.state.records import LaneChangeRecord
 
 _TICK = 0.1
@@ -47,8 +48,8 @@ class Lane:
         self.spec = spec
         self.attempt = attempt
         source_config, destination_config = (
-            client_config(spec.source_properties),
-            client_config(spec.destination_properties),
+            client_config(spec.source_properties).expecting(spec.source_cluster_id, Reason.SOURCE_CLUSTER_CHANGED),
+            client_config(spec.destination_properties).expecting(spec.destination_cluster_id),
         )
         self._loop = Loop()
         self._background_requests = BackgroundRequests(

@@ -26,7 +26,15 @@ from kmirror.ops.add.settle import settle_new, settle_present
 from kmirror.ops.add.steps import AddWork, carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.bulk import Bulk, SparkChoice
-from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror, require_same_cluster, source_client
+from kmirror.ops.context import (
+    Destination,
+    naming_cluster,
+    now_ms,
+    require_mirror,
+    require_own_brokers,
+    require_same_cluster,
+    source_client,
+)
 from kmirror.ops.results import TopicResult, VerbResult
 from kmirror.ops.rights.producer_block import unblock_mirrored
 from kmirror.ops.source_settings import source_settings
@@ -80,8 +88,9 @@ def add(
     state = destination.state()
     record = require_mirror(state, mirror)
     settings = stored_settings(record.settings)
-    with source_client(record.source) as source:
+    with source_client(record.source, record.source_cluster_id) as source:
         found = _source_topics(source, topics, record.source_cluster_id)
+        require_own_brokers(source, destination.cluster_id)
         excluded = exclude or TopicSelector()
         selection = select(topics, excluded, settings, found, source.config, allow_missing=allow_missing)
         selection.filters.apply(settings)
@@ -251,7 +260,10 @@ def _compare_adopted(destination: Destination, work: AddWork, bulk: Bulk, watch:
     adopted = [plan for plan in work.plans.values() if plan.action is Action.ADOPT]
     if not adopted:
         return
-    with source_client(work.mirror.source) as source, ClusterClient(destination.config) as here:
+    with (
+        source_client(work.mirror.source, work.mirror.source_cluster_id) as source,
+        ClusterClient(destination.config) as here,
+    ):
         clusters = Clusters(source, here, work.mirror.source, destination.properties)
         for topic, refused in refusals(clusters, adopted, work.mirror.name, bulk, work.warnings.append, watch).items():
             del work.plans[topic]

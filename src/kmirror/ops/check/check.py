@@ -42,7 +42,7 @@ from kmirror.ops.check.rights import (
     source_grants,
 )
 from kmirror.ops.check.versions import Role, broker_version, too_old
-from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
+from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_own_brokers, require_same_cluster
 from kmirror.ops.groups.expiry import OFFSETS_RETENTION, offsets_retention
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.trust import refusal_once_stored, unlimited_sources
@@ -338,6 +338,9 @@ def _check_source(
                 "bootstrap.servers in the mirror's file names the source, --bootstrap-server the destination",
                 Reason.LOOP,
             )
+            with findings.catching(SOURCE, "advertised addresses"):
+                require_own_brokers(client, destination_id)
+                findings.ok(SOURCE, "advertised addresses", "each that answers leads to a broker of it")
             if record is not None:
                 with findings.catching(SOURCE, "same cluster as before"):
                     require_same_cluster(record.source_cluster_id, found.cluster_id)

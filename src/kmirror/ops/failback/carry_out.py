@@ -151,7 +151,7 @@ def _record_difference(run: FailbackRun, one: TopicComparison) -> None:
 def _differences(run: FailbackRun, topic: TopicComparison) -> dict[int, int]:
     """Compare a topic's partitions in full; return the first difference of each."""
     topic_partitions = [one.topic_partition for one in topic.divergences]
-    with source_client(run.mirror.source) as there:
+    with source_client(run.mirror.source, run.mirror.source_cluster_id) as there:
         comparison = PartitionPairs.read(
             there, run.destination.client, [(topic_partition, topic_partition) for topic_partition in topic_partitions]
         )

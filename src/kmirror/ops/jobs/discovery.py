@@ -73,7 +73,7 @@ class DiscoveryJob:
             self._destination = None
 
     def _discover(self, view: JobView) -> Iterator[JobEvent]:
-        with source_client(view.mirror.source) as source:
+        with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
             # adding what is found is other work, and no reason to read less often
             with self._pace.measured():
                 found = _topics_of(source, view.mirror, view.settings)

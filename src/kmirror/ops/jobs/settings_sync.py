@@ -68,7 +68,7 @@ class SettingsSyncJob:
         if self._destination is None:
             self._destination = Destination.open(self._properties)
         destination = self._destination
-        with source_client(view.mirror.source) as source:
+        with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
             metadata = source.metadata([topic.source_topic for topic in topics])
             require_same_cluster(view.mirror.source_cluster_id, metadata.cluster_id)
             source_ids = {

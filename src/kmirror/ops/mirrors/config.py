@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from kmirror.columns import FLAG, TEXT, Column, Table
 from kmirror.errors import ExitCode, RefusedError, UsageError
-from kmirror.ops.context import Destination, actor, change, known_mirror, now_ms, require_mirror, require_same_cluster
+from kmirror.ops.context import Destination, actor, change, known_mirror, now_ms, require_mirror
 from kmirror.ops.mirrors.create import checked_properties, source_cluster_id
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.acl_sync import require_possible
@@ -133,7 +133,7 @@ def change_config(
         raise UsageError(f"{', '.join(both)}: both set and unset", "remove one of the two")
     changed = _changed(record, source, settings, removed)
     if changed.source != record.source:
-        require_same_cluster(record.source_cluster_id, source_cluster_id(destination, changed.source))
+        source_cluster_id(destination, changed.source, record.source_cluster_id)
     if not stored_settings(record.settings).sync_topic_acls_enabled:
         require_possible(destination, stored_settings(changed.settings))
     differences = _differences(record, changed)

@@ -9,12 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import WrongClusterError
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import literal_secrets
 from kmirror.cluster.security.trust import require_references_that_count
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
 from kmirror.ops.check.versions import Role, require_supported
-from kmirror.ops.context import Destination, actor, change, cluster_id_of, now_ms, source_client
+from kmirror.ops.context import (
+    Destination,
+    actor,
+    change,
+    cluster_id_of,
+    naming_cluster,
+    now_ms,
+    require_own_brokers,
+    require_same_cluster,
+)
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.acl_sync import require_possible
 from kmirror.ops.trust import refusal_once_stored, unlimited_sources
@@ -121,22 +132,29 @@ def checked_properties(
     return split(properties, complete=complete)
 
 
-def source_cluster_id(destination: Destination, source: Mapping[str, str]) -> str:
-    """Connect to the source and return its cluster id.
+def source_cluster_id(destination: Destination, source: Mapping[str, str], known: str | None = None) -> str:
+    """Connect to the source and return its cluster id; a mirror of it may have it `known`.
 
     Raises:
         UsageError: a property is invalid.
         UnreachableError: it does not answer or refuses us, or a secret cannot be resolved here.
-        RefusedError: it is the destination itself (LOOP), or too old.
+        RefusedError: it is the destination itself (LOOP), advertises another cluster's brokers, is not the `known` one
+            (SOURCE_CLUSTER_CHANGED), or too old.
     """
-    with source_client(source) as client:
-        found = cluster_id_of(client)
+    config = client_config(source).expecting(known)
+    with naming_cluster("the source", Reason.SOURCE_UNREACHABLE), ClusterClient(config) as client:
+        try:
+            found = cluster_id_of(client)
+        except WrongClusterError as error:
+            found = error.found or "unknown"
         if found == destination.cluster_id:
             raise RefusedError(
                 f"source and destination are the same cluster, {found}",
                 "bootstrap.servers in the mirror's file names the source, --bootstrap-server the destination",
                 Reason.LOOP,
             )
+        require_same_cluster(known, found)
+        require_own_brokers(client, destination.cluster_id)
         require_supported(client, "the source", Role.SOURCE)
     return found
 

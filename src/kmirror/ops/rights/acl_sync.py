@@ -91,7 +91,7 @@ class RightsJob:
                 self._reported = refused.message
                 yield _event(refused.message, "REFUSED", hint=refused.hint)
             return
-        with source_client(view.mirror.source) as source:
+        with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
             plan = self._plan(destination, source, view, surveyed)
             if plan is None:
                 if self._reported is None:

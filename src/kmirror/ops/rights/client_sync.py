@@ -53,7 +53,7 @@ class ClientsJob:
             return
         if self._destination is None:
             self._destination = Destination.open(self._properties)
-        with source_client(view.mirror.source) as source:
+        with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
             require_same_cluster(view.mirror.source_cluster_id, cluster_id_of(source))
             if settings.sync_quotas_enabled:
                 yield from self._sync_quotas(self._destination, source, view)

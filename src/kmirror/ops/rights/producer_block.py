@@ -230,7 +230,7 @@ def unblock_mirrored(destination: Destination, mirror: str, topics: Collection[s
     record = state.mirror(mirror)
     if record is None or not any(state.rights(mirror, topic).blocked for topic in topics):
         return None
-    with source_client(record.source) as source:
+    with source_client(record.source, record.source_cluster_id) as source:
         return ProducerBlock(destination, mirror, source, state, topics).lift(topics)
 
 

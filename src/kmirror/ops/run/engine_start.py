@@ -35,7 +35,7 @@ _HEARTBEAT_TIMEOUT_S = 5.0
 def check_source(record: MirrorRecord, *, must_answer: bool) -> None:
     """Refuse a source that refuses us or is another cluster; one that does not answer only if it `must_answer`."""
     try:
-        with source_client(record.source) as client:
+        with source_client(record.source, record.source_cluster_id) as client:
             found = cluster_id_of(client, timeout=5)
     except KmirrorError as error:
         if must_answer or not is_transient(error):
@@ -147,6 +147,7 @@ class EngineStart:
             actor(),
             TopicRebuilder(properties, mirror, runtime),
             side_jobs_of(mirror, properties),
+            self._destination.cluster_id,
         )
 
     def close(self) -> None:

@@ -126,7 +126,7 @@ def _ask(question: Callable[[ClusterClient, float], Answer], seconds: float, cli
 def _query(known: dict[str, BackgroundQuery], mirror: MirrorRecord) -> BackgroundQuery:
     found = known.get(mirror.name)
     if found is None or found.properties != mirror.source:
-        found = known[mirror.name] = BackgroundQuery(mirror.source)
+        found = known[mirror.name] = BackgroundQuery(mirror.source, mirror.source_cluster_id)
     return found
 
 
@@ -147,8 +147,9 @@ def _snapshot_of(answer: ClusterSnapshot | KmirrorError | None) -> ClusterSnapsh
 class BackgroundQuery:
     """Query one source in a thread, so that the caller need not wait; its client waits `SOURCE_REQUEST_S` at most."""
 
-    def __init__(self, properties: Mapping[str, str]) -> None:
+    def __init__(self, properties: Mapping[str, str], cluster_id: str | None) -> None:
         self.properties = properties
+        self._cluster_id = cluster_id
         self._client: ClusterClient | None = None
         self._thread: threading.Thread | None = None
         self._answer: Any = None
@@ -185,7 +186,7 @@ class BackgroundQuery:
         try:
             if self._client is None:
                 timeout_ms = int(SOURCE_REQUEST_S * 1000)
-                config = client_config(self.properties)
+                config = client_config(self.properties).expecting(self._cluster_id, Reason.SOURCE_CLUSTER_CHANGED)
                 self._client = ClusterClient(
                     replace(config, connect_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms)
                 )

@@ -116,7 +116,9 @@ def _wait_until_drained(
                 raise RefusedError(f"mirror {mirror} mirrors no topic", "name stopped topics with --topics")
             try:
                 if source is None:
-                    source = stack.enter_context(ClusterClient(client_config(record.source)))
+                    source = stack.enter_context(
+                        ClusterClient(client_config(record.source).expecting(record.source_cluster_id))
+                    )
                 with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
                     require_same_cluster(record.source_cluster_id, cluster_id_of(source))
                     offsets = read_committed_offsets(source, stored_settings(record.settings), groups)

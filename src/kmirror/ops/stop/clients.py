@@ -55,7 +55,7 @@ class ClientComparison:
     def __init__(self, destination: Destination, mirror: MirrorRecord) -> None:
         self._destination = destination
         self._mirror = mirror
-        self._asker = BackgroundQuery(mirror.source)
+        self._asker = BackgroundQuery(mirror.source, mirror.source_cluster_id)
         self._until = time.monotonic() + SOURCE_TIMEOUT_S
         self._asker.start(partial(_ask, destination=destination.client, cluster_id=mirror.source_cluster_id))
 

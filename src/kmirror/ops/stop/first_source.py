@@ -61,7 +61,7 @@ class FirstSource:
         assert self._mirror is not None
         patience_ms = int(SOURCE_TIMEOUT_S * 1000)
         try:
-            config = client_config(self._mirror.source)
+            config = client_config(self._mirror.source).expecting(self._mirror.source_cluster_id)
             config = replace(config, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
             with ClusterClient(config) as client:
                 there = client.metadata([topic.source_topic for topic in self._asked])

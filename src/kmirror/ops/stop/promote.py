@@ -153,7 +153,7 @@ def promote(
         chosen = [topic for topic in chosen if not request.exclude.matches(topic.topic)]
     waiting = {topic.topic: topic for topic in chosen if not is_stopped(state, topic)}
     with (
-        source_client(mirror.source) as source,
+        source_client(mirror.source, mirror.source_cluster_id) as source,
         nullcontext(own) if own else OwnEngine(mirror.name, destination.properties, request.master) as own_engine,
     ):
         checker = ReadinessChecker(destination, mirror, request.idle_ms)

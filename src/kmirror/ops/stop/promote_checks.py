@@ -76,7 +76,7 @@ def _compare_settings(
 
     Settings of a first source are not read: they do not count as current for topics that have one.
     """
-    with source_client(mirror.source) as source:
+    with source_client(mirror.source, mirror.source_cluster_id) as source:
         there = topic_settings(source, [topic.source_topic for topic in topics])
     here = topic_settings(destination.client, [topic.topic for topic in topics])
     left_out = stored_settings(mirror.settings).excluded_properties

@@ -274,7 +274,7 @@ class ReadinessChecker:
         partition = TopicPartition(topic.source_topic, partitions[0])
         named = "a transaction is open"
         try:
-            with source_client(self._mirror.source) as client:
+            with source_client(self._mirror.source, self._mirror.source_cluster_id) as client:
                 found = open_transactions([partition], client, _SOURCE_S / 2).get(partition)
             if found is not None:
                 named = (

@@ -65,7 +65,7 @@ class SourceEndsRequest:
     def __init__(
         self, mirror: MirrorRecord, topics: Sequence[TopicRecord], known_ends: Mapping[TopicPartition, int]
     ) -> None:
-        self._asker = BackgroundQuery(mirror.source)
+        self._asker = BackgroundQuery(mirror.source, mirror.source_cluster_id)
         self._request = partial(_ask, topics=tuple(topics), known_ends=known_ends, cluster_id=mirror.source_cluster_id)
         self._until: float | None = None
 

@@ -1,0 +1,160 @@
+"""Addresses that lead elsewhere for a while: another cluster's broker answers there, or nothing that is a broker."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+import pytest
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.errors import Reason, RefusedError
+from kmirror.ops.add.add import add
+from kmirror.ops.check.check import check
+from kmirror.ops.context import Destination
+from kmirror.ops.mirrors.config import change_config
+from kmirror.ops.mirrors.create import create
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.shared_clusters import BehindWire, ForgetfulCluster
+from tests.support.waiting import wait_until
+from tests.support.wire import METADATA, Wire, closed_port, cut_to, listener
+
+
+@pytest.fixture
+def led(forgetful: ForgetfulCluster) -> Iterator[ForgetfulCluster]:
+    """Return a cluster that advertises the address of a wire, which a test may lead to another cluster."""
+    yield forgetful
+    lead(forgetful, forgetful.behind_wire)
+    forgetful.wire.cut()
+
+
+def lead(led: ForgetfulCluster, cluster: SandboxCluster) -> None:
+    """Lead new connections to the address that the cluster advertises to another one."""
+    host, port = cluster.bootstrap_servers.split(":")
+    led.wire.lead_to(host, int(port))
+
+
+def reasons(local: LocalEngine) -> set[Reason | None]:
+    """Return what an engine and its lanes say of the source."""
+    trouble = local.engine.source.trouble
+    return {row.reason for row in local.engine.partitions.rows.values()} | {trouble.reason if trouble else None}
+
+
+@pytest.mark.parametrize("bootstrap", ["led elsewhere too", "right"])
+def test_a_source_is_copied_again_when_its_address_leads_back_to_it(
+    led: ForgetfulCluster, source_cluster: SandboxCluster, destination: Destination, bootstrap: str
+) -> None:
+    """The connections to the other cluster stay open: it lives, and the address was only put right."""
+    source = led.behind_wire if bootstrap == "right" else BehindWire(led.cluster, led.wire.port)
+    topic = unique_topic()
+    make_topic(source, topic)
+    produce(source, topic, ["one"])
+    mirror = new_mirror(destination, source, copy_lanes="1")
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    make_topic(source_cluster, topic)
+    produce(source_cluster, topic, ["another", "cluster's"])
+    with LocalEngine(destination, mirror) as local:
+        local.catch_up()
+        lead(led, source_cluster)
+        led.wire.cut()
+        wait_until(lambda: reasons(local) == {Reason.SOURCE_CLUSTER_CHANGED}, 60)
+        lead(led, led.behind_wire)
+        produce(source, topic, ["two"])
+        local.catch_up()
+        wait_until(lambda: reasons(local) == {None}, 60)
+        (row,) = local.engine.partitions.rows.values()
+        assert row.destination_offset == 2
+    assert any(
+        f"cannot be mirrored: another cluster answers at {led.wire.host}:{led.wire.port}: its id is "
+        f"{source_cluster.cluster_id}, not {led.cluster.cluster_id}" in note
+        for note in local.notes
+    )
+
+
+def chatter(sock: socket.socket) -> None:
+    """Talk, but not as a broker."""
+    with suppress(OSError):
+        sock.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+def test_a_list_of_addresses_is_tried_to_its_end(cluster_pair: ClusterPair, destination: Destination) -> None:
+    """Each that does not lead to the source costs a line in the log."""
+    source, topic = cluster_pair.source, unique_topic()
+    make_topic(source, topic)
+    produce(source, topic, ["one"])
+    mirror = new_mirror(destination, source, copy_lanes="1")
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    host, port = source.bootstrap_servers.split(":")
+    with (
+        listener(socket.socket.close) as closing_port,
+        listener(chatter) as talking,
+        closing(Wire(host, int(port))) as wire,
+    ):
+        wire.lie(METADATA, cut_to(30))
+        stale = {
+            cluster_pair.destination.bootstrap_servers: "another cluster answers",
+            f"127.0.0.1:{closed_port()}": "connection refused",
+            f"127.0.0.1:{closing_port}": "handshake",
+            f"127.0.0.1:{talking}": "handshake",
+            f"127.0.0.1:{wire.port}": "cannot be read",
+            "no-such-host.invalid:9092": "cannot connect",
+        }
+        servers = ",".join([*stale, source.bootstrap_servers])
+        assert change_config(destination, mirror, {"bootstrap.servers": servers}).exit_code == 0
+        with LocalEngine(destination, mirror) as local:
+            local.catch_up()
+            wait_until(lambda: sum("is of no use" in note for note in local.notes) >= len(stale), 30)
+    for address, why in stale.items():
+        (line,) = [note for note in local.notes if note.startswith(f"{address} in the bootstrap.servers")]
+        assert why in line
+
+
+def test_a_source_that_advertises_the_destination_is_refused(
+    led: ForgetfulCluster, destination_cluster: SandboxCluster, destination: Destination
+) -> None:
+    source, topic, name = led.behind_wire, unique_topic(), unique_topic("m")
+    make_topic(source, topic)
+    mirror = new_mirror(destination, source)
+    lead(led, destination_cluster)
+    led.wire.cut()
+    told = f"advertises its broker 1 at {led.wire.host}:{led.wire.port}, where the destination answers, "
+    with pytest.raises(RefusedError, match=told) as refused:
+        create(destination, name, properties_of(source))
+    assert refused.value.reason is Reason.LOOP
+    with pytest.raises(RefusedError, match=told):
+        add(destination, mirror, selector(topic))
+    report = check(properties_of(destination_cluster), properties=properties_of(source))
+    (line,) = [line for line in report.lines if line.what == "advertised addresses"]
+    assert (line.ok, line.reason, told in line.message) == (False, Reason.LOOP, True)
+    assert report.exit_code != 0
+
+
+def test_a_destination_that_is_another_cluster_now_is_called_that(
+    led: ForgetfulCluster, cluster_pair: ClusterPair
+) -> None:
+    source, topic = cluster_pair.source, unique_topic()
+    make_topic(source, topic)
+    produce(source, topic, ["one"])
+    behind = BehindWire(led.cluster, led.wire.port)
+    with Destination.open(properties_of(behind)) as destination:
+        mirror = new_mirror(destination, source, copy_lanes="1")
+        assert add(destination, mirror, selector(topic)).exit_code == 0
+        with LocalEngine(destination, mirror) as local:
+            local.catch_up()
+            lead(led, cluster_pair.destination)
+            led.wire.cut()
+            told = f"another cluster answers at {led.wire.host}:{led.wire.port}: its id is"
+            wait_until(lambda: any(told in note for note in local.notes), 60)
+            wait_until(lambda: told in str(local.engine.status.trouble(TopicPartition(topic, 0))), 60)
+            produce(source, topic, ["two"])
+            lead(led, led.behind_wire)
+            local.catch_up()
+    assert not any("no worker" in note for note in local.notes), local.notes
+    with ClusterClient(client_config(properties_of(cluster_pair.destination))) as client:
+        assert client.metadata([topic]).topics[topic].error_code
