@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from typing import Any
 
 import pytest
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.errors import Reason, RefusedError
+from kmirror.engine.control.driver import RunView
+from kmirror.engine.spark import application
+from kmirror.errors import Reason, RefusedError, TimedOutError
 from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
+from kmirror.ops.run import spark as spark_of_a_run
+from kmirror.ops.run.request import RunRequest
+from kmirror.ops.run.run import run
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
@@ -24,6 +32,7 @@ from tests.support.mirrors import make_topic, new_mirror, produce, properties_of
 from tests.support.shared_clusters import BehindWire, ForgetfulCluster
 from tests.support.waiting import wait_until
 from tests.support.wire import METADATA, Wire, closed_port, cut_to, listener
+from tests.support.without_spark import ThreadRuntime
 
 
 @pytest.fixture
@@ -158,3 +167,75 @@ def test_a_destination_that_is_another_cluster_now_is_called_that(
     assert not any("no worker" in note for note in local.notes), local.notes
     with ClusterClient(client_config(properties_of(cluster_pair.destination))) as client:
         assert client.metadata([topic]).topics[topic].error_code
+
+
+class Names:
+    """What resolves in this process: host names that lead to this machine, once they do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._resolve = socket.getaddrinfo
+        self.do_resolve = threading.Event()
+        monkeypatch.setattr(socket, "getaddrinfo", self._answer)
+
+    def _answer(self, host: str, *others: Any, **more: Any) -> Any:
+        if not host.endswith(".invalid"):
+            return self._resolve(host, *others, **more)
+        if not self.do_resolve.is_set():
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return self._resolve("127.0.0.1", *others, **more)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    for module in (application, spark_of_a_run):
+        monkeypatch.setattr(module, "SparkRuntime", ThreadRuntime)
+    return Names(monkeypatch)
+
+
+def named(cluster: SandboxCluster) -> str:
+    return cluster.bootstrap_servers.replace("127.0.0.1", "a-broker.invalid")
+
+
+def test_a_daemon_waits_for_the_name_of_its_source(
+    names: Names, cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    source, topic = cluster_pair.source, unique_topic()
+    make_topic(source, topic)
+    produce(source, topic, ["one"])
+    mirror = new_mirror(destination, source, copy_lanes="1")
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    names.do_resolve.set()
+    assert change_config(destination, mirror, {"bootstrap.servers": named(source)}).exit_code == 0
+    names.do_resolve.clear()
+    notes: list[str] = []
+    partition = TopicPartition(topic, 0)
+    with ClusterClient(client_config(destination.properties)) as client:
+
+        def watch(view: RunView) -> None:
+            notes.extend(note.text for note in view.notes)
+            if any("a-broker.invalid" in note for note in notes):
+                names.do_resolve.set()
+            if client.list_offsets({partition: LATEST})[partition].offset == 1:
+                signal.raise_signal(signal.SIGTERM)
+
+        ended = run(lambda: Destination.open(destination.properties), RunRequest((mirror,), for_ms=60_000), watch)
+        assert client.list_offsets({partition: LATEST})[partition].offset == 1, notes
+    assert ended.exit_code == 0
+    assert names.do_resolve.is_set()
+
+
+@pytest.mark.parametrize("side", ["source", "destination"])
+def test_a_run_that_must_end_waits_for_a_name_until_its_time_is_over(
+    names: Names, cluster_pair: ClusterPair, destination: Destination, side: str
+) -> None:
+    mirror, properties = new_mirror(destination, cluster_pair.source), dict(destination.properties)
+    if side == "source":
+        names.do_resolve.set()
+        servers = named(cluster_pair.source)
+        assert change_config(destination, mirror, {"bootstrap.servers": servers}).exit_code == 0
+        names.do_resolve.clear()
+    else:
+        properties["bootstrap.servers"] = named(cluster_pair.destination)
+    request = RunRequest((mirror,), until_caught_up=True, timeout_ms=2_000)
+    with pytest.raises(TimedOutError, match=rf"waited 2 s for the clusters: the {side}: cannot connect to a-broker"):
+        run(lambda: Destination.open(properties), request, lambda _: None)

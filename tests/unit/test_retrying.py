@@ -38,6 +38,7 @@ def named(error: UnreachableError) -> KmirrorError:
         TimedOutError("not done in time"),
         UnreachableError("taking the id: not done within 30 s", None, Reason.DESTINATION_UNREACHABLE),
         named(ConnectFailedError("connection refused")),
+        named(UnknownHostError("the name does not resolve yet")),
         BrokerError(Code.NOT_ENOUGH_REPLICAS, "NOT_ENOUGH_REPLICAS", "writing"),
     ],
 )
@@ -53,7 +54,6 @@ def test_what_may_pass_is_tried_again(error: Exception) -> None:
         UnreachableError("wrong password", None, Reason.AUTHENTICATION_FAILED),
         UnreachableError("no right", None, Reason.NOT_AUTHORIZED),
         UnreachableError("no secret", None, Reason.SECRET_UNRESOLVED),
-        named(UnknownHostError("nobody knows the name")),
         BrokerError(Code.TOPIC_ALREADY_EXISTS, "TOPIC_ALREADY_EXISTS", "creating"),
         KmirrorError("something else"),
     ],

@@ -1,7 +1,7 @@
 """Retry transient errors until a `run` is asked to end; a permanent error ends it at once.
 
-An engine is a daemon: a slow broker, a restarting cluster or a missing leader must not end it. Waiting does not help
-with wrong passwords, missing rights, an unknown host or mirror, or another engine in charge.
+An engine is a daemon: a slow broker, a restarting cluster, a missing leader or a name that does not resolve yet must
+not end it. Waiting does not help with wrong passwords, missing rights, an unknown mirror, or another engine in charge.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from typing import TypeVar
 
-from kmirror.cluster.connection import UnknownHostError
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.control.journal import Level
@@ -53,14 +52,7 @@ def is_transient(error: Exception) -> bool:
         return True
     if isinstance(error, BrokerError):
         return error.code in _PASSING_CODES
-    if not isinstance(error, UnreachableError) or error.reason not in _PASSING_REASONS:
-        return False
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, UnknownHostError):
-            return False
-        cause = cause.__cause__
-    return True
+    return isinstance(error, UnreachableError) and error.reason in _PASSING_REASONS
 
 
 class Retries:
