@@ -21,7 +21,7 @@ from kmirror.engine.clock import now
 from kmirror.engine.control.growth import add_partitions, is_original_mirror
 from kmirror.engine.control.log_starts import LogStarts
 from kmirror.engine.control.source_login import LoginReport, SourceLogin
-from kmirror.errors import KmirrorError, OutcomeUnknown, UnreachableError
+from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.settings.table import Settings
 from kmirror.state.records import Lacking, TopicRecord
 from kmirror.state.store import StateStore
