@@ -174,8 +174,10 @@ def test_a_mirror_topic_that_its_owner_deletes_comes_back_while_filters_match(
         mirror.mirror, f"{prefix}-a", 0, PartitionState.FAILED, 1, Reason.DESTINATION_TOPIC_DELETED, "it is gone"
     )
     change(mirror.destination, mirror.mirror, lambda _: Changes((failed,)))
-    (reported,) = mirror.look()
-    assert f"{prefix}-a" in (reported.note or "")
+    before_it, after_it = mirror.look()
+    anew = "deleted here, and the mirror's filters match: mirrored anew, with all of its history"
+    assert (before_it.note, before_it.result) == (f"{prefix}-a: {anew}", "RECREATING")
+    assert after_it.note == f"now mirroring new source topics: {prefix}-a"
     after = mirror.topics()[f"{prefix}-a"]
     assert after.destination_topic_id not in (None, before.destination_topic_id)
     assert (after.desired, after.pending_operation) == (DesiredState.ACTIVE, None)

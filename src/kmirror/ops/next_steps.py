@@ -21,7 +21,8 @@ _STEPS = {
         " immediately with: {recover}"
     ),
     Reason.DESTINATION_TOPIC_DELETED: (
-        "it is not recreated automatically; to mirror it again: {add}, if no other topic has its name"
+        "discovery mirrors it anew, with all of its history, only if a filter of the mirror matches it; otherwise, to"
+        " mirror it again: {add}, if no other topic has its name"
     ),
     Reason.NOT_AUTHORIZED: (
         "{check} prints the command that grants it; a running engine resumes within 5 minutes "

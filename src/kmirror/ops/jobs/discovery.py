@@ -108,7 +108,8 @@ class DiscoveryJob:
         found: Mapping[str, TopicMetadata],
     ) -> Iterator[JobEvent]:
         mirrored = state.topics(mirror.name)
-        unsettled = self._unsettled(destination.client, state, mirrored)
+        deleted = self._deleted(destination.client, state, mirrored)
+        unsettled = self._abandoned(mirrored) | deleted
         new = new_source_topics(settings, found, [topic for topic in mirrored if topic.topic not in unsettled])
         for name in self._due(new.hidden):
             message = f"no right to see source topic {name}, or it does not exist; grant DESCRIBE and READ on it"
@@ -132,24 +133,31 @@ class DiscoveryJob:
             for why, topics in by_reason(new_unknown).items():
                 details = {"sourceTopics": topics[:_TOPICS_AT_ONCE], "count": len(topics), "message": why}
                 yield JobEvent(unknown_loop(why, topics), "discovery", "UNKNOWN", details, Level.WARNING)
+            if anew := [name for name in names if settings.topic_prefix + name in deleted]:
+                what = "deleted here, and the mirror's filters match: mirrored anew, with all of its history"
+                details = {"sourceTopics": anew[:_TOPICS_AT_ONCE], "count": len(anew), "message": what}
+                yield JobEvent(f"{_some(anew)}: {what}", "discovery", "RECREATING", details, Level.WARNING)
             for start in range(0, len(names), _TOPICS_AT_ONCE):
                 some = names[start : start + _TOPICS_AT_ONCE]
                 rows = add_discovered(destination, source, destination.state(), mirror, found, some, upstream)
                 yield from self._outcome(rows, settings.topic_prefix)
 
-    def _unsettled(self, client: ClusterClient, state: State, mirrored: Sequence[TopicRecord]) -> set[str]:
-        """Return mirror topics to add again: claimed by an `add` that did not finish, or deleted by their owner."""
+    def _abandoned(self, mirrored: Sequence[TopicRecord]) -> set[str]:
+        """Return mirror topics that an `add` has claimed which did not finish."""
         claims = {topic.topic: topic for topic in mirrored if topic.pending_operation == PENDING_ADD}
         # a running `add` finishes its claims before the next run; those found by the first run are of a dead engine
         before, self._claims = claims if self._claims is None else self._claims, claims
-        abandoned = {name for name, claim in claims.items() if before.get(name) == claim}
+        return {name for name, claim in claims.items() if before.get(name) == claim}
+
+    def _deleted(self, client: ClusterClient, state: State, mirrored: Sequence[TopicRecord]) -> set[str]:
+        """Return mirror topics that their owner has deleted."""
         suspects = [
             topic
             for topic in mirrored
             if any(_says_deleted(known.reason) for known in state.partitions(topic.mirror, topic.topic))
         ]
         here = _topics_here(client, [topic.topic for topic in suspects])
-        return abandoned | {topic.topic for topic in suspects if is_deleted(topic, here.get(topic.topic))}
+        return {topic.topic for topic in suspects if is_deleted(topic, here.get(topic.topic))}
 
     def _outcome(self, rows: Sequence[TopicResult], prefix: str) -> Iterator[JobEvent]:
         added = []
@@ -162,10 +170,8 @@ class DiscoveryJob:
             else:
                 yield from self._skip(name, row)
         if added:
-            more = len(added) - _TOPICS_IN_NOTE
-            shown = ", ".join(added[:_TOPICS_IN_NOTE]) + (f" and {more} more" if more > 0 else "")
             # `add` has written their event
-            yield JobEvent(f"now mirroring new source topics: {shown}")
+            yield JobEvent(f"now mirroring new source topics: {_some(added)}")
 
     def _skip(self, name: str, row: TopicResult) -> Iterator[JobEvent]:
         """Report once why a topic is not added, unless it is not meant to be."""
@@ -175,6 +181,11 @@ class DiscoveryJob:
             self._reported[name] = message
             details = {"sourceTopic": name, "topic": row.topic, "reason": row.reason, "message": message}
             yield JobEvent(f"not mirrored: {message}", "discovery", row.result.value, details, Level.WARNING)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _TOPICS_IN_NOTE
+    return ", ".join(names[:_TOPICS_IN_NOTE]) + (f" and {more} more" if more > 0 else "")
 
 
 def _topics_of(source: ClusterClient, mirror: MirrorRecord, settings: Settings) -> dict[str, TopicMetadata]:
