@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kmirror.errors import ExitCode, Reason, RefusedError
@@ -9,6 +11,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.events import events
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 from kmirror.sandbox.cluster import SandboxCluster
@@ -29,12 +32,14 @@ def test_switchover_there_and_back(trip: Trip) -> None:
     commit(trip.a, group, topic, {0: 2})
     assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
 
+    lines: list[str] = []
+
     def switch(here: Destination, cluster: SandboxCluster) -> VerbReport:
         with LocalEngine(here, trip.mirror, [GroupSyncJob(trip.mirror, here.properties)]) as engine:
             engine.catch_up()
             wait_until(lambda: all(row.initial_copy_complete for row in describe(here, trip.mirror)))
             request = SwitchoverRequest(trip.mirror, properties_of(cluster), timeout_ms=60_000, idle_ms=0, watch_s=0.1)
-            return switchover(here, request, checkpoint=checkpoint)
+            return switchover(here, request, lambda view: lines.extend(view.lines), checkpoint=checkpoint)
 
     cut_off = ["begun", "promoted", "reversing"]
 
@@ -49,6 +54,11 @@ def test_switchover_there_and_back(trip: Trip) -> None:
     done = switch(trip.at_b, trip.b)
     assert done.result.exit_code == 0, done.result
     assert under_way(trip.at_b, trip.mirror) == []
+    # it is said before the way back is prepared, also by events
+    said_now = rf"^{trip.b.bootstrap_servers} takes writes now, since [0-9TZ:-]+: start clients of 1 topic here"
+    assert re.search(said_now, lines[-1])
+    said = [one for one in events(trip.at_b, trip.mirror) if "writableSinceMs" in one.details]
+    assert {one.result for one in said} == {"RETURN"}
     assert committed(trip.b, group, topic) == {0: 2}
     produce(trip.b, topic, ["four"])
     commit(trip.b, group, topic, {0: 4})

@@ -41,6 +41,7 @@ from kmirror.state.events import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.workflow_records import WorkflowRecord
+from kmirror.words import at_time, counted
 
 SWITCHOVER = "switchover"
 
@@ -111,7 +112,12 @@ def switchover(
             result = replace(result, error=replace(result.error, hint=hint))
         return VerbReport(result, {**stopped.evidence, "verb": SWITCHOVER})
     checkpoint("promoted")
-    _record_step(destination, mirror.name, _RETURN, chosen)
+    since_ms = now_ms()
+    host, port = destination.config.bootstrap_servers[0]
+    writable = f"{host}:{port} takes writes now, since {at_time(since_ms)}: start clients of"
+    line = f"{writable} {counted(len(chosen), 'topic')} here; what follows prepares the way back"
+    watcher(PromoteView((since_ms - began_ms) / 1000, lines=(line,)))
+    _record_step(destination, mirror.name, _RETURN, chosen, writableSinceMs=since_ms)
     checkpoint("reversing")
     returned = _reverse(mirror, request, topics, watcher)
     result = _joined(mirror.name, stopped.result, returned)
@@ -178,11 +184,11 @@ def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorErro
     return replace(done, blocked=stopped.blocked)
 
 
-def _record_step(destination: Destination, mirror: str, step: str, topics: list[str]) -> None:
+def _record_step(destination: Destination, mirror: str, step: str, topics: list[str], **more: int) -> None:
     def decide(state: State) -> Changes:
         found = state.workflow(mirror, SWITCHOVER)
         began = found.began_ms if found else now_ms()
-        facts: dict[str, Any] = {"topics": topics[:100], "count": len(topics)}
+        facts: dict[str, Any] = {"topics": topics[:100], "count": len(topics), **more}
         record = WorkflowRecord(mirror, SWITCHOVER, step, actor(), began, now_ms(), facts)
         return Changes((record,), (), (Event(now_ms(), mirror, SWITCHOVER, actor(), step, facts),))
 
