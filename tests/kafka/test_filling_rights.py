@@ -18,6 +18,7 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.authorized import marker_operations
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol.codes import Code
@@ -28,11 +29,14 @@ from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import BrokerError, Reason, RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.acls import create_in_force
-from tests.support.clusters import unique_topic
+from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.holes import FEW, assert_alike, write_holes
+from tests.support.kafka_versions import of_long
 from tests.support.lane import Mirror
 from tests.support.leader import OWN_ID, create_topic, young
+from tests.support.shared_clusters import GUARDED
 from tests.support.waiting import wait_until
 
 
@@ -57,7 +61,17 @@ def allow(cluster: SandboxCluster, kind: ResourceType, name: str, *operations: s
 # -- by themselves -----------------------------------------------------------------------------------------------------
 
 
-def test_markers_need_a_right_on_the_cluster_and_appending_does_not(guarded_cluster: SandboxCluster) -> None:
+@pytest.fixture(params=[DEFAULT_KAFKA_VERSION, *of_long(("3.7.2", "3.8.1", "3.9.2"))])
+def guarded_version(request: pytest.FixtureRequest, make_cluster: MakeCluster) -> SandboxCluster:
+    """Return a cluster of a version with TLS, logins and ACLs."""
+    if request.param == DEFAULT_KAFKA_VERSION:
+        found: SandboxCluster = request.getfixturevalue("guarded_cluster")
+        return found
+    return make_cluster("guarded-other", kafka_version=request.param, **{**GUARDED, "token_seconds": None})
+
+
+def test_markers_need_a_right_on_the_cluster_and_appending_does_not(guarded_version: SandboxCluster) -> None:
+    guarded_cluster = guarded_version
     topic = create_topic(guarded_cluster)
     partition = TopicPartition(topic, 0)
     allow(guarded_cluster, ResourceType.TOPIC, topic, "WRITE", "READ", "DESCRIBE")
@@ -69,6 +83,11 @@ def test_markers_need_a_right_on_the_cluster_and_appending_does_not(guarded_clus
             assert caught.value.reason is Reason.NOT_AUTHORIZED
             assert client.list_offsets({partition: LATEST}, log_end=True)[partition].offset == 2
         allow(guarded_cluster, ResourceType.BROKER, "kafka-cluster", "ALTER")
+        operations = marker_operations(client)
+        if "ALTER" not in operations:
+            with OffsetAppender(client, partition, producer_id=OWN_ID) as out, pytest.raises(RefusedError):
+                out.append(records(5, 6))
+            allow(guarded_cluster, ResourceType.BROKER, "kafka-cluster", *operations)
         with OffsetAppender(client, partition, producer_id=OWN_ID) as out:
             assert out.append(records(5, 6)) == 6
 

@@ -217,7 +217,7 @@ def test_how_offsets_will_be_filled_is_shown(
     slow = "by empty transactions (slow: about 100 offsets a second per partition)"
     only("DESCRIBE", "CREATE")
     message, hint = reported("filling offsets")
-    assert message.startswith(f"{slow} (neither ALTER nor CLUSTER_ACTION on the cluster is granted)")
+    assert message.startswith(f"{slow} (ALTER and CLUSTER_ACTION on the cluster are not granted)")
     assert f"the transactional ids kmirror-{name}-fill-* is granted cannot be known from here" in message
     assert hint == [
         "to fill by markers:",

@@ -48,7 +48,7 @@ SHORT_SESSIONS = {"connections.max.reauth.ms": "5000"}
 #: The lifetime of the tokens with which one may also log in to guarded clusters. When a fifth of it is left they are
 #: replaced, and librdkafka then logs in again soon: brokers accept that from one second after the last login on.
 TOKEN_SECONDS = 8
-_GUARDED: dict[str, Any] = {
+GUARDED: dict[str, Any] = {
     "heap": SMALL_HEAP,
     "secured": True,
     "authorizer": True,
@@ -150,14 +150,14 @@ def busy_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
 def started_guarded_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
     """Start the secured cluster; tests ask for `guarded_cluster` or `guarded_pair`."""
     with made_clusters(clusters_directory) as make:
-        yield make("guarded", **_GUARDED, properties={**SHORT_SESSIONS, **UNHARMED})
+        yield make("guarded", **GUARDED, properties={**SHORT_SESSIONS, **UNHARMED})
 
 
 @pytest.fixture(scope="session")
 def started_guarded_source(clusters_directory: Path) -> Iterator[SandboxCluster]:
     """Start a second secured cluster; tests ask for `guarded_pair`."""
     with made_clusters(clusters_directory) as make:
-        yield make("guarded-source", **_GUARDED, properties=UNHARMED)
+        yield make("guarded-source", **GUARDED, properties=UNHARMED)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from kmirror.cluster.protocol.codes import Code
 
 _TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 _TOPICS_AT_ONCE = 200
+_FIND_COORDINATOR = 10
 #: Kafka's AclOperation codes by name.
 OPERATIONS: Mapping[str, int] = {operation.value: code for operation, code in OPERATION_CODES.items()}
 
@@ -22,6 +23,14 @@ def cluster_operations(client: ClusterClient) -> frozenset[int]:
 
     answer = client.ask_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
     return frozenset(answer.authorized_operations or ())
+
+
+def marker_operations(client: ClusterClient) -> tuple[str, ...]:
+    """Return which operations on the cluster allow us to write transaction markers, the lesser one first.
+
+    ALTER does from Kafka 3.8 on (KIP-1037), whose brokers offer FindCoordinator 5. Raises UnreachableError.
+    """
+    return ("ALTER", "CLUSTER_ACTION") if client.highest_version(_FIND_COORDINATOR) >= 5 else ("CLUSTER_ACTION",)
 
 
 def missing_rights(cluster: ClusterClient, topics: Iterable[str], needed: Sequence[str]) -> dict[str, list[str]]:

@@ -181,6 +181,14 @@ class ClusterClient:
             if time.monotonic() > deadline:
                 raise failed[address]
 
+    def highest_version(self, api_key: int) -> int:
+        """Return the highest version of a request that some broker offers, -1 if it offers none.
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+        return self._any_connection().api_versions.get(api_key, (0, -1))[1]
+
     def _any_connection(
         self, timeout: float | None = None, failed: Mapping[tuple[str, int], UnreachableError] | None = None
     ) -> Connection:

@@ -15,6 +15,7 @@ from kmirror.cluster.authorized import (
     OPERATIONS,
     cluster_operations,
     groups_lacking,
+    marker_operations,
     missing_operations,
     missing_rights,
 )
@@ -60,7 +61,6 @@ _NEEDED_ON_CLUSTER = ("CREATE",)
 _NEEDED_TO_READ = ("READ", "DESCRIBE_CONFIGS")
 _NEEDED_TO_WRITE = ("READ", "WRITE", "ALTER", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
 #: Either allows us to write transaction markers (WriteTxnMarkers).
-_EITHER_FOR_MARKERS = ("ALTER", "CLUSTER_ACTION")
 #: For DeleteRecords; compact-only topics need ALTER_CONFIGS too, which every mirror topic needs anyway.
 _NEEDED_TO_TRIM = ("DELETE",)
 #: Where schema registries store schemas, unless configured otherwise (kafkastore.topic).
@@ -113,7 +113,7 @@ def check(
             operations = _check_rights(findings, client)
             record, topics, state = _stored_state(findings, client, mirror)
             if operations is not None:
-                _check_filling(findings, client.config, operations, record, topics)
+                _check_filling(findings, client.config, operations, marker_operations(client), record, topics)
             if state.mirrors:
                 check_powers(findings, client, state, mirror)
             if record is not None:
@@ -210,7 +210,9 @@ def _check_own_rights(
             findings.ok(DESTINATION, "protection", view.message)
     with findings.catching(DESTINATION, "least rights"):
         prefixed = [settings.topic_prefix + name for name in settings.topics_include.names]
-        _least_rights(findings, DESTINATION, client, destination_grants(settings, names or prefixed))
+        _least_rights(
+            findings, DESTINATION, client, destination_grants(settings, names or prefixed, marker_operations(client))
+        )
 
 
 def _check_new_topics(findings: Findings, client: ClusterClient, settings: Settings) -> None:
@@ -234,17 +236,18 @@ def _check_filling(
     findings: Findings,
     config: ClientConfig,
     operations: frozenset[int],
+    to_mark: tuple[str, ...],
     record: MirrorRecord | None,
     topics: tuple[TopicRecord, ...],
 ) -> None:
     """Check how lanes can fill offsets at which the source shows nothing."""
-    if any(OPERATIONS[name] in operations for name in _EITHER_FOR_MARKERS):
+    if any(OPERATIONS[name] in operations for name in to_mark):
         findings.ok(DESTINATION, "filling offsets", "by markers")
         return
     known = (
-        "neither ALTER nor CLUSTER_ACTION on the cluster is granted"
+        f"{' and '.join(to_mark)} on the cluster {'are' if len(to_mark) > 1 else 'is'} not granted"
         if operations
-        else "unless ALTER or CLUSTER_ACTION on the cluster is granted, which is unknown without DESCRIBE on it"
+        else f"unless {' or '.join(to_mark)} on the cluster is granted, which is unknown without DESCRIBE on it"
     )
     # the prefix of the ids of all lanes
     ids = filling_transactional_id(record.name if record is not None else "MIRROR", 0).removesuffix("0")
@@ -256,7 +259,7 @@ def _check_filling(
         "\n".join(
             (
                 "to fill by markers:",
-                grant_line(config, ("ALTER",), "--cluster"),
+                grant_line(config, to_mark[:1], "--cluster"),
                 "to fill by empty transactions:",
                 grant_line(config, ("WRITE", "DESCRIBE"), *option("--transactional-id", ids), *PREFIXED),
                 grant_line(config, ("WRITE",), *_topic_options([topic.topic for topic in topics])),

@@ -42,10 +42,17 @@ class ProtectionView:
     hint: str | None
 
 
-def destination_grants(settings: Settings, topics: Collection[str]) -> tuple[Grant, ...]:
-    """Return the least rights at the destination; `topics` are its mirror topics, as far as they are known."""
+def destination_grants(
+    settings: Settings, topics: Collection[str], to_mark: tuple[str, ...] = ("ALTER", "CLUSTER_ACTION")
+) -> tuple[Grant, ...]:
+    """Return the least rights at the destination; `topics` are its mirror topics, as far as they are known.
+
+    Each of `to_mark` on the cluster allows us to write markers.
+    """
     changes_acls = settings.read_only == "enforce" or settings.sync_topic_acls_enabled
     cluster: tuple[str, ...] = ("ALTER",) if changes_acls else ("CLUSTER_ACTION", "DESCRIBE")
+    if changes_acls and "ALTER" not in to_mark:
+        cluster += ("CLUSTER_ACTION",)
     if settings.sync_quotas_enabled:
         cluster += ("ALTER_CONFIGS",)
     groups = [Grant(("--group", "*"), ("READ",))] if settings.sync_group_offsets_enabled else []

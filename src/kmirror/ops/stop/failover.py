@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 from kmirror.cluster.acl_commands import grant_line
-from kmirror.cluster.authorized import cluster_operations, missing_operations, missing_rights
+from kmirror.cluster.authorized import cluster_operations, marker_operations, missing_operations, missing_rights
 from kmirror.cluster.fence import log_ends
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.commands import option
@@ -45,8 +45,6 @@ from kmirror.state.snapshot import State
 from kmirror.sync.topic_settings import retention_notes
 
 _NEEDED = ("DESCRIBE", "READ", "WRITE", "DELETE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
-#: Either allows us to write markers, as reported by brokers (KIP-430).
-_TO_FENCE = ("CLUSTER_ACTION", "ALTER")
 
 
 def failover(
@@ -191,7 +189,8 @@ def _dry_run(
     ends = log_ends(destination.client, partitions)
     lacking = missing_rights(destination.client, [topic.topic for topic in alive], _NEEDED)
     operations = cluster_operations(destination.client)
-    may_fence = any(not missing_operations(operations, [operation]) for operation in _TO_FENCE)
+    to_fence = marker_operations(destination.client)
+    may_fence = any(not missing_operations(operations, [operation]) for operation in to_fence)
     known = facts.with_source_answer(facts.at_stop(ends), facts.last_mirrored_offsets)
     source = facts.source() if going else None
     done.source_trouble = source.trouble if source is not None else None
@@ -222,7 +221,7 @@ def _dry_run(
         done.results.append(TopicResult(name, None, Outcome.FAILED, message, Reason.NOT_AUTHORIZED, hint=hint))
     if request.always_fence and not may_fence:
         done.warnings.append(
-            "kmirror lacks the right to write markers here (ALTER or CLUSTER_ACTION on the cluster): a forgotten"
+            f"kmirror lacks the right to write markers here ({' or '.join(to_fence)} on the cluster): a forgotten"
             " engine would be fenced by its lease only"
         )
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from kmirror.cluster.authorized import marker_operations
 from kmirror.cluster.fence import Writer, fence, log_ends
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -92,9 +93,10 @@ def fence_writers(work: StopWork) -> str:
         engine = work.destination.state().engine(work.request.mirror)
         time.sleep((engine.settle_ms if engine else 0) / 1000)
         found |= log_ends(client, refused)
+        rights = " or ".join(marker_operations(client))
         work.done.warnings.append(
             "the mirror's producers were not fenced at the brokers: kmirror lacks the right to write markers "
-            "(ALTER or CLUSTER_ACTION on the cluster). Only its lease keeps a forgotten engine from writing; "
+            f"({rights} on the cluster). Only its lease keeps a forgotten engine from writing; "
             "--fence-with-record fences it at the cost of one visible record per partition"
         )
     work.log_ends = found
