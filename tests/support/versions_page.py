@@ -93,7 +93,7 @@ _NOTES = """\
 #: By the first version without the difference.
 _DIFFERENCES = {
     "4.1": "As destination: topics are written by name. The id is checked right before, each answer's offset after.",
-    "3.8": "As destination with ACLs: transaction markers need CLUSTER_ACTION on the cluster; ALTER does not allow them.",
+    "3.8": "As destination with ACLs: transaction markers need CLUSTER_ACTION on the cluster; ALTER is too little.",
     "3.6": "There is one limit for timestamps, `message.timestamp.difference.max.ms`, instead of two.",
     "3.4": "`transactional.id.expiration.ms`, a week by default, is how long a producer id is remembered.",
     "3.1": "As source: records are fetched by topic name. After each answer kmirror asks for its topics' ids,"
