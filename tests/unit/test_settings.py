@@ -36,6 +36,7 @@ def test_defaults() -> None:
         topic_prefix="",
         start_from=StartFrom("earliest"),
         replication_factor=-1,
+        state_replication_factor=-1,
         refresh_interval_seconds=10,
         sync_topic_configs_enabled=True,
         topic_properties_include=TopicSelector((".*",)),

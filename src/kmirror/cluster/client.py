@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
@@ -72,6 +72,16 @@ class NewTopic:
     partitions: int
     replication_factor: int
     settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedTopic:
+    """A topic that was created, or would be; without the rest where we may not read its settings."""
+
+    #: 16 bytes, or zeros.
+    topic_id: bytes
+    replication_factor: int | None = None
+    settings: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -584,12 +594,12 @@ class ClusterClient:
         found = self.create_topics([new], validate_only=validate_only, quota_wait_s=quota_wait_s)[name]
         if isinstance(found, BrokerError):
             raise found
-        return found
+        return found.topic_id
 
     def create_topics(
         self, topics: Iterable[NewTopic], *, validate_only: bool = False, quota_wait_s: float = _QUOTA_WAIT_S
-    ) -> dict[str, bytes | BrokerError]:
-        """Create topics; return their ids, 16 bytes or zeros, or why one was not created.
+    ) -> dict[str, CreatedTopic | BrokerError]:
+        """Create topics; return what was created, or why it was not.
 
         Brokers see them one after the other: `list_offsets` waits until their leaders are ready. With `validate_only`
         the cluster only says whether it would.
@@ -623,12 +633,16 @@ class ClusterClient:
 
         items = {topic.name: topic for topic in topics}
         found = self._change(items, request, results, "creating topics", _CREATE_TOPICS_WITH_ID, quota_wait_s)
-        created: dict[str, bytes | BrokerError] = {}
+        created: dict[str, CreatedTopic | BrokerError] = {}
         for name, (code, message, result) in found.items():
             if code:
                 created[name] = BrokerError(code, code_name(code), f"creating topic {name}", visible(message or ""))
             else:
-                created[name] = NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes)
+                created[name] = CreatedTopic(
+                    NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes),
+                    result.replication_factor if result.replication_factor > 0 else None,
+                    {config.name: config.value for config in result.configs or ()},
+                )
         return created
 
     def delete_topics(self, topics: Iterable[str | bytes]) -> None:

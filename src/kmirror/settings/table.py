@@ -294,6 +294,13 @@ class Settings:
         -1,
         "Replication factor of topics that kmirror creates. -1: the destination brokers' default.",
     )
+    state_replication_factor: int = _row(
+        "state.replication.factor",
+        ValueType("int", "1 – 32767, or -1", _replication_factor),
+        -1,
+        "Replication factor of kmirror's own topics, if `create` has to create them. -1: the brokers' default.",
+        changeable=False,
+    )
     refresh_interval_seconds: int = _row(
         "refresh.interval.seconds",
         _integer(1, 86_400, "seconds"),

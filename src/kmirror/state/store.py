@@ -210,8 +210,8 @@ class StateStore:
             except _Blocked:
                 raise self.watch.no_answer(f"{topic} cannot be read at offset {offset}") from None
 
-    def ensure_topics(self, replication_factor: int | None = None, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """Create missing internal topics; None is the brokers' default replication factor.
+    def ensure_topics(self, replication_factor: int = -1, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """Create missing internal topics; a `replication_factor` of -1 is the brokers' default.
 
         Raises UnreachableError, and RefusedError for an existing topic with partitions or settings that would lose
         state.
@@ -461,14 +461,11 @@ class StateStore:
         self._seen.add(topic)
         return described
 
-    def _create(
-        self, topic: str, settings: Mapping[str, str], replication_factor: int | None, deadline: Deadline
-    ) -> bool:
+    def _create(self, topic: str, settings: Mapping[str, str], replication_factor: int, deadline: Deadline) -> bool:
         # False if another client was faster
-        factor = -1 if replication_factor is None else replication_factor
         try:
             self._ask(
-                lambda seconds: create_settled(self._client, topic, 1, factor, settings),
+                lambda seconds: create_settled(self._client, topic, 1, replication_factor, settings),
                 f"creating topic {topic}",
                 deadline,
             )

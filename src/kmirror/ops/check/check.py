@@ -34,6 +34,7 @@ from kmirror.ops.check.clients import check_clients, check_powers
 from kmirror.ops.check.findings import DESTINATION, SOURCE, CheckLine, CheckReport, Findings
 from kmirror.ops.check.new_topics import weaker_topics
 from kmirror.ops.check.partitions import check_partitions
+from kmirror.ops.check.replication import replication_of, weak_replication
 from kmirror.ops.check.rights import (
     destination_grants,
     grant_lines,
@@ -121,6 +122,7 @@ def check(
             if record is not None or given is not None:
                 _check_own_rights(findings, client, settings, topics, destination_properties)
                 _check_new_topics(findings, client, settings)
+                _check_replication(findings, client, settings, topics, len(found.brokers))
         else:
             record, topics = None, ()
         source = given if given is not None else record.source if record is not None else None
@@ -223,6 +225,19 @@ def _check_new_topics(findings: Findings, client: ClusterClient, settings: Setti
             findings.warn(DESTINATION, "new topics", note, "ask who runs the destination to allow it (a topic policy)")
         if not notes:
             findings.ok(DESTINATION, "new topics", "the destination takes the settings of mirror topics")
+
+
+def _check_replication(
+    findings: Findings, client: ClusterClient, settings: Settings, topics: tuple[TopicRecord, ...], brokers: int
+) -> None:
+    """Check whether kmirror's own topics and mirror topics have enough replicas."""
+    with findings.catching(DESTINATION, "replication"):
+        known = replication_of(client, settings, [topic.topic for topic in topics])
+        notes = weak_replication(known, brokers)
+        for message, hint in notes:
+            findings.warn(DESTINATION, "replication", message, hint)
+        if not notes:
+            findings.ok(DESTINATION, "replication", "kmirror's own topics and mirror topics have enough replicas")
 
 
 def _least_rights(findings: Findings, cluster: str, client: ClusterClient, grants: tuple[Grant, ...]) -> None:

@@ -11,7 +11,7 @@ from kmirror.settings.table import Settings
 from kmirror.sync.topic_settings import MIRROR_VALUES, SettingsPlan, settled_notes
 
 #: The name of a topic that is never created, after the mirror's prefix.
-_NEVER_CREATED = "kmirror-check"
+NEVER_CREATED = "kmirror-check"
 #: Known to brokers of all versions.
 _KNOWN = {key: value for key, value in MIRROR_VALUES.items() if not key.endswith(".max.ms")}
 #: Said by other lines of a check, or nothing about new topics.
@@ -29,7 +29,7 @@ def weaker_topics(client: ClusterClient, settings: Settings) -> list[str]:
         BrokerError: it would create none.
         UnreachableError, OutcomeUnknown: no answer.
     """
-    topic = settings.topic_prefix + _NEVER_CREATED
+    topic = settings.topic_prefix + NEVER_CREATED
     try:
         settled = settled_to_create(client, topic, 1, settings.replication_factor, _KNOWN)
     except BrokerError as error:

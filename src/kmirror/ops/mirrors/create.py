@@ -15,6 +15,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import literal_secrets
 from kmirror.cluster.security.trust import require_references_that_count
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
+from kmirror.ops.check.replication import replication_of, weak_replication
 from kmirror.ops.check.versions import Role, require_supported
 from kmirror.ops.context import (
     Destination,
@@ -31,7 +32,7 @@ from kmirror.ops.rights.acl_sync import require_possible
 from kmirror.ops.trust import refusal_once_stored, unlimited_sources
 from kmirror.settings.other_tools import AT_CREATION, DESTINATION_CLUSTER_ID, PAUSED, SOURCE_CLUSTER_ID
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import parse_settings, split
+from kmirror.settings.table import Settings, parse_settings, split
 from kmirror.state.events import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
@@ -70,11 +71,12 @@ def create(
         _require_same(existing, source, settings, if_not_exists)
         return _result(mirror, Outcome.NOOP, f"mirror {mirror} already exists and is identical", dry_run)
     require_supported(destination.client, "the destination", Role.DESTINATION)
-    require_possible(destination, parse_settings(settings))
+    parsed = parse_settings(settings)
+    require_possible(destination, parsed)
     cluster_id = source_cluster_id(destination, source)
     _require_cluster(SOURCE_CLUSTER_ID, once, "the source", cluster_id)
     record = MirrorRecord(mirror, source, settings, cluster_id, actor(), now_ms(), paused=is_paused)
-    warnings = _warnings(source)
+    warnings = [*_warnings(source), *_replication_warnings(destination, parsed)]
     if dry_run:
         return _result(mirror, Outcome.DONE, f"would create {_described(record)}", dry_run, warnings)
 
@@ -87,6 +89,7 @@ def create(
         event = Event(now_ms(), mirror, "create", actor(), ExitCode.OK.name, details)
         return Changes((record,), (), (event,))
 
+    destination.store.ensure_topics(parsed.state_replication_factor)
     if not change(destination, mirror, decide):
         return _result(mirror, Outcome.NOOP, f"mirror {mirror} already exists and is identical", dry_run)
     return _result(mirror, Outcome.DONE, f"created {_described(record)}", dry_run, warnings)
@@ -98,6 +101,14 @@ def _warnings(source: Mapping[str, str]) -> list[str]:
         return [f"this host could not use the mirror: {refused}"]
     advice = unlimited_sources(client_config(source))
     return [f"{advice[0]}; {advice[1]}"] if advice else []
+
+
+def _replication_warnings(destination: Destination, settings: Settings) -> list[str]:
+    """Return what is weak about the replication of kmirror's own topics and of new mirror topics."""
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        known = replication_of(destination.client, settings, [])
+        brokers = len(destination.client.metadata([]).brokers)
+    return [f"{message}; {hint}" for message, hint in weak_replication(known, brokers)]
 
 
 def check_name(mirror: str) -> None:
