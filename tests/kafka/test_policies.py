@@ -5,6 +5,7 @@ No broker has such a policy of its own: the tests give one to it (tests/apps/jav
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -18,8 +19,11 @@ from kmirror.errors import Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
 from kmirror.ops.context import change, require_mirror
+from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.results import Outcome
+from kmirror.ops.show.describe import describe
+from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.sandbox.cluster import SandboxCluster
@@ -29,9 +33,11 @@ from kmirror.state.snapshot import Changes
 from kmirror.words import at_time
 from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, unique_topic
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import make_topic, produce, selector, settings_of
+from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector, settings_of
 from tests.support.policies import LARGEST_BATCH, LONGEST_RETENTION_MS, POLICY, policy_option
+from tests.support.producers import whole_batches
 from tests.support.round_trip import Trip, make_old_topic
+from tests.support.side_jobs import run_once
 from tests.support.topics import alter_topic
 from tests.support.waiting import wait_until
 
@@ -166,3 +172,33 @@ def test_the_limit_is_raised_as_far_as_it_may_once_a_batch_was_too_large(trip: T
     assert closest(trip.b, topic) == CLOSEST
     assert record_of(trip, topic).settled == CLOSEST
     assert synced(trip, topic) == []
+
+
+def test_a_batch_beyond_the_limit_fails_its_partition_with_its_size(trip: Trip) -> None:
+    topic = unique_topic()
+    make_old_topic(trip.a, topic, max_message_bytes="20000000")
+    producer = whole_batches(topic, {**properties_of(trip.a), "message.max.bytes": 20_000_000})
+    producer.produce(topic, bytes(LARGEST_BATCH), partition=0)
+    assert producer.flush(30) == 0
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    with LocalEngine(trip.at_b, trip.mirror):
+        wait_until(lambda: failed(trip) is not None)
+        row = failed(trip)
+    assert row is not None
+    assert (row.reason, row.destination_offset) == (Reason.RECORD_REJECTED, 0)
+    assert re.search(r"MESSAGE_TOO_LARGE \(10\).*; it has 8,000,\d{3} bytes", row.error_message or "")
+
+
+def failed(trip: Trip) -> PartitionRow | None:
+    rows = [row for row in describe(trip.at_b, trip.mirror) if row.state is PartitionState.FAILED]
+    return rows[0] if rows else None
+
+
+def test_discovered_topics_get_the_closest_settings_too(trip: Trip) -> None:
+    topic = unique_topic()
+    make_old_topic(trip.a, topic)
+    mirror = new_mirror(trip.at_b, trip.a, topics_include=topic)
+    with closing(DiscoveryJob(mirror, trip.at_b.properties)) as job:
+        said = [event.note or "" for event in run_once(job, trip.at_b, mirror)]
+    assert closest(trip.b, topic) == CLOSEST
+    assert any(f"the destination refuses {TIME}=-1" in note for note in said)

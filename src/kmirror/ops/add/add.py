@@ -24,7 +24,7 @@ from kmirror.ops.add.adopt import Clusters, refusals
 from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
 from kmirror.ops.add.settle import settle_new, settle_present
 from kmirror.ops.add.steps import AddWork, carry_out, refusal_of, rows_of_plan
-from kmirror.ops.add.topic_admin import TopicAdmin
+from kmirror.ops.add.topic_admin import QUOTA_WAIT_S, TopicAdmin
 from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import (
     Destination,
@@ -137,8 +137,10 @@ def add_discovered(
     found: Mapping[str, TopicMetadata],
     names: Sequence[str],
     upstream: Upstream,
-) -> list[TopicResult]:
+) -> tuple[list[TopicResult], list[str]]:
     """Mirror source topics that the mirror's filters include, as `add` does; existing topics are not adopted.
+
+    Returns the results, and what is weaker about topics whose settings the destination does not take.
 
     Raises:
         RefusedError: the filters no longer include them, or discovery has ended.
@@ -150,7 +152,8 @@ def add_discovered(
     facts = replace(facts, upstream=upstream, start_from=settings.start_from)
     _plan(source, facts, work, names, adopt=False, named=())
     _check_at_destination(destination, work)
-    return carry_out(destination, work)
+    rows = carry_out(destination, work)
+    return rows, settled_notes({plan.topic: plan.settings for plan in work.plans.values()}, now_ms())
 
 
 def _plan(
@@ -272,9 +275,9 @@ def _compare_adopted(destination: Destination, work: AddWork, bulk: Bulk, watch:
 
 def _check_at_destination(destination: Destination, work: AddWork) -> None:
     """Ask the destination whether it would create the new topics, and which settings differ on the others."""
-    new = work.new_topics()
-    admin, wait_s = TopicAdmin(destination), work.quota_wait_s
-    outcomes = admin.create(new, validate_only=True, quota_wait_s=wait_s) if new else {}
+    # an engine does not ask first: a quota of changes counts that, and might never leave enough for the topics
+    new = [] if work.discovers else work.new_topics()
+    outcomes = TopicAdmin(destination).create(new, validate_only=True, quota_wait_s=QUOTA_WAIT_S) if new else {}
     refused = {topic: error for topic, error in outcomes.items() if error is not None}
     for topic, error in settle_new(destination.client, work, refused).items():
         work.refuse(topic, refusal_of(error, "CREATE", topic))

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.authorized import missing_rights
-from kmirror.cluster.client import NewTopic
+from kmirror.cluster.client import ClusterClient, NewTopic
+from kmirror.cluster.policies import refuses_settings
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.plan import Action, FilterChange, TopicPlan, require_unchanged
+from kmirror.ops.add.settle import settle_new
 from kmirror.ops.add.topic_admin import QUOTA_WAIT_S, TopicAdmin, await_topics
 from kmirror.ops.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.results import Outcome, TopicResult, exit_code_of
@@ -275,13 +277,22 @@ def _unwanted(row: TopicResult) -> TopicResult:
     return replace(row, result=Outcome.REFUSED, message=message)
 
 
+def _create(client: ClusterClient, admin: TopicAdmin, work: AddWork) -> dict[str, KmirrorError | None]:
+    """Create the new topics, if need be with the closest settings that are accepted."""
+    outcomes = admin.create(work.new_topics(), quota_wait_s=work.quota_wait_s)
+    refused = {topic: error for topic, error in outcomes.items() if error is not None and refuses_settings(error)}
+    left = settle_new(client, work, refused)
+    again = [topic for topic in work.new_topics() if topic.name in refused and topic.name not in left]
+    return outcomes | left | (admin.create(again, quota_wait_s=work.quota_wait_s) if again else {})
+
+
 def _create_topics(destination: Destination, work: AddWork) -> set[str]:
     """Create topics and change settings; return the topics for which the outcome is unknown."""
     admin = TopicAdmin(destination)
     new = work.new_topics()
     unknown: set[str] = set()
     for operation, outcomes in (
-        ("CREATE", admin.create(new, quota_wait_s=work.quota_wait_s) if new else {}),
+        ("CREATE", _create(destination.client, admin, work) if new else {}),
         ("ALTER_CONFIGS", admin.set_settings(work.changes) if work.changes else {}),
     ):
         for topic, error in outcomes.items():

@@ -139,8 +139,9 @@ class DiscoveryJob:
                 yield JobEvent(f"{_some(anew)}: {what}", "discovery", "RECREATING", details, Level.WARNING)
             for start in range(0, len(names), _TOPICS_AT_ONCE):
                 some = names[start : start + _TOPICS_AT_ONCE]
-                rows = add_discovered(destination, source, destination.state(), mirror, found, some, upstream)
+                rows, weaker = add_discovered(destination, source, destination.state(), mirror, found, some, upstream)
                 yield from self._outcome(rows, settings.topic_prefix)
+                yield from (JobEvent(note, level=Level.WARNING) for note in weaker)
 
     def _abandoned(self, mirrored: Sequence[TopicRecord]) -> set[str]:
         """Return mirror topics that an `add` has claimed which did not finish."""
