@@ -273,7 +273,7 @@ def test_topics_that_are_forbidden_or_gone_are_distinguished_and_fail_alone(
         "gone": (deleted, f"source topic gone ({ids['gone']}) no longer exists"),
         "gone-unseen": (deleted, f"source topic gone-unseen ({ids['gone-unseen']}) no longer exists"),
         "unseen": ("NOT_AUTHORIZED", "no right to DESCRIBE source topic unseen"),
-        "unread": ("NOT_AUTHORIZED", "no right to READ topic unread"),
+        "unread": ("NOT_AUTHORIZED", "no right to READ source topic unread"),
     }
     good = rows["good"]
     assert (good["topicState"], good["reason"], good["lag"]) == ("ACTIVE", None, 0)

@@ -35,6 +35,7 @@ def test_what_a_source_answers_is_no_trouble_of_the_destination(code: int) -> No
         fetch_refused(PARTITION, code),
         inspection._partition_trouble(PARTITION, code, Reason.SOURCE_UNREACHABLE, "READ"),
         inspection._tail_trouble(ASSIGNMENT, Obstacle("source", error(code))),
+        inspection._link_trouble(error(code), Reason.SOURCE_UNREACHABLE),
     ]
     at = identity_check.AT_SOURCE
     found += [identity_check.topic_trouble(at, ASSIGNMENT, code, other) for other in (None, code, *GONE)]
@@ -47,12 +48,20 @@ def test_what_a_destination_answers_is_no_trouble_of_the_source(code: int) -> No
         append_refused(PARTITION, 7, code, "why"),
         inspection._partition_trouble(PARTITION, code, Reason.DESTINATION_UNREACHABLE, "READ"),
         inspection._tail_trouble(ASSIGNMENT, Obstacle("destination", error(code))),
-        background_requests._trouble(error(code), "trimming"),
+        inspection._link_trouble(error(code), Reason.DESTINATION_UNREACHABLE),
+        identity_check.destination_trouble(error(code), "trimming"),
         background_requests._trim_trouble(PARTITION, code),
     ]
     at = identity_check.AT_DESTINATION
     found += [identity_check.topic_trouble(at, ASSIGNMENT, code, other) for other in (None, code, *GONE)]
     assert not {one.reason for one in found if one is not None} & OF_SOURCE
+
+
+@pytest.mark.parametrize("reason", [None, *Reason])
+def test_a_login_that_the_destination_refuses_is_no_refused_link(reason: Reason | None) -> None:
+    found = inspection._link_trouble(UnreachableError("no", None, reason), Reason.DESTINATION_UNREACHABLE)
+    assert found.message == "the destination: no"
+    assert found.reason not in identity_check.LINK_REFUSED
 
 
 def test_no_error_of_the_destination_ends_a_look_at_the_source() -> None:

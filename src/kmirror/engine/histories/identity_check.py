@@ -14,13 +14,14 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.engine.histories.judge import Trouble
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 from kmirror.words import counted
 
 #: Reasons that concern the link to a source as a whole: no topic can be copied.
 LINK_REFUSED = frozenset({Reason.AUTHENTICATION_FAILED, Reason.SOURCE_CLUSTER_CHANGED})
 _TIMEOUT = 10.0
+_FORBIDDEN = (Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED)
 _GONE_OR_FORBIDDEN = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.UNKNOWN_TOPIC_OR_PARTITION})
 
 
@@ -52,6 +53,18 @@ AT_DESTINATION = TopicSide(
     Reason.DESTINATION_TOPIC_DELETED,
     Reason.DESTINATION_UNREACHABLE,
 )
+
+
+def destination_trouble(error: KmirrorError | OutcomeUnknown, what: str) -> Trouble:
+    """Return the trouble for an error of the destination.
+
+    A login that it refuses is not told as such, because the state of a link is about the source's.
+    """
+    is_forbidden = isinstance(error, BrokerError) and error.code in _FORBIDDEN
+    reason = Reason.NOT_AUTHORIZED if is_forbidden else error.reason
+    if reason is None or reason in LINK_REFUSED:
+        reason = Reason.DESTINATION_UNREACHABLE
+    return Trouble(reason, f"{what}: {error}", is_forbidden)
 
 
 def troubles(

@@ -374,6 +374,8 @@ def _tail_trouble(assignment: Assignment, obstacle: Obstacle) -> Trouble:
 
 
 def _link_trouble(error: KmirrorError | OutcomeUnknown, default: Reason) -> Trouble:
+    if default is Reason.DESTINATION_UNREACHABLE:
+        return identity_check.destination_trouble(error, "the destination")
     if isinstance(error, KmirrorError) and error.reason:
         return Trouble(error.reason, str(error))
     if isinstance(error, BrokerError) and error.code == Code.TOPIC_AUTHORIZATION_FAILED:
@@ -383,7 +385,8 @@ def _link_trouble(error: KmirrorError | OutcomeUnknown, default: Reason) -> Trou
 
 def _partition_trouble(partition: TopicPartition, code: int, reason: Reason, right: str) -> Trouble:
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
-        return Trouble(Reason.NOT_AUTHORIZED, f"no right to {right} topic {partition.topic}", True)
+        side = "source" if reason is Reason.SOURCE_UNREACHABLE else "mirror"
+        return Trouble(Reason.NOT_AUTHORIZED, f"no right to {right} {side} topic {partition.topic}", True)
     if code:
         return Trouble(reason, f"looking up {partition}: {code_name(code)} ({code})")
     return Trouble(reason, f"looking up {partition}: no offset is known yet")

@@ -24,6 +24,7 @@ from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now
+from kmirror.engine.histories.identity_check import destination_trouble
 from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.breadth import LONG_ROUND_TRIP
@@ -222,7 +223,7 @@ class BackgroundRequests:
                 trimmed = trim_compacted(self._destination, offsets)
                 found = {p: _trim_trouble(p, end.error_code) for p, end in trimmed.items()}
             except (KmirrorError, OutcomeUnknown) as error:
-                trouble = _trouble(error, "trimming")
+                trouble = destination_trouble(error, "trimming")
                 found = dict.fromkeys(offsets, trouble)
             done(found)
 
@@ -330,7 +331,7 @@ def _fill_trouble(error: KmirrorError | OutcomeUnknown, transactional_id: str) -
             f"the transactional id {transactional_id} and on the topic ({error})"
         )
         return Trouble(Reason.NOT_AUTHORIZED, message, True)
-    return _trouble(error, "filling by transactions")
+    return destination_trouble(error, "filling by transactions")
 
 
 def _above_high_watermark(found: Batches) -> Silence:
@@ -341,19 +342,9 @@ def _above_high_watermark(found: Batches) -> Silence:
     return Silence(found.offset, found.high_watermark or 0, problem, problem)
 
 
-def _trouble(error: KmirrorError | OutcomeUnknown, what: str) -> Trouble:
-    if isinstance(error, BrokerError) and error.code in {
-        Code.TOPIC_AUTHORIZATION_FAILED,
-        Code.CLUSTER_AUTHORIZATION_FAILED,
-    }:
-        return Trouble(Reason.NOT_AUTHORIZED, f"{what}: {error}", True)
-    reason = error.reason if isinstance(error, KmirrorError) and error.reason else Reason.DESTINATION_UNREACHABLE
-    return Trouble(reason, f"{what}: {error}")
-
-
 def _trim_trouble(partition: TopicPartition, code: int) -> Trouble | None:
     if not code:
         return None
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
-        return Trouble(Reason.NOT_AUTHORIZED, f"no right to DELETE records of topic {partition.topic}", True)
+        return Trouble(Reason.NOT_AUTHORIZED, f"no right to DELETE records of mirror topic {partition.topic}", True)
     return Trouble(Reason.DESTINATION_UNREACHABLE, f"trimming {partition}: {code_name(code)} ({code})")

@@ -48,7 +48,7 @@ def append_refused(destination: TopicPartition, offset: int, code: int, what: st
     if code == Code.INVALID_PRODUCER_EPOCH:
         return Fail(Reason.FENCED, f"{destination} is no longer written by this engine: it was fenced ({what})", offset)
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
-        return Trouble(Reason.NOT_AUTHORIZED, f"no right to WRITE topic {destination.topic}", True)
+        return Trouble(Reason.NOT_AUTHORIZED, f"no right to WRITE mirror topic {destination.topic}", True)
     return Trouble(Reason.DESTINATION_UNREACHABLE, f"appending to {destination}: {what}")
 
 
