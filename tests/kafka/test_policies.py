@@ -33,7 +33,7 @@ from kmirror.state.snapshot import Changes
 from kmirror.words import at_time
 from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, unique_topic
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector, settings_of
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
 from tests.support.policies import LARGEST_BATCH, LONGEST_RETENTION_MS, POLICY, policy_option
 from tests.support.producers import whole_batches
 from tests.support.round_trip import Trip, make_old_topic
@@ -202,3 +202,29 @@ def test_discovered_topics_get_the_closest_settings_too(trip: Trip) -> None:
         said = [event.note or "" for event in run_once(job, trip.at_b, mirror)]
     assert closest(trip.b, topic) == CLOSEST
     assert any(f"the destination refuses {TIME}=-1" in note for note in said)
+
+
+@pytest.mark.slow
+def test_a_topic_is_rebuilt_and_archived_with_the_closest_settings(trip: Trip) -> None:
+    topic = unique_topic()
+    make_old_topic(trip.a, topic)
+    recent(trip.a, topic, 3)
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    with LocalEngine(trip.at_b, trip.mirror) as engine:
+        engine.catch_up()
+        delete_topic(trip.a, topic)
+        make_old_topic(trip.a, topic)
+        recent(trip.a, topic, 5)
+        wait_until(lambda: record_of(trip, topic).rebuilt_at_ms is not None)
+        engine.catch_up()
+    archive = record_of(trip, topic).archive
+    assert archive is not None
+    assert closest(trip.b, topic) == closest(trip.b, archive) == record_of(trip, topic).settled == CLOSEST
+
+
+def recent(cluster: SandboxCluster, topic: str, records: int) -> None:
+    """Append records that no retention deletes soon."""
+    producer = whole_batches(topic, properties_of(cluster))
+    for number in range(records):
+        producer.produce(topic, b"%d" % number, partition=0)
+    assert producer.flush(30) == 0
