@@ -31,6 +31,7 @@ AT = TopicPartition("orders", 0)
 PLACE = TopicPartition("eu.orders", 0)
 TOPICS = MirroredTopics({"orders": "eu.orders"})
 NOBODY = GroupView(GroupKind.CONSUMER)
+LOG = {PLACE: (0, 100)}
 
 
 def source(offset: int, metadata: str = "") -> GroupView:
@@ -196,13 +197,36 @@ def test_topics_that_were_stopped_meanwhile_are_left_out() -> None:
     assert paused.changes == ()
 
 
+@pytest.mark.parametrize(("metadata", "expected"), [("x" * 16, "x" * 16), ("x" * 17, ""), ("\N{PILE OF POO}" * 9, "")])
+def test_metadata_that_is_refused_is_left_out(metadata: str, expected: str) -> None:
+    def at_source(offset: int, destination: GroupView, record: GroupRecord | None) -> GroupPlan:
+        there = source(offset, metadata)
+        return plan_group("g", "g", there, destination, TOPICS, LOG, record, longest_metadata=16)
+
+    (row,) = at_source(40, NOBODY, None).changes
+    assert row.target == Committed(40, expected)
+    settled = at_source(
+        40, here(40) if not expected else GroupView(GroupKind.CONSUMER, False, {PLACE: row.target}), stored(40)
+    )
+    assert settled.changes == ()
+    assert settled.skipped is (None if expected else GroupReason.METADATA_REFUSED)
+
+
+def test_the_limit_is_stored_with_what_is_refused_for_it() -> None:
+    refused = recorded(plan(source(50), here(40), stored(40)), "m", 2, GroupReason.REFUSED, "limit=1")
+    assert refused == replace(stored(50, 40), skipped=GroupReason.REFUSED, detail="limit=1", time_ms=2)
+    again = recorded(plan(source(50), here(40), refused), "m", 3, GroupReason.NOT_AUTHORIZED, "error 30")
+    assert again is not None
+    assert (again.skipped, again.detail) == (GroupReason.NOT_AUTHORIZED, None)
+
+
 # -- offsets that are kept, since they would expire ------------------------------------------------------------------
 
 
 def kept(
     destination: GroupView, record: GroupRecord, topics: MirroredTopics = TOPICS, *, due: bool = False
 ) -> list[int]:
-    rows = kept_rows(record, destination, topics, {PLACE: (0, 100)}, is_due=due)
+    rows = kept_rows(record, destination, topics, LOG, is_due=due)
     assert all(row.is_change for row in rows)
     return [row.target.offset for row in rows]
 
@@ -248,23 +272,17 @@ def test_only_offsets_of_the_logs_that_are_mirrored_are_kept() -> None:
     for reason in (GroupReason.PAUSED_BY_OPERATOR, GroupReason.PARTITION_FAILED, GroupReason.SOURCE_TOPIC_RECREATED):
         waiting = MirroredTopics(TOPICS.names, {"eu.orders": reason})
         assert kept(NOBODY, stored(40), waiting) == [40]
-        planned = with_kept(
-            plan(source(50), topics=waiting), kept_rows(stored(40), NOBODY, waiting, {PLACE: (0, 100)}, is_due=False)
-        )
+        planned = with_kept(plan(source(50), topics=waiting), kept_rows(stored(40), NOBODY, waiting, LOG, is_due=False))
         assert set_to(restricted(planned, waiting)) == [40], "what the source has now waits"
     anew = MirroredTopics(TOPICS.names, {PLACE: GroupReason.NOT_ALIGNED})
     assert kept(NOBODY, stored(40), anew) == []
-    planned = with_kept(
-        plan(source(50), topics=waiting), kept_rows(stored(40), NOBODY, waiting, {PLACE: (0, 100)}, is_due=False)
-    )
+    planned = with_kept(plan(source(50), topics=waiting), kept_rows(stored(40), NOBODY, waiting, LOG, is_due=False))
     assert restricted(planned, anew).changes == ()
     assert kept(NOBODY, stored(40), MirroredTopics({})) == []
 
 
 def test_a_group_follows_the_source_where_that_has_an_offset() -> None:
-    planned = with_kept(
-        plan(source(50), NOBODY, stored(40)), kept_rows(stored(40), NOBODY, TOPICS, {PLACE: (0, 100)}, is_due=False)
-    )
+    planned = with_kept(plan(source(50), NOBODY, stored(40)), kept_rows(stored(40), NOBODY, TOPICS, LOG, is_due=False))
     assert set_to(planned) == [50]
 
 

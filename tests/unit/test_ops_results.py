@@ -71,7 +71,18 @@ def test_a_verbs_document_has_exactly_these_keys() -> None:
                 "lag": None,
             },
         ],
-        "groups": [{"group": "g", "topic": "t", "partition": 0, "from": 5, "to": 7, "result": "DONE", "reason": None}],
+        "groups": [
+            {
+                "group": "g",
+                "topic": "t",
+                "partition": 0,
+                "from": 5,
+                "to": 7,
+                "result": "DONE",
+                "reason": None,
+                "message": None,
+            }
+        ],
         "error": {"code": 4, "message": "t: REFUSED", "hint": "hint for t", "reason": None},
     }
 

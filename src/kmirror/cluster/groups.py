@@ -30,7 +30,7 @@ UNSUPPORTED_VERSION = 35
 NON_EMPTY_GROUP = 68
 GROUP_ID_NOT_FOUND = 69
 
-_OFFSETS_TOPIC = "__consumer_offsets"
+OFFSETS_TOPIC = "__consumer_offsets"
 _LIST_GROUPS_WITH_STATE = 4
 #: The first version of FindCoordinator for several groups at once.
 _COORDINATORS_OF_MANY = 4
@@ -43,6 +43,15 @@ _BY_NAME = 9
 _GROUPS_AT_ONCE = 50
 #: The state of a group without members; every other state means members.
 _EMPTY_STATES = {"Empty", "Dead"}
+#: The codes for a commit that does not fit into a batch of `__consumer_offsets`; brokers since 4.0 have only the first.
+TOO_LARGE = frozenset(
+    {
+        Code.UNKNOWN_SERVER_ERROR,
+        Code.MESSAGE_TOO_LARGE,
+        Code.RECORD_LIST_TOO_LARGE,
+        Code.INVALID_COMMIT_OFFSET_SIZE,
+    }
+)
 COORDINATOR_MOVED = {
     Code.COORDINATOR_LOAD_IN_PROGRESS,
     Code.COORDINATOR_NOT_AVAILABLE,
@@ -101,7 +110,7 @@ class ClusterGroups:
             if is_late:
                 raise UnreachableError(
                     f"not all groups are known: no broker coordinates those of partition {min(absent)} of "
-                    f"{_OFFSETS_TOPIC}",
+                    f"{OFFSETS_TOPIC}",
                     "check that all brokers are up, and that each partition of it has a leader",
                 )
             self.client.pause(0)
@@ -138,8 +147,9 @@ class ClusterGroups:
     ) -> dict[TopicPartition, int]:
         """Commit offsets for a group, and return an error code for each; 0 for success.
 
-        A request without an answer is repeated: the same offsets may be committed twice. With REQUEST_TIMED_OUT or
-        BROKER_NOT_AVAILABLE it is unknown whether they were committed.
+        What the brokers refuse at once is committed in parts: one commit is one batch of `__consumer_offsets`, of at
+        most its `max.message.bytes`. A request without an answer is repeated: the same offsets may be committed twice.
+        With REQUEST_TIMED_OUT or BROKER_NOT_AVAILABLE it is unknown whether they were committed.
 
         Raises:
             UnreachableError: no broker answers.
@@ -153,8 +163,19 @@ class ClusterGroups:
             wanted = {partition: committed.offset for partition, committed in offsets.items()}
             return {group: _worst_of(share_offsets.alter(connection, group, wanted, timeout))}
 
-        answer = self._per_coordinator([group], ask, timeout or self._timeout)[group]
-        return dict.fromkeys(offsets, answer) if isinstance(answer, int) else answer
+        seconds = timeout or self._timeout
+        began = time.monotonic()
+        answer = self._per_coordinator([group], ask, seconds)[group]
+        codes = dict.fromkeys(offsets, answer) if isinstance(answer, int) else answer
+        left = seconds - (time.monotonic() - began)
+        if len(offsets) == 1 or left <= 0 or not TOO_LARGE.issuperset(codes.values()):
+            return codes
+        partitions = sorted(offsets)
+        first = {at: offsets[at] for at in partitions[: len(partitions) // 2]}
+        second = {at: offsets[at] for at in partitions[len(partitions) // 2 :]}
+        codes = self.commit(group, kind, first, left)
+        left = seconds - (time.monotonic() - began)
+        return codes | (self.commit(group, kind, second, left) if left > 0 else {})
 
     def delete_offsets(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Delete committed offsets of a consumer group; return an error code for each, 0 if there is none any more.
@@ -245,7 +266,7 @@ def visible_groups(client: ClusterClient) -> list[str]:
 
 def _coordinated(connection: Connection, node_id: int, timeout: float) -> tuple[set[int], set[int]]:
     """Return the partitions of `__consumer_offsets` that a broker knows itself to lead, and all others."""
-    found = connection.request(metadata_codec.exchange([_OFFSETS_TOPIC]), timeout=timeout).topics.get(_OFFSETS_TOPIC)
+    found = connection.request(metadata_codec.exchange([OFFSETS_TOPIC]), timeout=timeout).topics.get(OFFSETS_TOPIC)
     partitions = found.partitions.values() if found else ()
     led = {one.partition for one in partitions if one.leader_id == node_id}
     return led, {one.partition for one in partitions} - led

@@ -395,6 +395,7 @@ class GroupResult:
     to_offset: int | None
     result: Outcome
     reason: Reason | GroupReason | None = None
+    message: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
@@ -414,6 +415,12 @@ GROUP_RESULTS: tuple[Column[GroupResult], ...] = (
         one_of("reason or group reason", Reason, GroupReason).null_when("there is no code for it"),
         "why, as a code",
         lambda row: row.reason,
+    ),
+    Column(
+        "message",
+        TEXT.null_when("there is nothing to say"),
+        "the same as a sentence, with the limit that brokers refused it for",
+        lambda row: row.message,
     ),
 )
 

@@ -16,7 +16,10 @@ KEPT_OFFSETS = 3
 
 
 class GroupReason(StrEnum):
-    """Why a group's offset is not committed at the destination, for a while or until an operator acts."""
+    """Why a group's offset is not committed at the destination, for a while or until an operator acts.
+
+    With METADATA_REFUSED it is committed, but without the commit metadata of the source.
+    """
 
     HAS_MEMBERS = "HAS_MEMBERS"
     COMMITTED_HERE = "COMMITTED_HERE"
@@ -24,6 +27,7 @@ class GroupReason(StrEnum):
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     SHARE_GROUPS_UNSUPPORTED = "SHARE_GROUPS_UNSUPPORTED"
     REFUSED = "REFUSED"
+    METADATA_REFUSED = "METADATA_REFUSED"
     SYNC_DISABLED = "SYNC_DISABLED"
     STOPPED = "STOPPED"
     SOURCE_UNREACHABLE = "SOURCE_UNREACHABLE"
@@ -52,7 +56,8 @@ class GroupRecord:
     """One group of the source: the offsets that kmirror committed, by destination topic and partition.
 
     `time_ms` is when they or `skipped` last changed. `kind` is `consumer` or `share`. `absent` are partitions, by
-    topic, for which the source does not have an offset, or has not had one since the topic was added.
+    topic, for which the source does not have an offset, or has not had one since the topic was added. `detail` is what
+    the brokers refuse, with the limit's name and value.
     """
 
     mirror: str
@@ -63,6 +68,7 @@ class GroupRecord:
     offsets: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     skipped: GroupReason | None = None
     absent: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    detail: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -25,6 +25,8 @@ from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.state.group_records import KEPT_OFFSETS, LASTING_REASONS, GroupReason, GroupRecord
 
+#: Reasons for which brokers name more: a limit or an error.
+WITH_DETAIL = (GroupReason.REFUSED, GroupReason.METADATA_REFUSED)
 #: Log start and log end of a partition, the latter exclusive.
 Bounds = tuple[int, int]
 
@@ -64,7 +66,8 @@ class OffsetPlan:
     """One partition of one group: its offset at the destination, the one to commit, why it is left alone.
 
     `again`: the offset is right, but is committed once more, with the source's metadata or so that it does not expire.
-    `keeps`: it is the destination's own last offset, whatever the source has now.
+    `keeps`: it is the destination's own last offset, whatever the source has now. `is_bare`: the destination refuses
+    the source's commit metadata, so that it is committed without.
     """
 
     topic_partition: TopicPartition
@@ -74,6 +77,7 @@ class OffsetPlan:
     reason: GroupReason | None = None
     again: bool = False
     keeps: bool = False
+    is_bare: bool = False
 
     @property
     def is_change(self) -> bool:
@@ -109,8 +113,11 @@ class GroupPlan:
 
     @property
     def skipped(self) -> GroupReason | None:
-        """Why the group is left alone until an operator acts."""
-        return next((row.reason for row in self.rows if row.reason in LASTING_REASONS), None)
+        """Why the group is left alone, or loses its commit metadata, until an operator acts."""
+        if reason := next((row.reason for row in self.rows if row.reason in LASTING_REASONS), None):
+            return reason
+        is_bare = any(row.is_bare and row.reason is None for row in self.rows)
+        return GroupReason.METADATA_REFUSED if is_bare else None
 
     def skipped_with(self, refused: GroupReason | None) -> GroupReason | None:
         """Return the same, where brokers `refused` the last commit; what is stored stays if the source said nothing."""
@@ -140,10 +147,12 @@ def plan_group(
     record: GroupRecord | None,
     *,
     is_due: bool = False,
+    longest_metadata: int | None = None,
 ) -> GroupPlan:
     """Return the plan for one group with committed offsets of mirrored topics at the source.
 
-    With `is_due` also those of kmirror's offsets that are right are committed again.
+    With `is_due` also those of kmirror's offsets that are right are committed again. Commit metadata of more characters
+    than `longest_metadata` is left out.
     """
     rows = []
     for at, committed in sorted(source.committed.items()):
@@ -151,10 +160,12 @@ def plan_group(
         if partition is not None:
             found = destination.committed.get(partition)
             ours = record.ours(*partition) if record else ()
-            row = OffsetPlan(partition, committed.offset, found.offset if found else None, committed)
+            is_bare = longest_metadata is not None and metadata_length(committed.metadata) > longest_metadata
+            wanted = Committed(committed.offset) if is_bare else committed
+            row = OffsetPlan(partition, committed.offset, found.offset if found else None, wanted, is_bare=is_bare)
             row = _decided(row, source, destination, topics.reason_to_wait(partition), bounds.get(partition), ours)
             if found and row.reason is None and found.offset == row.target.offset and found.offset in ours:
-                lacks_metadata = bool(committed.metadata) and found == Committed(committed.offset)
+                lacks_metadata = bool(wanted.metadata) and found == Committed(committed.offset)
                 is_idle = destination.kind is source.kind and not destination.has_members
                 row = replace(row, again=is_idle and (is_due or lacks_metadata))
             rows.append(row)
@@ -186,6 +197,11 @@ def _decided(
     if row.destination_offset is not None and row.destination_offset not in ours:
         return replace(row, reason=GroupReason.COMMITTED_HERE)
     return row
+
+
+def metadata_length(metadata: str) -> int:
+    """Return the length of commit metadata as brokers measure it: in UTF-16 units."""
+    return len(metadata.encode("utf-16-le")) // 2
 
 
 def kept_rows(
@@ -247,11 +263,13 @@ def clamped(offset: int, bounds: Bounds) -> int:
     return min(max(offset, start), end)
 
 
-def recorded(plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | None = None) -> GroupRecord | None:
+def recorded(
+    plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | None = None, detail: str | None = None
+) -> GroupRecord | None:
     """Return the record to store before carrying out the plan; `plan.record` if nothing is new; None: none needed.
 
     It keeps the offset at the destination besides the new one, so that a crash in between leaves neither wrong.
-    `refused` is why the brokers refused the last commit.
+    `refused` is why the brokers refused the last commit, `detail` the limit.
     """
     before = plan.record
     skipped = plan.skipped_with(refused)
@@ -282,6 +300,7 @@ def recorded(plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | N
         offsets=offsets,
         skipped=skipped,
         absent=absent,
+        detail=(detail or known.detail) if skipped in WITH_DETAIL else None,
     )
     return record if record == before else replace(record, time_ms=now_ms)
 

@@ -12,7 +12,7 @@ from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.context import Destination
-from kmirror.ops.groups.commit import carry_out, reason_text
+from kmirror.ops.groups.commit import Refusals, carry_out, reason_text
 from kmirror.ops.groups.facts import group_views
 from kmirror.ops.results import GroupResult, Outcome
 from kmirror.state.group_records import GroupReason, GroupRecord
@@ -33,22 +33,22 @@ class GroupsAtStop:
     """
 
     results: tuple[GroupResult, ...]
-    unsynced: tuple[tuple[str, GroupReason], ...] = ()
+    unsynced: tuple[tuple[str, str], ...] = ()
 
     def warnings(self, *, dry_run: bool = False) -> list[str]:
         """Return which groups had lost their offsets, and which have none, as sentences."""
         vanished = [row for row in self.results if row.from_offset is None]
         restored = {row.group for row in vanished if row.result is Outcome.DONE}
-        without = {row.group: row.reason for row in vanished if row.result is not Outcome.DONE} | dict(self.unsynced)
+        without = {row.group: row.message or row.result.value for row in vanished if row.result is not Outcome.DONE}
+        without |= dict(self.unsynced)
         sentences = []
         if restored:
             sentences.append(
                 f"committed offsets of {counted(len(restored), 'group')} had vanished from the destination and "
                 f"{'would be' if dry_run else 'were'} committed again as last synced: {_named(restored)}"
             )
-        for reason in sorted({reason for reason in without.values() if reason}):
-            groups = {group for group, why in without.items() if why is reason}
-            text = reason_text(reason) if isinstance(reason, GroupReason) else reason
+        for text in sorted(set(without.values())):
+            groups = {group for group, why in without.items() if why == text}
             sentences.append(
                 f"{counted(len(groups), 'group')} without committed offsets on the destination, to start where "
                 f"auto.offset.reset says: {_named(groups)} ({text})"
@@ -84,13 +84,13 @@ def clamp_groups(
     here = ClusterGroups(destination.client)
     found = group_views(here, {name: GroupKind(record.kind) for name, record in records.items()})
     results: list[GroupResult] = []
-    unsynced: list[tuple[str, GroupReason]] = []
+    unsynced: list[tuple[str, str]] = []
     plans = []
     for name, record in records.items():
         view, ours = found[name], [at for at, _ in kept_offsets(record, everywhere) if at in ranges]
         is_here = any(at.topic in everywhere.names for at in view.committed)
         if not ours and record.skipped is not None and not view.trouble and not is_here:
-            unsynced.append((name, record.skipped))
+            unsynced.append((name, reason_text(record.skipped, record.detail)))
         if view.trouble is not None:
             results += _unknown(record, ours, view.trouble)
             continue
@@ -105,7 +105,9 @@ def clamp_groups(
         if dry_run:
             results += [_set_to(plan, row) for plan in some for row in plan.changes]
         else:
-            results += carry_out(destination, here, mirror, some, lambda _: everywhere, {}, may_note=False).results
+            results += carry_out(
+                destination, here, mirror, some, lambda _: everywhere, Refusals(), may_note=False
+            ).results
     return GroupsAtStop(tuple(results), tuple(unsynced))
 
 
@@ -128,7 +130,8 @@ def _set_to(plan: GroupPlan, row: OffsetPlan) -> GroupResult:
 
 
 def _left_alone(plan: GroupPlan, row: OffsetPlan) -> GroupResult:
-    return replace(_set_to(plan, row), result=Outcome.REFUSED, reason=row.reason)
+    text = None if row.reason is None else reason_text(row.reason)
+    return replace(_set_to(plan, row), result=Outcome.REFUSED, reason=row.reason, message=text)
 
 
 def _named(groups: Collection[str]) -> str:
@@ -152,5 +155,8 @@ def _out_of_range(
 
 def _unknown(record: GroupRecord, ours: Iterable[TopicPartition], reason: GroupReason) -> list[GroupResult]:
     return [
-        GroupResult(record.destination_group, *at, record.ours(*at)[0], None, Outcome.FAILED, reason) for at in ours
+        GroupResult(
+            record.destination_group, *at, record.ours(*at)[0], None, Outcome.FAILED, reason, reason_text(reason)
+        )
+        for at in ours
     ]

@@ -159,11 +159,12 @@ def plan_groups(
     *,
     whole: bool = False,
     is_due: Callable[[str], bool] | None = None,
+    longest_metadata: int | None = None,
 ) -> tuple[GroupPlan, ...]:
     """Return the plans for these groups; `whole` reads log bounds also for offsets that are equal.
 
     With `is_due`, also offsets are kept about which the source says nothing; it returns whether those of a destination
-    group are to be committed again.
+    group are to be committed again. Commit metadata of more characters than `longest_metadata` is left out.
 
     Raises:
         UnreachableError: the destination does not answer.
@@ -193,7 +194,17 @@ def plan_groups(
         plan = GroupPlan(name, group, kind, (), records.get(name), knows_source=False)
         if name in found.groups:
             view = found.groups[name]
-            plan = plan_group(name, group, view, there[group], topics, bounds, records.get(name), is_due=again)
+            plan = plan_group(
+                name,
+                group,
+                view,
+                there[group],
+                topics,
+                bounds,
+                records.get(name),
+                is_due=again,
+                longest_metadata=longest_metadata,
+            )
         if name in kept:
             plan = with_kept(plan, kept_rows(kept[name], there[group], topics, bounds, is_due=again))
         plans.append(plan)

@@ -14,7 +14,7 @@ from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import UnreachableError
 from kmirror.ops.context import Destination
-from kmirror.ops.groups.commit import carry_out, reason_text
+from kmirror.ops.groups.commit import Refusals, carry_out, reason_text
 from kmirror.ops.groups.facts import reason_of
 from kmirror.ops.results import Outcome
 from kmirror.settings.table import stored_settings
@@ -96,7 +96,9 @@ def restore_offsets(
             wanted[group] = {row.topic_partition.partition: row.target.offset for row in rows}
             plans.append(GroupPlan(record.group, group, GroupKind(record.kind), rows, record))
     allowed = MirroredTopics({topic.source_topic: topic.topic})
-    for result in carry_out(destination, here, mirror.name, plans, lambda _: allowed, {}, may_note=False).results:
+    for result in carry_out(
+        destination, here, mirror.name, plans, lambda _: allowed, Refusals(), may_note=False
+    ).results:
         if result.result is not Outcome.DONE:
             failed[result.group] = result.reason or result.result
     return wanted, failed

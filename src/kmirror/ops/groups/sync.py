@@ -18,7 +18,7 @@ from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.context import Destination, change, naming_cluster, now_ms, require_mirror, source_client
-from kmirror.ops.groups.commit import CommitResult, carry_out, reason_text
+from kmirror.ops.groups.commit import CommitResult, Refusals, carry_out, reason_text
 from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals
 from kmirror.ops.groups.facts import (
     SourceGroups,
@@ -65,7 +65,7 @@ class GroupSyncJob:
         self._stack = ExitStack()
         self._here: tuple[Destination, ClusterGroups] | None = None
         self._source: tuple[Mapping[str, str], ClusterGroups] | None = None
-        self._refused: dict[str, GroupReason] = {}
+        self._refusals = Refusals()
         self._unreadable: Mapping[str, str] = {}
         self._renewals = Renewals()
         self._absences = Absences()
@@ -123,7 +123,8 @@ class GroupSyncJob:
         """Commit what follows from the source, and what would expire at the destination or has vanished there."""
         began = boottime()
         is_due = partial(self._renewals.is_due, now=began)
-        plans = plan_groups(found, here, state, self._mirror, settings, is_due=is_due)
+        longest = self._refusals.longest_metadata
+        plans = plan_groups(found, here, state, self._mirror, settings, is_due=is_due, longest_metadata=longest)
         plans = tuple(sorted(plans, key=lambda plan: all(row.again for row in plan.changes)))  # what is new comes first
         carried = carry_out(
             destination,
@@ -131,7 +132,7 @@ class GroupSyncJob:
             self._mirror,
             plans,
             lambda now: mirrored_topics(now, self._mirror),
-            self._refused,
+            self._refusals,
             may_note=may_note,
         )
         undone = {one.group for one in carried.results if one.result is not Outcome.DONE}
@@ -190,6 +191,7 @@ class GroupSyncJob:
     def close(self) -> None:
         """Close the connections."""
         self._here = self._source = None
+        self._refusals.longest_metadata = None  # brokers that were restarted may have another limit
         self._stack.close()
 
     def _open_source(self, properties: Mapping[str, str]) -> ClusterGroups:
@@ -248,7 +250,7 @@ def final_sync(
     deadline = Deadline(timeout_s)
     first: dict[tuple[str, TopicPartition], int | None] = {}
     set_here: set[tuple[str, TopicPartition]] = set()
-    refused: dict[str, GroupReason] = {}
+    refusals = Refusals()
     is_confirmed = False
     with source_client(require_mirror(destination.state(), mirror).source) as client:
         source, here = ClusterGroups(client), ClusterGroups(destination.client)
@@ -260,11 +262,12 @@ def final_sync(
                 return ()
             found = read_source_groups(source, state, record, settings, mirrored_topics(state, mirror, topics))
             _require_readable(found)
-            plans = plan_groups(found, here, state, mirror, settings, whole=True)
+            longest = refusals.longest_metadata
+            plans = plan_groups(found, here, state, mirror, settings, whole=True, longest_metadata=longest)
             for plan in plans:
                 for row in plan.rows:
                     first.setdefault((plan.destination_group, row.topic_partition), row.destination_offset)
-            pending = [plan for plan in plans if plan.changes and plan.group not in refused]
+            pending = [plan for plan in plans if plan.changes and not refusals.is_lasting(plan.group)]
             is_coming = _is_coming(source, found.topics, plans)
             if not is_confirmed and (_rewinds(pending) or _has_lost_groups(state, mirror, settings, found)):
                 is_confirmed = True
@@ -275,7 +278,7 @@ def final_sync(
             if is_coming:
                 client.pause(_ATTEMPT)
             carried = carry_out(
-                destination, here, mirror, pending, lambda now: mirrored_topics(now, mirror, topics), refused
+                destination, here, mirror, pending, lambda now: mirrored_topics(now, mirror, topics), refusals
             )
             set_here |= {
                 (one.group, TopicPartition(one.topic, one.partition))
@@ -286,12 +289,11 @@ def final_sync(
     for plan in plans:
         for row in plan.rows:
             key = (plan.destination_group, row.topic_partition)
-            outcome, reason = _outcome(row, refused.get(plan.group), was_set=key in set_here)
-            rows.append(
-                GroupResult(
-                    plan.destination_group, *row.topic_partition, first.get(key), row.target.offset, outcome, reason
-                )
-            )
+            refused = refusals.reasons.get(plan.group) if refusals.is_lasting(plan.group) else None
+            outcome, reason = _outcome(row, refused, was_set=key in set_here)
+            offsets = first.get(key), row.target.offset
+            text = refusals.text(plan.group, reason)
+            rows.append(GroupResult(plan.destination_group, *row.topic_partition, *offsets, outcome, reason, text))
     return tuple(rows)
 
 
@@ -348,24 +350,31 @@ def _outcome(row: OffsetPlan, refused: GroupReason | None, *, was_set: bool) -> 
     if row.reason is not None:
         return Outcome.FAILED, row.reason
     if row.is_change:
-        return (Outcome.REFUSED, refused) if refused in LASTING_REASONS else (Outcome.TIMED_OUT, refused)
-    return (Outcome.DONE if was_set else Outcome.NOOP), None
+        return (Outcome.TIMED_OUT, None) if refused is None else (Outcome.REFUSED, refused)
+    return (Outcome.DONE if was_set else Outcome.NOOP), GroupReason.METADATA_REFUSED if row.is_bare else None
 
 
-def _skip_events(mirror: str, newly_skipped: Sequence[tuple[str, GroupReason]]) -> list[JobEvent]:
+def _skip_events(mirror: str, newly_skipped: Sequence[GroupRecord]) -> list[JobEvent]:
     """Return one event for each reason: many groups may be concerned at once."""
-    by_reason: defaultdict[GroupReason, list[str]] = defaultdict(list)
-    for group, reason in newly_skipped:
-        by_reason[reason].append(group)
+    by_reason: defaultdict[tuple[GroupReason, str | None], list[str]] = defaultdict(list)
+    for record in newly_skipped:
+        if record.skipped is not None:
+            by_reason[record.skipped, record.detail].append(record.destination_group)
     events = []
-    for reason, groups in by_reason.items():
+    for (reason, detail), groups in by_reason.items():
         more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
+        names = f"{', '.join(map(visible, sorted(groups)[:3]))}{more}"
+        is_bare = reason is GroupReason.METADATA_REFUSED
+        what = (
+            f"offsets of {names} are synced by {mirror}"
+            if is_bare
+            else f"offsets of {names} are not synced by {mirror}"
+        )
         events.append(
             JobEvent(
-                f"offsets of {', '.join(map(visible, sorted(groups)[:3]))}{more} are not synced by {mirror}:"
-                f" {reason_text(reason)}",
+                f"{what}: {reason_text(reason, detail)}",
                 "groups",
-                "SKIPPED",
+                "METADATA_REFUSED" if is_bare else "SKIPPED",
                 {"reason": reason, "groups": sorted(groups)[:_NAMED], "count": len(groups)},
                 Level.WARNING,
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kmirror.commands import on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, as_kmirror_error
-from kmirror.ops.groups.commit import reason_text
+from kmirror.ops.groups.commit import reason_text, refused_sentences
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
 from kmirror.state.group_records import GroupReason
@@ -49,6 +49,8 @@ def judged(mirror: str, rows: Sequence[GroupResult]) -> SyncedGroups:
         for group, row in sorted(behind.items())
         if row not in failed
     ]
+    bare = [row for row in rows if row.result is not Outcome.REFUSED and row.reason is GroupReason.METADATA_REFUSED]
+    warnings += refused_sentences(bare)
     if not failed:
         return SyncedGroups(tuple(rows), tuple(warnings))
     names = sorted({row.group for row in failed})
@@ -66,7 +68,7 @@ def _is_failure(row: GroupResult) -> bool:
 def _why(row: GroupResult) -> str:
     if row.reason is None:
         return "its offsets there are still changing"
-    return reason_text(row.reason) if isinstance(row.reason, GroupReason) else str(row.reason)
+    return row.message or (reason_text(row.reason) if isinstance(row.reason, GroupReason) else str(row.reason))
 
 
 def _trouble(mirror: str, message: str, reason: Reason | None) -> TopicResult:

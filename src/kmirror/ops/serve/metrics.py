@@ -526,7 +526,7 @@ METRICS: tuple[Metric[MirrorTotals], ...] = (
         "kmirror_groups_skipped",
         "gauge",
         "groups",
-        "groups whose offsets are not synced until someone acts, by the reason of `describe --groups`",
+        "groups whose offsets or metadata are not synced until someone acts, by the reason of `describe --groups`",
         _groups_skipped,
         labels=("reason",),
     ),

@@ -51,11 +51,13 @@ class GroupRow:
     last_sync_ms: int | None
     last_sync_age_ms: int | None
     reason: GroupReason | None
+    #: The limit for which brokers refuse it.
+    detail: str | None = None
 
     @property
     def message(self) -> str | None:
         """Why the offset is left alone, in a sentence."""
-        return None if self.reason is None else reason_text(self.reason)
+        return None if self.reason is None else reason_text(self.reason, self.detail)
 
 
 def _notes(rows: Sequence[GroupRow]) -> list[str]:
@@ -210,6 +212,7 @@ def _rows(
                         last_sync_ms=at,
                         last_sync_age_ms=clock.age(at),
                         reason=reason,
+                        detail=record.detail if reason is record.skipped else None,
                     )
                 )
     return rows
@@ -273,6 +276,7 @@ def _planned(
                 last_sync_ms=at,
                 last_sync_age_ms=clock.age(at),
                 reason=reason,
+                detail=record.detail if record is not None and reason is record.skipped else None,
             )
         )
     return rows

@@ -36,6 +36,7 @@ from kmirror.ops.context import (
     source_client,
 )
 from kmirror.ops.evidence import evidence_of
+from kmirror.ops.groups.commit import refused_sentences
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import is_mirrored
@@ -43,7 +44,13 @@ from kmirror.ops.run.own_engine import OwnEngine
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.stop.clients import ClientComparison
-from kmirror.ops.stop.promote_checks import FinalCheck, other_topics_of_groups, rights_trouble, settings_trouble
+from kmirror.ops.stop.promote_checks import (
+    FinalCheck,
+    other_topics_of_groups,
+    rights_trouble,
+    settings_trouble,
+    skipped_groups,
+)
 from kmirror.ops.stop.promote_claim import Claim, has_unfinished_promote
 from kmirror.ops.stop.promote_messages import (
     blocking_text,
@@ -424,7 +431,9 @@ class _Promotion:
         self.blockers = check.blockers
         if not going or self.failed or self.stopping.is_set():
             return False
-        self.done.groups += [row for row in check.groups if row.topic in going]
+        groups = [row for row in check.groups if row.topic in going]
+        self.done.groups += groups
+        self.done.warnings += refused_sentences(groups)
         self.done.steps["waited"] = self.done.steps.get("waited", 0.0) + at - self.show.began
         self.stop(going)
         return True
@@ -482,4 +491,5 @@ class _Promotion:
         if engine_in_charge(state, request.mirror, now_ms()) is None:
             done.warnings.append("no engine is in charge: promote would run one itself")
         if stored_settings(require_mirror(state, request.mirror).settings).sync_group_offsets_enabled:
+            done.warnings += skipped_groups(state, request.mirror, self.waiting)
             done.warnings += other_topics_of_groups(self.source, state, request.mirror, self.waiting.values())

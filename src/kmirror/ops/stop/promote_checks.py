@@ -18,6 +18,7 @@ from kmirror.commands import on_topics
 from kmirror.engine.control.side_jobs import JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, as_kmirror_error, naming_cluster, require_mirror, source_client
+from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
@@ -28,6 +29,7 @@ from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.topic_settings import sync_settings
+from kmirror.words import visible
 from kmirror.work import Watch
 
 if TYPE_CHECKING:
@@ -191,6 +193,15 @@ class FinalCheck:
             if row.result in (Outcome.TIMED_OUT, Outcome.FAILED):
                 why = f"group {row.group} is not at the same offset as at the source ({row.reason or 'moving'})"
                 self.blockers.setdefault(row.topic, why)
+
+
+def skipped_groups(state: State, mirror: str, topics: Collection[str]) -> list[str]:
+    """Return a warning for each group that the sync skips, if it was synced for one of these topics or never was."""
+    return [
+        f"group {visible(one.destination_group)} is skipped by the sync: {reason_text(one.skipped, one.detail)}"
+        for one in state.groups(mirror)
+        if one.skipped is not None and (not one.offsets or not one.offsets.keys().isdisjoint(topics))
+    ]
 
 
 def other_topics_of_groups(source: ClusterClient, state: State, mirror: str, batch: Iterable[TopicRecord]) -> list[str]:
