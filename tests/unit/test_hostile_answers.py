@@ -25,6 +25,7 @@ from kmirror.cluster.protocol.wire import FrameError, unsigned_varint
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.sasl import authenticate
 from kmirror.cluster.share_offsets import decode_altered, decode_described
+from kmirror.cluster.streams_groups import decode_topics
 from kmirror.errors import OutcomeUnknown, Reason, UnreachableError
 from tests.support.fetch_messages import full_answer
 from tests.support.frames import PLAIN
@@ -99,6 +100,7 @@ DECODERS: dict[str, tuple[bytes, Callable[[memoryview], object]]] = {
     "topic ids": (described(10), lambda frame: metadata.answer(frame, 10)),
     "share offsets": (listed(), decode_described),
     "share offsets set": (listed(), lambda frame: decode_altered(frame, [])),
+    "topics of a streams group": (listed(), decode_topics),
 }
 
 

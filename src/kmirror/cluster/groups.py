@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from kmirror.cluster import share_offsets
+from kmirror.cluster import share_offsets, streams_groups
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol import metadata as metadata_codec
@@ -177,6 +177,21 @@ class ClusterGroups:
         left = seconds - (time.monotonic() - began)
         return codes | (self.commit(group, kind, second, left) if left > 0 else {})
 
+    def topics_of_streams(self, groups: Collection[str]) -> dict[str, frozenset[str] | int]:
+        """Return the topics that applications with group.protocol=streams read, or the error code of a group.
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+
+        def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
+            if not streams_groups.are_described(connection):
+                return dict.fromkeys(some, UNSUPPORTED_VERSION)
+            answers = {group: streams_groups.topics_read(connection, group, timeout) for group in some}
+            return {group: code or topics for group, (code, topics) in answers.items()}
+
+        return self._per_coordinator(sorted(groups), ask, self._timeout) if groups else {}
+
     def delete_offsets(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Delete committed offsets of a consumer group; return an error code for each, 0 if there is none any more.
 
@@ -279,7 +294,7 @@ def _listed(group: Any) -> ListedGroup:
         kind = GroupKind.SHARE
     elif group_type == "classic" and group.protocol_type not in ("", "consumer"):
         kind = GroupKind.OTHER
-    return ListedGroup(group.group_id, kind, group.group_state not in _EMPTY_STATES)
+    return ListedGroup(group.group_id, kind, group.group_state not in _EMPTY_STATES, group_type == "streams")
 
 
 def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class ListedGroup:
     group: str
     kind: GroupKind
     has_members: bool
+    #: Of the streams protocol (KIP-1071), which other requests do not describe.
+    is_streams: bool = False
 
 
 class Committed(NamedTuple):

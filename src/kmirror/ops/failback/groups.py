@@ -66,14 +66,18 @@ def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveG
     Raises UnreachableError: the cluster does not answer, or refuses to describe a group.
     """
     groups = ClusterGroups(destination.client)
-    alive = {name: one.kind for name, one in groups.listed().items() if one.has_members}
+    listed = groups.listed()
+    alive = {name: one.kind for name, one in listed.items() if one.has_members}
     found: defaultdict[str, set[str]] = defaultdict(set)
     for name, offsets in _committed(groups, {n: k for n, k in alive.items() if k is not GroupKind.OTHER}).items():
         found[name] |= {partition.topic for partition in offsets if partition.topic in topics}
-    described = _described(destination, [n for n, k in alive.items() if k is GroupKind.CONSUMER])
-    for name, (_, assigned) in described.items():
-        found[name] |= assigned & set(topics)
-    undescribed = {n for n, k in alive.items() if k is GroupKind.CONSUMER and not found[n] and not described.get(n)}
+    streams = groups.topics_of_streams([name for name in alive if listed[name].is_streams])
+    known = {name: read for name, read in streams.items() if not isinstance(read, int) and read}
+    described = _described(destination, [n for n, k in alive.items() if k is GroupKind.CONSUMER and n not in streams])
+    for name, read in {**known, **{name: assigned for name, (_, assigned) in described.items()}}.items():
+        found[name] |= read & set(topics)
+    consumers = {name for name, kind in alive.items() if kind is GroupKind.CONSUMER}
+    undescribed = {name for name in consumers - known.keys() if not found[name] and not described.get(name)}
     if undescribed:
         again = groups.listed()
         for name in sorted(undescribed):
