@@ -129,10 +129,19 @@ class TimedOutError(KmirrorError):
     exit_code = ExitCode.TIMED_OUT
 
 
+#: With these reasons someone must grant or set something first: exit code 3, because trying again does not help.
+UNMET_REASONS = frozenset({Reason.NOT_AUTHORIZED, Reason.SECRET_UNRESOLVED})
+
+
 class UnreachableError(KmirrorError):
-    """A required cluster cannot be reached, or refuses us."""
+    """A required cluster cannot be reached or refuses us; exit code 3 if its reason is one of `UNMET_REASONS`."""
 
     exit_code = ExitCode.UNREACHABLE
+
+    def __init__(self, message: str, hint: str | None = None, reason: Reason | None = None) -> None:
+        super().__init__(message, hint, reason)
+        if reason in UNMET_REASONS:
+            self.exit_code = ExitCode.REFUSED
 
 
 class HistoriesDifferError(KmirrorError):
@@ -155,6 +164,8 @@ class BrokerError(KmirrorError):
         self.name = name
         self.what = what
         self.detail = detail
+        if name.endswith("_AUTHORIZATION_FAILED"):
+            self.exit_code = ExitCode.REFUSED
 
 
 class OutcomeUnknown(Exception):  # noqa: N818 - not an error, as far as is known

@@ -142,7 +142,7 @@ BAD_INPUT = {
     "a password in clear": ({"ssl.key.password": PASSWORD}, ExitCode.REFUSED, "ssl.key.password: plaintext secrets"),
     "a secret that is not there": (
         {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": "${env:KM_NO_SUCH}"},
-        ExitCode.UNREACHABLE,
+        ExitCode.REFUSED,
         "KM_NO_SUCH is not set",
     ),
     "a reference where none counts": (

@@ -95,7 +95,7 @@ def test_missing_rights_on_the_source_are_named(
                 assert (row.hint or "").endswith(f" --topic {topic}")
             return result.exit_code, row.reason, row.message or ""
 
-        refused = ExitCode.UNREACHABLE, Reason.NOT_AUTHORIZED
+        refused = ExitCode.REFUSED, Reason.NOT_AUTHORIZED
         *code, message = attempt()
         assert (tuple(code), "DESCRIBE and READ and DESCRIBE_CONFIGS" in message) == (refused, True)
         grant(topic, "DESCRIBE")
@@ -128,7 +128,7 @@ def test_missing_rights_on_the_destination_are_named(
         for dry_run in (True, False):
             result = add(destination, name, selector(topic), dry_run=dry_run)
             (row,) = result.results
-            assert (result.exit_code, row.reason) == (ExitCode.UNREACHABLE, Reason.NOT_AUTHORIZED)
+            assert (result.exit_code, row.reason) == (ExitCode.REFUSED, Reason.NOT_AUTHORIZED)
             assert f"does not grant us CREATE on topic {topic}" in (row.message or "")
             assert row.hint == f"{granting(as_kmirror)} --operation Create --topic {topic}"
         assert destination.state().topics(name) == ()
@@ -147,7 +147,7 @@ def test_missing_rights_on_the_destination_are_named(
         grant("*", "READ", kind=ResourceType.GROUP)
         on_topic = {f"rights on topic {topic}": "we lack READ, WRITE, ALTER, DESCRIBE_CONFIGS, ALTER_CONFIGS"}
         assert problems() == on_topic
-        assert check(as_kmirror, mirror=name).exit_code == ExitCode.UNREACHABLE
+        assert check(as_kmirror, mirror=name).exit_code == ExitCode.REFUSED
         grant("kafka-cluster", "DESCRIBE", kind=ResourceType.BROKER)
         assert problems() == on_topic
         (line,) = [line for line in check(as_kmirror, mirror=name).lines if line.what in on_topic]

@@ -145,7 +145,7 @@ def test_a_topic_we_may_not_see_names_the_rights() -> None:
     assert row.reason is Reason.NOT_AUTHORIZED
     assert "READ" in (row.message or "")
     assert "--operation DescribeConfigs" in (row.hint or "")
-    assert exit_code_of([row]) == ExitCode.UNREACHABLE
+    assert exit_code_of([row]) == ExitCode.REFUSED
 
 
 def test_expressions_never_take_internal_topics_or_archives() -> None:

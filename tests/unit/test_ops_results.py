@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
-from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError, UnreachableError
+from kmirror.ops.context import NamedClusterError, naming_cluster
 from kmirror.ops.results import GroupResult, Outcome, TopicResult, VerbResult, exit_code_of
 from kmirror.ops.show.tables import MIRRORS
 
@@ -34,7 +37,8 @@ FORBIDDEN = row(Outcome.REFUSED, Reason.NOT_AUTHORIZED)
         ([TIMED_OUT, FAILED, DONE], ExitCode.PARTLY_DONE),
         ([TIMED_OUT, FAILED, DIVERGED, DONE], ExitCode.HISTORIES_DIFFER),
         ([row(Outcome.REFUSED, Reason.DESTINATION_WRITTEN)], ExitCode.REFUSED),
-        ([FORBIDDEN, FORBIDDEN], ExitCode.UNREACHABLE),
+        ([FORBIDDEN, FORBIDDEN], ExitCode.REFUSED),
+        ([row(Outcome.REFUSED, Reason.SOURCE_UNREACHABLE)], ExitCode.UNREACHABLE),
         ([FORBIDDEN, REFUSED], ExitCode.REFUSED),
         ([FORBIDDEN, DONE], ExitCode.PARTLY_DONE),
     ],
@@ -109,6 +113,7 @@ def test_list_has_exactly_these_keys() -> None:
     assert [column.key for column in MIRRORS.columns] == [
         "mirror",
         "topics",
+        "stoppedTopics",
         "partitions",
         "sourceClusterId",
         "sourceBootstrapServer",
@@ -123,3 +128,15 @@ def test_list_has_exactly_these_keys() -> None:
         "maxTimeLagMs",
         "etaMs",
     ]
+
+
+@pytest.mark.parametrize("reason", [Reason.NOT_AUTHORIZED, Reason.SECRET_UNRESOLVED])
+def test_what_someone_must_grant_or_set_is_refused_whoever_raises_it(reason: Reason) -> None:
+    """Scripts run a command again after 6, which never helps here."""
+    error = UnreachableError("no", None, reason)
+    with pytest.raises(NamedClusterError) as named, naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+        raise error
+    for one in (error, named.value, pickle.loads(pickle.dumps(error))):
+        assert (one.exit_code, one.reason) == (ExitCode.REFUSED, reason)
+    assert BrokerError(31, "CLUSTER_AUTHORIZATION_FAILED", "altering").exit_code is ExitCode.REFUSED
+    assert UnreachableError("no", None, Reason.AUTHENTICATION_FAILED).exit_code is ExitCode.UNREACHABLE

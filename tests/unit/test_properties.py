@@ -226,7 +226,7 @@ def test_unresolved_references_are_named_and_no_value_is(reference: str, why: st
     with pytest.raises(UnreachableError) as refusal:
         resolve({"ssl.key.password": f"hunter1{reference}"}, {"PRESENT": "hunter3"})
     assert refusal.value.reason is Reason.SECRET_UNRESOLVED
-    assert refusal.value.exit_code is ExitCode.UNREACHABLE
+    assert refusal.value.exit_code is ExitCode.REFUSED
     assert refusal.value.message.startswith(f"ssl.key.password: the reference {reference} cannot be resolved: ")
     assert why in refusal.value.message
     assert "hunter" not in f"{refusal.value.message}{refusal.value.hint}"

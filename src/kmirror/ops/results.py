@@ -65,8 +65,6 @@ _UNREACHABLE_REASONS = frozenset(
         Reason.SOURCE_UNREACHABLE,
         Reason.DESTINATION_UNREACHABLE,
         Reason.AUTHENTICATION_FAILED,
-        Reason.NOT_AUTHORIZED,
-        Reason.SECRET_UNRESOLVED,
     }
 )
 

@@ -98,7 +98,7 @@ class Findings:
         if ok:
             self.ok(cluster, what, message)
             return
-        refused = reason in (Reason.NOT_AUTHORIZED, Reason.AUTHENTICATION_FAILED)
+        refused = reason is Reason.AUTHENTICATION_FAILED
         line = CheckLine(cluster=cluster, what=what, ok=False, message=message, hint=hint, reason=reason)
         self._write(line, ExitCode.UNREACHABLE if refused else ExitCode.REFUSED)
 

@@ -29,7 +29,7 @@ from kmirror.columns import (
 from kmirror.engine.bulk.runner import Where
 from kmirror.engine.compare.difference import Difference, DifferenceKind, RecordSummary
 from kmirror.engine.compare.verification import PartitionVerdict
-from kmirror.errors import ExitCode, KmirrorError, Reason, TimedOutError
+from kmirror.errors import UNMET_REASONS, ExitCode, KmirrorError, Reason, TimedOutError
 from kmirror.ops.results import ERROR_OR_NULL, EXIT_CODE, OUTCOME, REASON, ErrorInfo, Outcome
 from kmirror.words import counted, one_line
 
@@ -398,8 +398,8 @@ def _sentence(subject: Subject, verdict: PartitionVerdict) -> str:
 
 
 def exit_code_of(rows: Iterable[VerifyRow]) -> ExitCode:
-    """Return 7 for any difference; else 4 for anything not compared, 6 if the clusters allowed no comparison, or 5 if
-    trying again later may help.
+    """Return 7 for any difference; else 4 for anything not compared, 6 if the clusters allowed no comparison, 3 if a
+    right was missing for all, or 5 if trying again later may help.
     """
     all_rows = tuple(rows)
     failed = [row for row in all_rows if row.result is not Outcome.DONE]
@@ -409,6 +409,8 @@ def exit_code_of(rows: Iterable[VerifyRow]) -> ExitCode:
         return ExitCode.OK
     if len(failed) == len(all_rows) and all(row.reason in _CLUSTER_REASONS for row in failed):
         return ExitCode.UNREACHABLE
+    if len(failed) == len(all_rows) and all(row.reason in UNMET_REASONS for row in failed):
+        return ExitCode.REFUSED
     if all(row.result is Outcome.TIMED_OUT for row in failed):
         return ExitCode.TIMED_OUT
     return ExitCode.PARTLY_DONE
