@@ -284,6 +284,7 @@ def test_a_stop_shows_totals_and_the_rows_that_need_a_look(capsys: pytest.Captur
     document = json.loads(capsys.readouterr().out)
     assert document["totals"] == {
         "partitions": 2,
+        "completePartitions": 0,
         "failedPartitions": 0,
         "knownLostRecords": 3,
         "partitionsUnknown": 0,

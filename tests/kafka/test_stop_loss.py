@@ -8,11 +8,13 @@ partition that had FAILED was stopped without a word on it. A foreign record at 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
 from kmirror.errors import Reason
@@ -76,6 +78,26 @@ def test_what_the_source_received_since_it_was_last_read_is_known(
         row = row_of(again)
         assert (row.result, row.reason, row.last_mirrored_offset, row.lag) == (Outcome.NOOP, Reason.FAILED_OVER, 3, 100)
         assert row.to_json()["rpoMs"] == 5000
+
+
+def test_records_that_arrive_between_two_requests_are_no_open_transaction(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair.source, destination, topic)
+    asked = ClusterClient.list_offsets
+    arriving = [["four", "five"]]
+
+    def list_offsets(client: ClusterClient, wanted: Any, **options: Any) -> Any:
+        found = asked(client, wanted, **options)
+        if options.get("read_committed") and arriving and TopicPartition(topic, 0) in wanted:
+            produce(cluster_pair.source, topic, arriving.pop())
+        return found
+
+    monkeypatch.setattr(ClusterClient, "list_offsets", list_offsets)
+    row = row_of(failover(destination, mirror, dry_run=True).result)
+    assert not arriving, "they arrived between the requests"
+    assert (row.lag, "open transaction" in (row.message or "")) == (3, False)
 
 
 def test_the_end_of_a_recreated_source_topic_is_not_reported(

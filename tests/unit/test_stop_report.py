@@ -16,6 +16,7 @@ from kmirror.ops.stop.report import (
     last_reports,
     needs_attention,
     source_only_record,
+    spread_warnings,
     stopped_row,
     totals_of,
     totals_sentences,
@@ -34,6 +35,7 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import State
+from tests.support.live_engine import topic_record
 
 PARTITION = PartitionMetadata(0, 0, 1, 0, (1,), (1,))
 PLACE = TopicPartition("orders", 0)
@@ -77,6 +79,51 @@ def test_totals_are_as_old_as_their_oldest_row() -> None:
     totals = totals_of([row(FRESH), row(replace(FRESH, source_as_of_ms=STOP - 60_000)), row(FRESH)], None)
     assert totals.as_of_ms == STOP - 60_000
     assert "1m before the stop; later records are lost too" in totals_sentences(totals)[0]
+
+
+def test_what_was_promoted_earlier_has_lost_nothing_and_takes_part_in_no_total() -> None:
+    earlier = replace(FRESH, time_ms=STOP - 500_000, source_as_of_ms=STOP - 700_000, source_answered=None)
+    promoted = stopped_row(PLACE, replace(RECORD, at_stop=earlier), Outcome.NOOP, Reason.PROMOTED)
+    assert promoted.message == "orders-0 is stopped at 100; nothing is lost: the source ended at 100"
+    assert (promoted.estimated_more, promoted.rpo_ms, needs_attention(promoted)) == (None, 0, False)
+    assert totals_sentences(totals_of([promoted, promoted], None)) == [
+        "2 partitions: nothing is lost, promoted with all that the source had"
+    ]
+    totals = totals_of([promoted, row(FRESH)], None)
+    assert (totals.partitions, totals.complete_partitions, totals.as_of_ms) == (2, 1, STOP - 1000)
+    assert totals_sentences(totals)[0] == "2 partitions: 0 records known lost as of 2001-09-09T01:46:39Z"
+
+
+def test_totals_compare_each_source_end_with_the_stop_of_its_own_partition() -> None:
+    hour = 3_600_000
+    waves = [replace(FRESH, time_ms=STOP - at, source_as_of_ms=STOP - at - 500) for at in (2 * hour, hour, 0)]
+    totals = totals_of([row(one) for one in waves], None)
+    assert totals.age_ms == 500
+    assert "before the stop" not in totals_sentences(totals)[0]
+
+
+def test_idle_partitions_do_not_date_the_last_mirrored_record() -> None:
+    week = 7 * 24 * 3_600_000
+    old = replace(FRESH, source_answered=False)
+    idle = replace(old, last_timestamp_ms=STOP - week, records_per_second=0.0)
+    assert totals_of([row(old), row(idle)], "gone").last_mirrored_timestamp_ms == STOP - 3000
+    other = replace(idle, last_timestamp_ms=STOP - 9)
+    assert totals_of([row(idle), row(other)], None).last_mirrored_timestamp_ms == STOP - 9
+
+
+def test_copies_of_busy_and_idle_topics_that_have_everything_end_together() -> None:
+    week = 7 * 24 * 3_600_000
+
+    def reports(**rows: ProgressRow) -> dict[TopicPartition, LastReport]:
+        return {TopicPartition(topic, 0): LastReport(one, STOP - 1000, STOP) for topic, one in rows.items()}
+
+    topics = [topic_record("busy"), topic_record("idle")]
+    idle = ROW._replace(topic="idle", last_timestamp_ms=STOP - week)
+    assert spread_warnings(topics, reports(busy=ROW, idle=idle)) == []
+    behind = idle._replace(destination_offset=90, caught_up_ms=STOP - 61_000)
+    assert spread_warnings(topics, reports(busy=ROW, idle=behind)) == [
+        "the topics' copies end 60.000 s apart: idle is the furthest behind, busy the furthest ahead"
+    ]
 
 
 def test_a_source_that_does_not_answer_the_stop_may_have_received_more_since_a_second_ago() -> None:

@@ -90,16 +90,21 @@ class TopicResult:
     offsets_left: int | None = None
 
     @property
+    def is_complete(self) -> bool:
+        """Return whether the partition was promoted with all that its source had: nothing of it is lost."""
+        return self.reason is Reason.PROMOTED and self.lag == 0
+
+    @property
     def estimated_more(self) -> int | None:
         """Return an estimate, by the last known rate, of records since the source was read; None: it is current."""
         known = self.at_stop
-        return None if known is None else _rounded(_more_until(known.time_ms, known))
+        return None if known is None or self.is_complete else _rounded(_more_until(known.time_ms, known))
 
     @property
     def estimated_more_at_loss(self) -> int | None:
         """Return the estimate if the source died when a connection to it broke; None: none broke, or it is current."""
         known = self.at_stop
-        lost_ms = None if known is None else known.source_lost_ms
+        lost_ms = None if known is None or self.is_complete else known.source_lost_ms
         return None if known is None or lost_ms is None else _rounded(_more_until(lost_ms, known))
 
     @property
@@ -109,7 +114,7 @@ class TopicResult:
         if known is None or known.source_as_of_ms is None or self.lag is None:
             return None
         if self.lag == 0:
-            return 0 if is_current(known) else None
+            return 0 if self.is_complete or is_current(known) else None
         if known.source_max_timestamp_ms is None or known.last_timestamp_ms is None:
             return None
         return max(0, known.source_max_timestamp_ms - known.last_timestamp_ms)
@@ -143,7 +148,7 @@ def estimated_in_all(stops: Iterable[TopicResult], *, at_loss: bool = False) -> 
 
     What is too little to count in one partition counts in many. Where no connection broke, both are the same.
     """
-    known = [row.at_stop for row in stops if row.at_stop is not None]
+    known = [row.at_stop for row in stops if row.at_stop is not None and not row.is_complete]
     until = [one.source_lost_ms if at_loss and one.source_lost_ms is not None else one.time_ms for one in known]
     return ceil(sum(_more_until(time_ms, one) or 0.0 for time_ms, one in zip(until, known, strict=True)))
 
@@ -296,14 +301,16 @@ PARTITION_RESULTS = Table(_RESULT, "TOPIC PARTITION RESULT MESSAGE")
 class StopTotals:
     """The total loss of a stop; unknown numbers are None, times are epoch milliseconds.
 
-    `known_lost_records` is a lower bound as of `as_of_ms`, when the oldest of the source ends was seen; None if none
-    ever was. `rpo_ms` is the longest time between a last mirrored record and its source's last one; if it is unknown
-    for some partitions, `rpo_at_least_ms` is the longest of the others. Had the sources died when connections to them
-    broke, the last time at `source_lost_ms`, `estimated_more_at_loss_records` more were lost, and the RPO at most
-    `rpo_at_loss_ms`.
+    `known_lost_records` is a lower bound as of `as_of_ms`, when the oldest of the source ends was seen, `age_ms` before
+    its partition was stopped; None if none ever was. Partitions that were promoted with all that their sources had
+    count in `partitions` and `complete_partitions` only. `rpo_ms` is the longest time between a last mirrored record
+    and its source's last one; if it is unknown for some partitions, `rpo_at_least_ms` is the longest of the others.
+    Had the sources died when connections to them broke, the last time at `source_lost_ms`,
+    `estimated_more_at_loss_records` more were lost, and the RPO at most `rpo_at_loss_ms`.
     """
 
     partitions: int
+    complete_partitions: int
     failed_partitions: int
     known_lost_records: int | None
     partitions_unknown: int
@@ -316,7 +323,7 @@ class StopTotals:
     source_lost_ms: int | None
     last_mirrored_timestamp_ms: int | None
     as_of_ms: int | None
-    stopped_ms: int | None
+    age_ms: int | None
     source_trouble: str | None
 
     def to_json(self) -> dict[str, Any]:
@@ -326,6 +333,12 @@ class StopTotals:
 
 TOTALS: tuple[Column[StopTotals], ...] = (
     Column("partitions", COUNT, "all partitions", lambda totals: totals.partitions),
+    Column(
+        "completePartitions",
+        COUNT,
+        "those that were promoted with all that their sources had; the other keys are about the rest",
+        lambda totals: totals.complete_partitions,
+    ),
     Column("failedPartitions", COUNT, "partitions that had FAILED", lambda totals: totals.failed_partitions),
     Column(
         "knownLostRecords",
@@ -369,7 +382,7 @@ TOTALS: tuple[Column[StopTotals], ...] = (
     Column(
         "lastMirroredTimestampMs",
         TIME.null_when("unknown, or nothing follows the last mirrored records"),
-        "the earliest among the timestamps of the last mirrored records",
+        "the timestamp of the last mirrored record: the earliest of those partitions that were receiving records",
         lambda totals: totals.last_mirrored_timestamp_ms,
     ),
     Column(

@@ -249,7 +249,8 @@ class TopicLoss:
             sum(known) + skipped if known or skipped else None,
             estimated_in_all(stops),
             estimated_in_all(stops, at_loss=True),
-            len(known) == len(stops) and all(stop.at_stop is not None and is_current(stop.at_stop) for stop in stops),
+            len(known) == len(stops)
+            and all(stop.is_complete or (stop.at_stop is not None and is_current(stop.at_stop)) for stop in stops),
         )
 
 

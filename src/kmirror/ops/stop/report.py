@@ -216,6 +216,9 @@ def _clauses(row: TopicResult, known: AtStop) -> Iterable[str]:
         )
     if known.source_note is not None:
         yield known.source_note
+    if row.is_complete:
+        yield f"nothing is lost: the source ended at {known.source_offset}"
+        return
     if row.lag is None or known.source_as_of_ms is None:
         yield "the number of further records on the source is unknown: its end was never read"
         return
@@ -251,6 +254,10 @@ def sorted_rows(rows: Iterable[TopicResult]) -> list[TopicResult]:
     return sorted(rows, key=lambda row: (row.topic or "", -1 if row.partition is None else row.partition))
 
 
+#: Reports of different lanes are of moments this far apart.
+_REPORTED_TOGETHER_MS = int(2 * 1000 * FRESH_SECONDS)
+
+
 def needs_attention(row: TopicResult) -> bool:
     """Return whether an operator should see the row: something failed, is unknown, or was lost."""
     if row.result is Outcome.NOOP and row.partition is None:
@@ -263,7 +270,8 @@ def needs_attention(row: TopicResult) -> bool:
 
 def totals_of(rows: Iterable[TopicResult], source_trouble: str | None) -> StopTotals:
     """Sum up the rows of partitions; `source_trouble` is why the source did not answer now, None if it did."""
-    parts = [row for row in rows if row.partition is not None]
+    all_parts = [row for row in rows if row.partition is not None]
+    parts = [row for row in all_parts if not row.is_complete]
     known = [row.at_stop for row in parts if row.at_stop is not None]
     lost = [row.lag for row in parts if row.lag is not None]
     rpos = [row.rpo_ms for row in parts]
@@ -271,11 +279,12 @@ def totals_of(rows: Iterable[TopicResult], source_trouble: str | None) -> StopTo
     at_loss = [row.rpo_at_loss_ms for row in parts]
     longest_at_loss = max((rpo for rpo in at_loss if rpo is not None), default=0)
     lost_ms = max((one.source_lost_ms for one in known if one.source_lost_ms is not None), default=None)
-    ages = [one.source_as_of_ms for one in known if one.source_offset is not None and one.source_as_of_ms is not None]
-    # partitions that have everything (RPO 0) do not count
-    last_copied = [row.at_stop.last_timestamp_ms for row in parts if row.at_stop is not None and row.rpo_ms != 0]
+    seen = [(one.time_ms, one.source_as_of_ms) for one in known if one.source_offset is not None]
+    ages = [(stopped_ms - as_of_ms, as_of_ms) for stopped_ms, as_of_ms in seen if as_of_ms is not None]
+    age_ms, as_of_ms = max(ages, default=(None, None))
     return StopTotals(
-        partitions=len(parts),
+        partitions=len(all_parts),
+        complete_partitions=len(all_parts) - len(parts),
         failed_partitions=sum(one.failure is not None for one in known),
         known_lost_records=sum(lost) if lost or not parts else None,
         partitions_unknown=len(parts) - len(lost),
@@ -286,22 +295,37 @@ def totals_of(rows: Iterable[TopicResult], source_trouble: str | None) -> StopTo
         rpo_at_least_ms=max(certain, default=None),
         rpo_at_loss_ms=longest_at_loss if lost_ms and None not in at_loss else None,
         source_lost_ms=lost_ms,
-        last_mirrored_timestamp_ms=min((at for at in last_copied if at is not None), default=None),
-        as_of_ms=min(ages, default=None),
-        stopped_ms=max((one.time_ms for one in known), default=None),
+        last_mirrored_timestamp_ms=_last_mirrored_ms(parts),
+        as_of_ms=as_of_ms,
+        age_ms=age_ms,
         source_trouble=source_trouble,
     )
+
+
+def _last_mirrored_ms(parts: Iterable[TopicResult]) -> int | None:
+    """Return the earliest timestamp of last records, of the partitions whose sources were growing; else the latest.
+
+    Partitions that have everything (RPO 0) do not count, and what is idle says nothing of how far a copy is behind.
+    """
+    last = [row.at_stop for row in parts if row.at_stop is not None and row.rpo_ms != 0]
+    growing = [one.last_timestamp_ms for one in last if one.last_timestamp_ms is not None and one.records_per_second]
+    if growing:
+        return min(growing)
+    return max((one.last_timestamp_ms for one in last if one.last_timestamp_ms is not None), default=None)
 
 
 def totals_sentences(totals: StopTotals) -> list[str]:
     """Return the totals as sentences."""
     sentences = [counted(totals.partitions, "partition")]
+    if totals.complete_partitions == totals.partitions > 0:
+        return [f"{sentences[0]}: nothing is lost, promoted with all that the source had"]
+    if totals.complete_partitions:
+        sentences.append(f"{totals.complete_partitions:,} of them promoted before, with all that the source had")
     if totals.known_lost_records is not None:
         sentences[0] += f": {counted(totals.known_lost_records, 'record')} known lost"
-    if totals.as_of_ms is not None:
-        age = (totals.stopped_ms or totals.as_of_ms) - totals.as_of_ms
-        is_old = age > STALE_MS or (totals.source_trouble is not None and age > 0)
-        old = f", {format_duration(age)} before the stop; later records are lost too" if is_old else ""
+    if totals.as_of_ms is not None and totals.age_ms is not None:
+        is_old = totals.age_ms > STALE_MS or (totals.source_trouble is not None and totals.age_ms > 0)
+        old = f", {format_duration(totals.age_ms)} before the stop; later records are lost too" if is_old else ""
         sentences[0] += f" as of {at_time(totals.as_of_ms)}{old}"
     if totals.partitions_unknown:
         sentences.append(f"{counted(totals.partitions_unknown, 'partition')}: the loss is unknown")
@@ -346,18 +370,30 @@ def incomplete_warnings(
 
 
 def spread_warnings(topics: Iterable[TopicRecord], reports: Mapping[TopicPartition, LastReport]) -> list[str]:
-    """Return a warning on how far apart in time the topics' last mirrored records are, unless they are not."""
-    latest: dict[str, int] = {}
+    """Return a warning on how far apart in time the topics' copies end, unless they end together.
+
+    The copy of a partition that had all that its source held ends at the time of that report, however old its last
+    record is; any other ends at its last record, or where it last had everything.
+    """
+    ends: dict[str, int] = {}
     for topic in topics:
-        for partition in partitions_of(topic):
-            at = reports[partition].row.last_timestamp_ms if partition in reports else None
-            if at is not None:
-                latest[topic.topic] = max(at, latest.get(topic.topic, at))
-    spread = max(latest.values(), default=0) - min(latest.values(), default=0)
-    if not spread:
+        known = [_copied_until_ms(reports[p]) for p in partitions_of(topic) if p in reports]
+        if found := [at for at in known if at is not None]:
+            ends[topic.topic] = min(found)
+    spread = max(ends.values(), default=0) - min(ends.values(), default=0)
+    if spread <= _REPORTED_TOGETHER_MS:
         return []
-    behind, ahead = min(latest, key=lambda t: latest[t]), max(latest, key=lambda t: latest[t])
+    behind, ahead = min(ends, key=lambda t: ends[t]), max(ends, key=lambda t: ends[t])
     return [
-        f"the topics' last records are {spread / 1000:.3f} s apart by their timestamps: {behind} is the furthest "
-        f"behind, {ahead} the furthest ahead"
+        f"the topics' copies end {spread / 1000:.3f} s apart: {behind} is the furthest behind, {ahead} the furthest"
+        " ahead"
     ]
+
+
+def _copied_until_ms(report: LastReport) -> int | None:
+    """Return the time up to which a partition has what its source held; None if it is unknown."""
+    row = report.row
+    if row.source_offset is not None and (row.destination_offset or 0) >= row.source_offset:
+        return report.as_of_ms
+    known = [at for at in (row.last_timestamp_ms, row.caught_up_ms) if at is not None]
+    return max(known, default=None)

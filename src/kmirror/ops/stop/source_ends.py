@@ -30,7 +30,8 @@ _SHORTEST_S = 0.1
 class SourceEnd:
     """Where a source partition ends: its last stable offset, and if asked the timestamp of its newest record.
 
-    `log_start` is known of partitions that only the source has.
+    A `high_watermark` above it is that of an open transaction. `log_start` is known of partitions that only the source
+    has.
     """
 
     offset: int
@@ -143,6 +144,12 @@ def _ask(
         marks = client.list_offsets(
             {partition: LATEST for partition in offsets if partition in there}, metadata=metadata, timeout=left()
         )
+        # what was written between the two requests is not held back by a transaction: its end is stable by now
+        grown = [p for p, answer in marks.items() if answer.offset is not None and answer.offset > offsets[p]]
+        stable = client.list_offsets(
+            dict.fromkeys(grown, LATEST), read_committed=True, metadata=metadata, timeout=left()
+        )
+        again = {partition: answer.offset for partition, answer in stable.items() if answer.offset is not None}
         lagging = [
             partition
             for partition in offsets
@@ -156,7 +163,8 @@ def _ask(
         return SourceEnds(at, ends, notes, unmirrored, frozenset(absent))
     for partition, answer in marks.items():
         if answer.offset is not None:
-            ends[there[partition]] = replace(ends[there[partition]], high_watermark=answer.offset)
+            mark = answer.offset if again.get(partition, answer.offset) < answer.offset else offsets[partition]
+            ends[there[partition]] = replace(ends[there[partition]], high_watermark=mark)
     for partition, answer in newest.items():
         ends[there[partition]] = replace(ends[there[partition]], max_timestamp_ms=answer.timestamp)
     for partition, answer in starts.items():
