@@ -35,7 +35,7 @@ def test_without_a_terminal_it_refuses(run: Run, log_dir: Path) -> None:
     shown = run(*COMMAND)
     assert (shown.code, shown.out) == (3, "")
     assert shown.err.endswith(
-        "kmirror: this cannot be undone, and there is no terminal to ask on\n  add --yes to proceed\n"
+        "kmirror: this must be confirmed, and there is no terminal to ask on\n  add --yes to proceed\n"
     )
     assert contents(log_dir) == before
 

@@ -58,6 +58,7 @@ DESCRIBE_KEYS: dict[str, tuple[type, ...]] = {
 LIST_KEYS: dict[str, tuple[type, ...]] = {
     "mirror": (TEXT,),
     "topics": (NUMBER,),
+    "stoppedTopics": (NUMBER,),
     "partitions": (NUMBER,),
     "sourceClusterId": (TEXT, NULL),
     "sourceBootstrapServer": (TEXT, NULL),
@@ -227,13 +228,15 @@ def test_settings_can_be_seen_and_changed(
     unsure = typed(destination_cluster, "delete", "--mirror", mirror)
     assert unsure.returncode == 3
     assert unsure.stderr.endswith(
-        "kmirror: this cannot be undone, and there is no terminal to ask on\n  add --yes to proceed\n"
+        "kmirror: this must be confirmed, and there is no terminal to ask on\n  add --yes to proceed\n"
     )
     assert f"source:       {source_cluster.cluster_id}" in unsure.stderr
     assert f"destination:  {destination_cluster.cluster_id}" in unsure.stderr
     assert typed(destination_cluster, "delete", "--mirror", mirror, "--dry-run").returncode == 0
     assert mirror in [row["mirror"] for row in mirrors(destination_cluster)]
     assert typed(destination_cluster, "delete", "--mirror", mirror, "--yes").returncode == 0
+    again = typed(destination_cluster, "delete", "--mirror", mirror, "--yes")
+    assert (again.returncode, "was already deleted by" in again.stdout, "dry run" in again.stdout) == (0, True, False)
     assert mirror not in [row["mirror"] for row in mirrors(destination_cluster)]
 
 

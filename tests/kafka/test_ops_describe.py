@@ -349,7 +349,10 @@ def test_delete_forgets_a_mirror_whose_topics_are_stopped_or_gone(
     delete_topic(cluster_pair.destination, gone)
     assert row_of(destination, mirror, 2).state is PartitionState.STOPPED
     before = destination.state().records
-    assert delete(destination, mirror, dry_run=True).exit_code == ExitCode.OK
+    rehearsed = delete(destination, mirror, dry_run=True)
+    assert rehearsed.exit_code == ExitCode.OK
+    (row,) = rehearsed.results
+    assert row.message == f"would delete mirror {mirror}; 1 topic is kept, with all records"
     assert destination.state().records == before
     assert delete(destination, mirror).exit_code == ExitCode.OK
     assert destination.state().keys_of(mirror) == ()
@@ -373,6 +376,7 @@ def test_list_shows_every_mirror_once(
     assert MIRRORS.document(rows[mirror]) == {
         "mirror": mirror,
         "topics": 1,
+        "stoppedTopics": 0,
         "partitions": 2,
         "sourceClusterId": cluster_pair.source.cluster_id,
         "sourceBootstrapServer": cluster_pair.source.bootstrap_servers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -257,7 +258,8 @@ def delete_verb(call: Call, mirror: str) -> int:
             if not call.yes:
                 for line in direction(destination, mirror):
                     call.output.screen.note(line)
-            call.require_yes(f"Delete mirror {mirror}?")
+            call.require_yes(f"Delete mirror {mirror}? Its topics are kept.")
             done = delete(destination, mirror)
+        done = replace(done, dry_run=call.dry_run)
         cache_names(destination)
     return call.show(done)

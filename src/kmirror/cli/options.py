@@ -101,7 +101,7 @@ class Call:
         return Destination.open(self.properties(), self.expect_cluster_id)
 
     def confirm(self, question: str) -> bool:
-        """Ask before something irreversible; `--yes` is a yes.
+        """Ask before something with consequences; `--yes` is a yes.
 
         Raises:
             RefusedError: there is no terminal to ask on.
@@ -109,7 +109,7 @@ class Call:
         if self.yes:
             return True
         if not self.output.screen.can_ask:
-            raise RefusedError("this cannot be undone, and there is no terminal to ask on", "add --yes to proceed")
+            raise RefusedError("this must be confirmed, and there is no terminal to ask on", "add --yes to proceed")
         return self.output.screen.ask(question)
 
     def require_yes(self, question: str) -> None:

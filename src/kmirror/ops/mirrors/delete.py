@@ -50,7 +50,8 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
         found = destination.client.metadata([topic.topic for topic in topics]).topics
         gone = gone_topics(destination.client, topics, found)
     require_deletable(state, mirror, gone, now_ms())
-    whole = f"mirror {mirror} and its {counted(len(state.topics(mirror)), 'topic')}"
+    kept = [topic for topic in topics if topic.topic not in gone and not found[topic.topic].error_code]
+    whole = f"mirror {mirror}; {_kept(len(kept))}"
     left = _left_at_source(state, mirror)
     if dry_run:
         return replace(_result(mirror, f"would delete {whole}", dry_run), warnings=left)
@@ -88,6 +89,13 @@ def require_deletable(state: State, mirror: str, gone: Collection[str], now_ms: 
             f"mirror {mirror} still has {many} neither stopped nor gone: {_some(alive)}",
             "`kmirror promote`, `failover` or `remove` stops them; a deleted topic counts as gone",
         )
+
+
+def _kept(topics: int) -> str:
+    """Return what is said of the topics: no verb deletes their records."""
+    if not topics:
+        return "no topic of it exists"
+    return f"{counted(topics, 'topic')} {'is' if topics == 1 else 'are'} kept, with all records"
 
 
 def _deleted_before(destination: Destination, state: State, mirror: str) -> str | None:
