@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kmirror.cli import progress
 from kmirror.cli.copying import verified
 from kmirror.cli.output import JsonOutput, Output, TableOutput, output_for
 from kmirror.cli.screen import Screen
@@ -300,3 +301,14 @@ def test_a_stop_shows_totals_and_the_rows_that_need_a_look(capsys: pytest.Captur
         "sourceAnswers": True,
     }
     assert [one["lag"] for one in document["results"]] == [0, 3]
+
+
+def test_what_is_waited_for_is_a_line_on_standard_error_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    for make in (TableOutput, JsonOutput):
+        screen = piped()
+        with make(screen).waiting("waiting for m to be drained") as show:
+            for found in ("2 left", "2 left", "1 left"):
+                show(found)
+        assert written(screen) == ("", "waiting for m to be drained: 2 left\nwaiting for m to be drained: 1 left\n")

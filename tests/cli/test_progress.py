@@ -217,7 +217,7 @@ def test_on_a_terminal_one_line_changes_and_goes_with_the_work_and_before_other_
 
 
 def test_an_interruption_leaves_the_terminal_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(progress, "_SHOW_SECONDS", 0.001)
     screen = terminal()
 

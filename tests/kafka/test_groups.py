@@ -509,6 +509,10 @@ def test_wait_until_groups_have_read_all_that_the_source_holds(
         rows = [row for row in json.loads(out)["results"] if row["result"] != "DONE"]
         return code, [(row["topic"], row["partition"], row.get("group"), row.get("offsetsLeft")) for row in rows]
 
+    # nothing that is waited for could end it
+    assert main(words) == ExitCode.REFUSED
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["message"] == f"no group has committed an offset of {topic}: waiting cannot succeed"
     assert drained("--groups", group) == (ExitCode.TIMED_OUT, [(None, None, None, None), (topic, None, None, None)])
     commit(cluster_pair.source, group, topic, {0: 1})
     # all there are: three records and a marker, of which one is read; a record and a marker

@@ -49,6 +49,9 @@ def test_topics_are_stopped_when_nothing_is_missing(cluster_pair: ClusterPair, d
     views: list[PromoteView] = []
     with LocalEngine(destination, mirror) as engine:
         copied_once(engine, destination, mirror)
+        # it takes no longer than it may, however long the source must be idle
+        late = promote(destination, PromoteRequest(mirror, timeout_ms=500, idle_ms=3_600_000), dry_run=True)
+        assert late.result.exit_code == ExitCode.TIMED_OUT
         drill = promote(destination, PromoteRequest(mirror, idle_ms=500), dry_run=True)
         assert drill.result.exit_code == 0, drill.result
         # what has changed since the last sync, some of it for the stop alone, is looked at by the promote itself

@@ -19,9 +19,12 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.driver import COPYING, view_of
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.engine.lane import log_end_checks
+from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.pause import pause
+from kmirror.ops.mirrors.recover import Consent, recover
+from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
 from kmirror.ops.show.listing import list_mirrors
@@ -91,6 +94,12 @@ def test_every_view_shows_the_same_state(
             assert "FAILED since " in (row.error_message or "")
             get, described = asking(local.service), describing(destination, mirror)
             assert_all_say(get, described, lambda summed: summed["topics"] == {"ACTIVE": 1, "FAILED": 5})
+            # what recover cannot mend is refused at once, and the consent that is needed is named
+            refused = recover(destination, mirror, selector(topics["deleted"]))
+            assert (refused.exit_code, refused.results[0].result) == (ExitCode.REFUSED, Outcome.REFUSED)
+            assert "kmirror add --mirror" in (refused.results[0].hint or "")
+            (written,) = recover(destination, mirror, selector(topics["written"]), Consent(loss=True)).results
+            assert f"{topics['written']}-0 needs --accept-divergence, not --accept-loss: " in (written.message or "")
             (listed,) = [one for one in list_mirrors(destination) if one.mirror == mirror]
             assert (listed.state, listed.max_lag) == (TopicState.FAILED, 6)
             failures = {(kind, reason) for kind, (state, reason, _) in EXPECTED.items() if state == "FAILED"}

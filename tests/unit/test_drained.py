@@ -8,7 +8,7 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.show.drained import Ends, GroupOffsets, judge_drained
+from kmirror.ops.show.drained import Ends, GroupOffsets, judge_drained, unread_topics
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 
 TOPIC = TopicRecord("m", "p.t", "t", None, None, DesiredState.ACTIVE, 2, TopicOrigin.CREATED)
@@ -83,3 +83,10 @@ def test_a_partition_that_the_source_has_added_has_to_be_read_too() -> None:
     grown = Ends({**ENDS.bounds, TopicPartition("t", 2): (0, 3)}, {"t": 3})
     (row,) = judged(offsets(10, 5), ends=grown)
     assert (row.partition, row.offsets_left) == (2, 3)
+
+
+def test_topics_that_no_group_reads_are_named_unless_groups_are_or_something_is_unknown() -> None:
+    assert unread_topics([TOPIC], GroupOffsets({"g": {TopicPartition("x", 0): 1}})) == ["p.t"]
+    assert unread_topics([TOPIC], GroupOffsets({"g": offsets(0, 0)})) == []
+    assert unread_topics([TOPIC], GroupOffsets({}, named=True)) == []
+    assert unread_topics([TOPIC], GroupOffsets({}, {"k": "NOT_COORDINATOR"})) == []

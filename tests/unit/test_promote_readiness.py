@@ -16,6 +16,7 @@ from kmirror.ops.context import Destination, now_ms
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.promote import PromoteRequest
 from kmirror.ops.stop.promote_checks import FinalCheck
+from kmirror.ops.stop.promote_messages import dry_run_rows
 from kmirror.ops.stop.promote_readiness import ReadinessChecker, check_source_after_stop
 from kmirror.ops.stop.work import StopResults
 from kmirror.state.records import (
@@ -98,6 +99,18 @@ def test_records_are_counted_and_an_open_transaction_is_named() -> None:
     assert lacks(Ends(10, 12), Ends(10, 10)) == (2, "2 records")
     lag, what = lacks(Ends(12, 12, stable=10), Ends(10, 10))
     assert (lag, what) == (0, "a transaction is open")
+
+
+def test_a_dry_run_names_all_that_is_missing_not_only_the_first() -> None:
+    source, destination = Ends(12, 12, stable=11), Ends(10, 10)
+    checker = ReadinessChecker(cast(Destination, destination), UNKNOWN_SOURCE, 10_000)
+    readiness = checker.check(cast(ClusterClient, source), State.of([UNKNOWN_SOURCE, TOPIC]), {"t": TOPIC})
+    assert not readiness.missing["t"].only_time
+    (row,) = dry_run_rows(readiness, {"t": "settings: retention.ms differ from the source's"}, together=False)
+    assert row.message == (
+        "t would wait: 2 records; a transaction is open; the first copy is not complete (2 partitions); producers: the"
+        " source's end moved 0 s ago, required: 10 s; settings: retention.ms differ from the source's"
+    )
 
 
 @pytest.mark.parametrize(("source", "destination"), [(Ends(10, None), Ends(10, 10)), (Ends(10, 10), Ends(10, None))])

@@ -6,6 +6,7 @@ standard error in both formats.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from kmirror.cli import tables
 from kmirror.cli.screen import Screen
 from kmirror.columns import Cell, R, Table
 from kmirror.words import counted, json_text, one_line
-from kmirror.work import unwatched
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView
@@ -81,6 +81,22 @@ class Output(Protocol):
 
     def failure(self, error: ErrorInfo, document: Any) -> None:
         """Show why a command failed: the document to scripts, the sentence and the hint to people."""
+
+
+@contextmanager
+def waiting_lines(screen: Screen, what: str) -> Iterator[OnProgress]:
+    """Write what a command waits for to standard error, when it changes, every five seconds at most."""
+    from kmirror.cli.progress import LINE_SECONDS, QUIET_SECONDS
+
+    last, next_at = "", time.monotonic() + QUIET_SECONDS
+
+    def show(found: str) -> None:
+        nonlocal last, next_at
+        if found != last and time.monotonic() >= next_at:
+            last, next_at = found, time.monotonic() + LINE_SECONDS
+            screen.note(f"{what}: {found}")
+
+    yield show
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +221,8 @@ class TableOutput:
     @contextmanager
     def waiting(self, what: str) -> Iterator[OnProgress]:
         if not self.screen.is_terminal:
-            yield unwatched
+            with waiting_lines(self.screen, what) as show:
+                yield show
             return
         from rich.text import Text
 
@@ -293,7 +310,7 @@ class JsonOutput:
         return progress.promoting(self.screen, on_terminal=False)
 
     def waiting(self, what: str) -> AbstractContextManager[OnProgress]:
-        return nullcontext(unwatched)
+        return waiting_lines(self.screen, what)
 
     def failure(self, error: ErrorInfo, document: Any) -> None:
         self._print(document)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 #: Between two plain lines.
 LINE_SECONDS = 5.0
 
-_QUIET_SECONDS = 2.0
+#: Before the first of them.
+QUIET_SECONDS = 2.0
 _SHOW_SECONDS = 0.25
 #: The width of the time at the start of a line, and the least width of the work's name.
 _AT_WIDTH = 8
@@ -92,7 +93,7 @@ class Progress:
         """Show the work as of now, if that is due."""
         with self._lock:
             at = self._clock()
-            if not self._works or self._began is None or at - self._began < _QUIET_SECONDS:
+            if not self._works or self._began is None or at - self._began < QUIET_SECONDS:
                 return
             # of several, the first that is not done
             view, speed = next(

@@ -600,9 +600,10 @@ def _summary(rows: tuple[TopicResult, ...], code: ExitCode) -> ErrorInfo | None:
         return ErrorInfo(code, first.message or first.result.value, first.hint, first.reason)
     hints = {row.hint for row in bad}
     reasons = {row.reason for row in bad}
+    failed = "are not done yet" if all(row.result is Outcome.TIMED_OUT for row in bad) else "failed"
     return ErrorInfo(
         code,
-        f"{len(bad)} of {len(rows)} failed; the first: {first.message or first.result.value}",
+        f"{len(bad)} of {len(rows)} {failed}; the first: {first.message or first.result.value}",
         first.hint if len(hints) == 1 else "see the message of each row",
         first.reason if len(reasons) == 1 else None,
     )

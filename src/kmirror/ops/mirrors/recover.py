@@ -8,13 +8,13 @@ ends as soon as a record after it was copied.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
-from kmirror.errors import ExitCode, Reason
+from kmirror.errors import Reason
 from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror
 from kmirror.ops.next_steps import next_step
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
@@ -111,17 +111,23 @@ def recover(
     with Meter(watch, "waiting for the engine to resume copying", "partition", len(retries)) as meter:
         deadline = time.monotonic() + _WAIT_S
         results += _wait(destination.state, mirror, retries, numbers, asked_ms, deadline, meter.add)
-    return _result(mirror, results, dry_run)
+    done = _result(mirror, results, dry_run)
+    _record_outcome(destination, mirror, done)
+    return done
 
 
 def _decide(row: PartitionRow, consent: Consent) -> _Retry | TopicResult:
     partition = TopicPartition(row.topic, row.partition)
     # a destination that lost records can keep the rest, or have it archived
     is_rest_archived = row.reason is Reason.DESTINATION_TRUNCATED and consent.divergence and not consent.loss
+    hint = next_step(row.reason, row.mirror, row.topic)
+    if row.reason is Reason.DESTINATION_TOPIC_DELETED:
+        return TopicResult(row.topic, row.partition, Outcome.REFUSED, row.error_message, row.reason, hint=hint)
     if row.reason in _RESETS | _DIVERGENCES or is_rest_archived:
         if not (consent.reset if row.reason in _RESETS else consent.divergence):
-            hint = next_step(row.reason, row.mirror, row.topic)
-            return TopicResult(row.topic, row.partition, Outcome.REFUSED, row.error_message, row.reason, hint=hint)
+            wanted = "--accept-reset" if row.reason in _RESETS else "--accept-divergence"
+            message = f"{partition} needs {wanted}{_instead(consent)}: {row.error_message}"
+            return TopicResult(row.topic, row.partition, Outcome.REFUSED, message, row.reason, hint=hint)
         what = "all of its records" if row.reason in _RESETS else "the records that the source does not have"
         return _Retry(
             partition, f"; {what} are archived, and the topic is rebuilt from its source", rebuilds=row.reason
@@ -131,11 +137,17 @@ def _decide(row: PartitionRow, consent: Consent) -> _Retry | TopicResult:
         return _Retry(partition, "")
     what = f"{counted(start - end, 'record')}, {end} to {start - 1}, {_LOSS_CAUSES[row.reason]}"
     if not consent.loss:
-        message = f"{partition} can continue only without {what}"
-        hint = next_step(row.reason, row.mirror, row.topic)
+        message = f"{partition} needs --accept-loss{_instead(consent)}: it can continue only without {what}"
         return TopicResult(row.topic, row.partition, Outcome.REFUSED, message, row.reason, hint=hint)
     trimmed = f"; its log will start at {start}" if consent.trim else ""
     return _Retry(partition, f" and continues without {what}{trimmed}", (end, start))
+
+
+def _instead(consent: Consent) -> str:
+    """Return the consents that were given instead of the one that is needed."""
+    given = {"--accept-loss": consent.loss, "--accept-reset": consent.reset, "--accept-divergence": consent.divergence}
+    named = [flag for flag, is_given in given.items() if is_given]
+    return f", not {' and '.join(named)}" if named else ""
 
 
 def _record(
@@ -174,11 +186,18 @@ def _record(
             "count": len(retries),
             "accepted": lost,
         }
-        event = Event(now_ms(), mirror, "recover", actor(), ExitCode.OK.name, details)
+        event = Event(now_ms(), mirror, "recover", actor(), "REQUESTED", details)
         return Changes(tuple(records), (), (event,))
 
     change(destination, mirror, decide)
     return numbers
+
+
+def _record_outcome(destination: Destination, mirror: str, done: VerbResult) -> None:
+    """Record how the engine answered a request."""
+    counts = Counter(row.result.value for row in done.results)
+    event = Event(now_ms(), mirror, "recover", actor(), done.exit_code.name, {"results": dict(counts)})
+    change(destination, mirror, lambda _: Changes((), (), (event,)))
 
 
 def _with_recoveries(record: TopicRecord, retries: Sequence[_Retry], *, trims: bool) -> TopicRecord:

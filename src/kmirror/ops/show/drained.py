@@ -33,7 +33,7 @@ _REQUEST_S = 10.0
 _MOST_MARKERS = 100
 #: More than these markers take.
 _MARKER_BYTES = 1 << 14
-_NO_RECORDS = "commits at the source are made by its consumers; leave the topic out with --topics if it has none"
+NO_READER = "commits at the source are made by its consumers; leave the topic out with --topics if it has none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,14 @@ def _holds_markers_only(client: ClusterClient, partition: TopicPartition, offset
     return bool(rest) and rest[-1].next_offset >= end and all(header.is_control for header in rest)
 
 
+def unread_topics(topics: Sequence[TopicRecord], offsets: GroupOffsets) -> list[str]:
+    """Return the topics of which no group has committed an offset; none where groups were named, or are unknown."""
+    if offsets.named or offsets.unknown:
+        return []
+    read = {partition.topic for committed in offsets.committed.values() for partition in committed}
+    return [topic.topic for topic in topics if topic.source_topic not in read]
+
+
 def judge_drained(topics: Sequence[TopicRecord], offsets: GroupOffsets, ends: Ends) -> list[TopicResult]:
     """Return a row for each drained topic, and one by group and partition for what is missing. Pure."""
     rows = [
@@ -156,7 +164,7 @@ def _missing(topic: TopicRecord, offsets: GroupOffsets, ends: Ends) -> list[Topi
     }
     if not readers:
         which = "none of these groups" if offsets.named else "no group"
-        return [_row(topic.topic, None, f"{which} has committed an offset of {topic.source_topic}", _NO_RECORDS)]
+        return [_row(topic.topic, None, f"{which} has committed an offset of {topic.source_topic}", NO_READER)]
     if topic.source_topic not in ends.counts:
         why = f"how many partitions {topic.source_topic} has at the source is unknown"
         return [_row(topic.topic, None, why, "wait longer")]

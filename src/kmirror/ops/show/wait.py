@@ -26,14 +26,15 @@ from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
 from kmirror.ops.show.describe import read_rows
-from kmirror.ops.show.drained import judge_drained, read_committed_offsets, read_ends
+from kmirror.ops.show.drained import NO_READER, judge_drained, read_committed_offsets, read_ends, unread_topics
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import DesiredState, PartitionState
-from kmirror.words import counted
+from kmirror.words import counted, listed
 
 _PAUSE_S = 0.5
+_MOST_NAMED = 10
 
 
 class Condition(StrEnum):
@@ -66,7 +67,8 @@ def wait(
     mirror syncs).
 
     Raises:
-        RefusedError: no such mirror, a plain name among `topics` is no topic of it, or it has no topics.
+        RefusedError: no such mirror, a plain name among `topics` is no topic of it, it has no topics, or no group reads
+            a topic that must be drained.
         UnreachableError: the destination does not answer, or *caught-up* or *drained* need the source and it does not.
         UsageError: `groups` are given for another condition than *drained*.
     """
@@ -123,14 +125,21 @@ def _wait_until_drained(
                     require_same_cluster(record.source_cluster_id, cluster_id_of(source))
                     offsets = read_committed_offsets(source, stored_settings(record.settings), groups)
                     ends = read_ends(source, chosen, offsets)
+                if results is None and (unread := unread_topics(chosen, offsets)):
+                    raise RefusedError(
+                        f"no group has committed an offset of {listed(unread, _MOST_NAMED)}: waiting cannot succeed",
+                        NO_READER,
+                    )
                 results = judge_drained(chosen, offsets, ends)
             except (UnreachableError, BrokerError) as error:
                 if results is None:
                     raise
                 why = f"what consumers have read is unknown now: {error.message}"
                 results = [TopicResult(topic.topic, None, Outcome.TIMED_OUT, why, error.reason) for topic in chosen]
-            lacking = sum(row.result is not Outcome.DONE for row in results)
-            on_check(f"{counted(lacking, 'group and partition', 'groups and partitions')} not drained")
+            left = [row for row in results if row.result is not Outcome.DONE]
+            lacking = len(left)
+            first = f"; {left[0].message}" if left else ""
+            on_check(f"{counted(lacking, 'group and partition', 'groups and partitions')} not drained{first}")
             if not lacking or time.monotonic() >= until:
                 return VerbResult.of("wait", mirror, results)
             time.sleep(min(_PAUSE_S, max(0.0, until - time.monotonic())))

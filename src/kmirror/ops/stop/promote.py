@@ -468,6 +468,8 @@ class _Promotion:
             done.results.append(TopicResult(name, None, Outcome.DONE, message, Reason.PROMOTED))
         topics = {name: topic for name, topic in self.waiting.items() if name not in begun}
         until = time.monotonic() + (request.idle_ms or 0) / 1000 + _REPORT_S
+        if self.until is not None:
+            until = min(until, self.until)
         while not self.stopping.is_set():
             state = self.destination.state()
             readiness = self.checker.check(self.source, state, topics)
@@ -475,10 +477,10 @@ class _Promotion:
             if time.monotonic() >= until or not any(one.only_time for one in readiness.missing.values()):
                 break
             self.stopping.wait(_STEP_S)
-        ready = [name for name, missing in readiness.missing.items() if missing.what is None]
-        blockers = settings_trouble(self.destination, request.mirror, ready, dry_run=True)
-        if request.together:
-            blockers |= rights_trouble(self.destination, ready)
+        waiting = list(readiness.missing)
+        blockers = settings_trouble(self.destination, request.mirror, waiting, dry_run=True)
+        for name, trouble in rights_trouble(self.destination, waiting).items() if request.together else ():
+            blockers[name] = f"{blockers[name]}; {trouble}" if name in blockers else trouble
         for topic in topics.values():
             done.warnings += [
                 f"{partition} exists on the destination only: nothing was copied to it"

@@ -36,11 +36,12 @@ def not_stopped_together(topic: str, failed: str, *, dry_run: bool = False) -> T
 
 
 def dry_run_rows(readiness: Readiness, blockers: dict[str, str], *, together: bool) -> list[TopicResult]:
-    """Return the rows of a dry run; `blockers` names what else blocks topics that lack no records."""
+    """Return the rows of a dry run; `blockers` names what else blocks topics."""
     rows = [row for rows in readiness.failed.values() for row in rows]
     lacking = [name for name, missing in readiness.missing.items() if missing.what or name in blockers]
     for name, missing in readiness.missing.items():
-        what = missing.what or blockers.get(name)
+        causes = [one for one in (missing.what, *missing.others, blockers.get(name)) if one is not None]
+        what = "; ".join(causes)
         if together and readiness.failed:
             rows.append(not_stopped_together(name, next(iter(readiness.failed)), dry_run=True))
         elif what or (together and lacking):

@@ -38,6 +38,8 @@ class Missing:
     only_time: bool = False
     #: True if the first copy is complete, and the copy is only seconds behind its source.
     is_close: bool = False
+    #: What else is missing.
+    others: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -235,29 +237,33 @@ class ReadinessChecker:
                 incomplete.append(p)
             elif record.state is PartitionState.FAILED or not self._is_copied(reports.get(partition), mine):
                 unconfirmed.append(p)
-        what, only_time = self.partition_trouble(topic), False
-        if what is not None:
+        only_time: list[str] = []
+        causes: list[str] = []
+        if (trouble := self.partition_trouble(topic)) is not None:
+            causes.append(trouble)
             follows = False
         elif unknown:
-            what = f"{counted(unknown, 'partition has', 'partitions have')} no leader or no known end offset"
-            if self._silent:
-                what += f": {_silence_text(self._silent)}"
-        elif lag:
-            what = counted(lag, "record")
-        elif open_partitions:
-            what = self._open_text(topic, open_partitions)
-        elif incomplete:
-            what = f"the first copy is not complete ({counted(len(incomplete), 'partition')})"
-        elif self._idle_ms is not None and (still := time.monotonic() - moved_at) < self._idle_ms / 1000:
-            only_time = True
-            what = f"producers: the source's end moved {still:.0f} s ago, required: {self._idle_ms / 1000:g} s"
-        elif unconfirmed:
-            only_time = True
+            text = f"{counted(unknown, 'partition has', 'partitions have')} no leader or no known end offset"
+            causes.append(text + (f": {_silence_text(self._silent)}" if self._silent else ""))
+        if lag:
+            causes.append(counted(lag, "record"))
+        if open_partitions:
+            # naming the transaction takes requests, which nobody reads while more is missing
+            causes.append("a transaction is open" if causes else self._open_text(topic, open_partitions))
+        if incomplete:
+            causes.append(f"the first copy is not complete ({counted(len(incomplete), 'partition')})")
+        if self._idle_ms is not None and (still := time.monotonic() - moved_at) < self._idle_ms / 1000:
+            only_time.append(
+                f"producers: the source's end moved {still:.0f} s ago, required: {self._idle_ms / 1000:g} s"
+            )
+        if unconfirmed and not causes and not only_time:
             many = counted(len(unconfirmed), "partition")
-            what = f"the engine has not yet confirmed that everything is copied ({many})"
-            what += f": {self._clock_trouble}" if self._clock_trouble else ""
+            clock = f": {self._clock_trouble}" if self._clock_trouble else ""
+            only_time.append(f"the engine has not yet confirmed that everything is copied ({many}){clock}")
         is_close = follows and not unknown and not incomplete
-        return Missing(topic.topic, None if unknown else lag, what, only_time, is_close)
+        found = (*causes, *only_time)
+        what, others = (found[0], found[1:]) if found else (None, ())
+        return Missing(topic.topic, None if unknown else lag, what, bool(only_time) and not causes, is_close, others)
 
     def _is_copied(self, report: LastReport | None, end: int) -> bool:
         """Return whether a lane has copied up to the log end; equal ends alone may be due to another client's records.
