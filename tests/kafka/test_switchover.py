@@ -12,6 +12,8 @@ from kmirror.ops.context import Destination
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
+from kmirror.ops.stop.failover import failover
+from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 from kmirror.sandbox.cluster import SandboxCluster
@@ -60,6 +62,12 @@ def test_switchover_there_and_back(trip: Trip) -> None:
     said = [one for one in events(trip.at_b, trip.mirror) if "writableSinceMs" in one.details]
     assert {one.result for one in said} == {"RETURN"}
     assert committed(trip.b, group, topic) == {0: 2}
+    # the mirror of that name that copies is on A now: who asks B is told so
+    for stopped in (promote(trip.at_b, PromoteRequest(trip.mirror)), failover(trip.at_b, trip.mirror)):
+        assert stopped.result.exit_code == 0
+        told = [warning for warning in stopped.result.warnings if "the live one is" in warning]
+        assert len(told) == 1
+        assert f"--mirror {trip.mirror} --bootstrap-server {trip.a.bootstrap_servers}" in told[0]
     produce(trip.b, topic, ["four"])
     commit(trip.b, group, topic, {0: 4})
     back = switch(trip.at_a, trip.a)

@@ -35,6 +35,7 @@ from kmirror.ops.stop.report import (
     totals_of,
     with_all_partitions,
 )
+from kmirror.ops.stop.reverse import live_elsewhere
 from kmirror.ops.stop.steps import Checkpoint
 from kmirror.ops.stop.stop import already_stopped_rows, stop, with_end
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
@@ -136,6 +137,9 @@ def _carry_out(
     with closing(ClientComparison(destination, mirror)) as clients:
         done = _preview(destination, state, request, chosen) if dry_run else stop(destination, request, checkpoint)
         gaps = clients.gaps(chosen)
+    if chosen and all(is_stopped(state, topic) for topic in chosen) and done.source_trouble is None:
+        names = {topic.topic for topic in chosen}
+        done.warnings += live_elsewhere(destination, mirror, names, request.verb)
     rows = sorted_rows(done.results)
     totals = totals_of(rows, done.source_trouble)
     if not rows:

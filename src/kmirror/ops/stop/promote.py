@@ -69,6 +69,7 @@ from kmirror.ops.stop.promote_readiness import (
     topics_to_block,
 )
 from kmirror.ops.stop.report import VerbReport, sorted_rows
+from kmirror.ops.stop.reverse import live_elsewhere
 from kmirror.ops.stop.stop import already_stopped_rows, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.patterns import TopicSelector
@@ -179,6 +180,8 @@ def promote(
             if topic.topic not in waiting:
                 promotion.done.results += already_stopped_rows(state, topic)
         names = {topic.topic for topic in chosen}
+        if chosen and not waiting:
+            promotion.done.warnings += live_elsewhere(destination, mirror, names, "promote")
         promotion.done.warnings += half_stopped_warnings(state.topics(mirror.name), mirror.name, names)
         if dry_run:
             promotion.dry_run()
