@@ -647,8 +647,8 @@ MUTANTS = (
     Mutant(
         "date a loss by its newest witness",
         _REPORT,
-        "as_of_ms=min(ages, default=None),",
-        "as_of_ms=max(ages, default=None),",
+        "age_ms, as_of_ms = max(ages, default=(None, None))",
+        "age_ms, as_of_ms = min(ages, default=(None, None))",
         "an old number would look fresh",
         _STOP_REPORT,
     ),
@@ -679,7 +679,7 @@ MUTANTS = (
     Mutant(
         "report RPO 0 by an old source end",
         "ops/results.py",
-        "return 0 if is_current(known) else None",
+        "return 0 if self.is_complete or is_current(known) else None",
         "return 0",
         "a source that died later may have accepted more records",
         _STOP_REPORT,
@@ -715,8 +715,8 @@ MUTANTS = (
     Mutant(
         "promote with an open transaction",
         _READY,
-        "        elif open_partitions:\n",
-        "        elif open_partitions and unknown:\n",
+        "        if open_partitions:\n",
+        "        if open_partitions and not causes:\n",
         "what is committed after the move would be lost",
         ("tests/unit/test_promote_readiness.py",),
     ),

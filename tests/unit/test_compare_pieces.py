@@ -329,7 +329,7 @@ class TestExitCode:
             (["done", "different", "refused", "silent"], ExitCode.HISTORIES_DIFFER),
             (["different"], ExitCode.HISTORIES_DIFFER),
             (["done", "refused"], ExitCode.PARTLY_DONE),
-            (["refused"], ExitCode.PARTLY_DONE),
+            (["refused"], ExitCode.REFUSED),
             (["done", "silent"], ExitCode.PARTLY_DONE),
             (["silent", "silent"], ExitCode.UNREACHABLE),
             (["silent", "refused"], ExitCode.PARTLY_DONE),
