@@ -13,9 +13,10 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now_ms
 from kmirror.engine.control.side_jobs import JobView
-from kmirror.errors import Reason
+from kmirror.errors import Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
 from kmirror.ops.context import change, require_mirror
@@ -202,6 +203,15 @@ def test_discovered_topics_get_the_closest_settings_too(trip: Trip) -> None:
         said = [event.note or "" for event in run_once(job, trip.at_b, mirror)]
     assert closest(trip.b, topic) == CLOSEST
     assert any(f"the destination refuses {TIME}=-1" in note for note in said)
+
+
+def test_a_compacted_topic_that_cannot_be_trimmed_says_why_and_keeps_its_settings(trip: Trip) -> None:
+    topic = unique_topic()
+    make_topic(trip.b, topic, cleanup_policy="compact")
+    produce(trip.b, topic, ["one", "two"])
+    with pytest.raises(RefusedError, match="forbids the retention that protects its records meanwhile"):
+        trim_compacted(trip.at_b.client, {TopicPartition(topic, 0): 1})
+    assert settings_of(trip.b, topic)["cleanup.policy"] == "compact"
 
 
 @pytest.mark.slow

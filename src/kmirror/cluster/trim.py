@@ -22,7 +22,7 @@ from kmirror.cluster.client import ClusterClient, require
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC
-from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError
 
 #: DeleteRecords' answer if cleanup.policy lacks `delete`.
 
@@ -117,7 +117,8 @@ def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int])
 
     Raises:
         BrokerError: the settings of a topic may not be read or changed.
-        RefusedError: a setting could not be restored exactly; nothing was changed.
+        RefusedError: a setting could not be restored exactly, or the cluster's topic policy forbids the temporary ones;
+            nothing was changed.
         UnreachableError: the cluster does not answer; `unfinished_trims` lists what is left to restore.
     """
     deadline = time.monotonic() + _TIMEOUT_S
@@ -128,7 +129,7 @@ def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int])
     before = _settings(client, {p.topic for p in refused}.union(unfinished))
     marked = {topic: settings.marked(topic) for topic, settings in before.items()}
     try:
-        _alter(client, marked)
+        _protect(client, marked)
         while refused:
             found |= delete_records(client, refused, timeout_s=max(deadline - time.monotonic(), _STEP_S))
             refused = {p: offset for p, offset in refused.items() if found[p].error_code == Code.POLICY_VIOLATION}
@@ -230,6 +231,20 @@ def _own_values(client: ClusterClient, topics: Collection[str]) -> dict[str, dic
 
 def _restore(client: ClusterClient, settings: Mapping[str, _Settings]) -> None:
     _alter(client, {topic: own.to_restore() for topic, own in settings.items()})
+
+
+def _protect(client: ClusterClient, marked: Mapping[str, Mapping[str, str]]) -> None:
+    """Set the temporary settings, without which retention could delete records while it applies."""
+    try:
+        _alter(client, marked)
+    except BrokerError as error:
+        if error.code != Code.POLICY_VIOLATION:
+            raise
+        raise RefusedError(
+            f"{', '.join(sorted(marked))} cannot be trimmed, because it is compacted and the cluster's topic policy"
+            f" forbids the retention that protects its records meanwhile ({error.detail})",
+            "ask who runs the cluster to allow any retention.ms and retention.bytes for this topic",
+        ) from error
 
 
 def _alter(client: ClusterClient, changes: Mapping[str, Mapping[str, str | None]]) -> None:
