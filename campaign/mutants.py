@@ -16,6 +16,7 @@ _MERGE = "cluster/protocol/merge.py"
 _FILL = "cluster/protocol/fill_plan.py"
 _CONTROL = "engine/lane/control.py"
 _GROUPS = "sync/groups.py"
+_GROUP_EXPIRY = "ops/groups/expiry.py"
 _REPORT = "ops/stop/report.py"
 _ENDS = "ops/stop/mirrored_end.py"
 _READY = "ops/stop/promote_readiness.py"
@@ -610,6 +611,62 @@ MUTANTS = (
         "        if row.topic_partition.topic\n",
         "offsets of the new primary's consumers would be overwritten",
         ("tests/unit/test_groups.py",),
+    ),
+    Mutant(
+        "let synced offsets expire",
+        _GROUPS,
+        "again=is_idle and (is_due or lacks_metadata)",
+        "again=is_idle and lacks_metadata",
+        "a week after its last commit a group would start where auto.offset.reset says",
+        ("tests/unit/test_groups.py",),
+    ),
+    Mutant(
+        "keep synced offsets of a group that is active here",
+        _GROUPS,
+        "if destination.trouble or destination.has_members or destination",
+        "if destination.trouble or destination",
+        "a consumer that has moved would be thrown back",
+        ("tests/unit/test_groups.py",),
+    ),
+    Mutant(
+        "keep synced offsets that others have replaced",
+        _GROUPS,
+        "elif is_due and found.offset in ours:",
+        "elif is_due:",
+        "a local consumer's offset would count as kmirror's",
+        ("tests/unit/test_groups.py",),
+    ),
+    Mutant(
+        "put back synced offsets that the source has dropped",
+        _GROUPS,
+        "if topic in names and ours and partition not in absent and",
+        "if topic in names and ours and",
+        "what was deleted on purpose would come back",
+        ("tests/unit/test_groups.py",),
+    ),
+    Mutant(
+        "put back synced offsets into another log",
+        _GROUPS,
+        "    return topics.reason_to_wait(partition) is GroupReason.NOT_ALIGNED\n",
+        "    return topics.reason_to_wait(partition) is GroupReason.UNKNOWN_NOW\n",
+        "a group would begin among records that it never saw",
+        ("tests/unit/test_groups.py",),
+    ),
+    Mutant(
+        "drop synced offsets that are missing for a moment",
+        _GROUP_EXPIRY,
+        "if now - since >= ABSENT_S]",
+        "if now >= since]",
+        "a new coordinator of the source could delete positions here",
+        ("tests/unit/test_group_expiry.py",),
+    ),
+    Mutant(
+        "delete synced offsets that the source was never seen to have",
+        _GROUP_EXPIRY,
+        "{(group, at): at in self._seen.get(group, ()) for group, at in over}",
+        "{(group, at): True for group, at in over}",
+        "after a failback the old source's own groups would be deleted",
+        ("tests/unit/test_group_expiry.py",),
     ),
     # -- what a stop reports -------------------------------------------------------------------------------------------
     Mutant(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,18 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cli.main import main
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import UnreachableError
 from kmirror.ops.add.add import add
+from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
 from kmirror.ops.groups import expiry
+from kmirror.ops.groups.expiry import OffsetsRetention, offsets_retention
 from kmirror.ops.results import Outcome
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
+from tests.support.acls import acls, give
 from tests.support.clusters import NO_RETENTION, ClusterPair, made_clusters, unique_topic
 from tests.support.groups import GroupScene, commit, delete_offsets, lose_source, member
+from tests.support.leader import create_topic
 from tests.support.mirrors import delete_topic, properties_of, selector
 from tests.support.shared_clusters import SMALL_HEAP
 from tests.support.waiting import wait_until
@@ -66,6 +74,19 @@ def test_offsets_of_idle_groups_never_expire_while_an_engine_runs(scene: GroupSc
 
 
 @pytest.mark.slow
+def test_offsets_of_a_group_that_had_members_here_are_put_back_once_they_have_expired(scene: GroupScene) -> None:
+    """Brokers count from when its last member left, whatever is committed later; then it begins as a new group."""
+    scene.at_source(40)
+    scene.sync()
+    with member(scene.pair.destination, scene.group, scene.topic):
+        pass
+    found = sync_for_longer_than_offsets_live(scene)
+    assert None in found, "it does not count from the last commit"
+    assert found[-1] == 40
+    assert set(sync_for_longer_than_offsets_live(scene)) == {40}
+
+
+@pytest.mark.slow
 def test_without_the_source_they_do_not_expire_and_a_failover_puts_back_what_has(scene: GroupScene) -> None:
     scene.at_source(40, "stream time")
     scene.sync()
@@ -80,16 +101,6 @@ def test_without_the_source_they_do_not_expire_and_a_failover_puts_back_what_has
     done = failover(scene.destination, scene.mirror).result
     assert [(row.group, row.to_offset, row.result) for row in done.groups] == [(scene.group, 40, Outcome.DONE)]
     assert scene.here() == 40
-
-
-@pytest.mark.slow
-def test_check_says_how_long_the_destination_keeps_offsets(
-    scene: GroupScene, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["check", "--mirror", scene.mirror, "--json", "--bootstrap-server"]
-    main([*words, scene.pair.destination.bootstrap_servers])
-    lines = {line["name"]: line["message"] for line in json.loads(capsys.readouterr().out)["checks"]}
-    assert lines["keeping group offsets"].startswith("1m without a member or a commit (offsets.retention.minutes)")
 
 
 # -- as if they had expired, on the clusters that all tests share ------------------------------------------------------
@@ -108,6 +119,15 @@ def shared(cluster_pair: ClusterPair, destination: Destination) -> Iterator[Grou
 def sync_without_the_source(scene: GroupScene) -> None:
     with pytest.raises(UnreachableError, match="the source"):
         scene.sync()
+
+
+def test_check_says_how_long_the_destination_keeps_offsets(shared: GroupScene) -> None:
+    lines = {line.what: line for line in check(shared.destination.properties, mirror=shared.mirror).lines}
+    line = lines["keeping group offsets"]
+    assert (line.message, line.hint) == (
+        "7d without a member or a commit (offsets.retention.minutes); an engine commits them again every 16h48m",
+        None,
+    )
 
 
 def test_what_has_vanished_is_put_back_where_nobody_else_uses_the_group(shared: GroupScene) -> None:
@@ -200,3 +220,21 @@ def test_what_was_synced_before_a_stop_is_not_put_back_when_the_topic_is_mirrore
     sync_without_the_source(shared)
     assert failover(shared.destination, shared.mirror).result.groups == ()
     assert shared.here() is None
+
+
+# -- with few rights ---------------------------------------------------------------------------------------------------
+
+
+def test_without_rights_a_day_is_assumed_and_nothing_is_deleted(guarded_cluster: SandboxCluster) -> None:
+    topic, group = create_topic(guarded_cluster), unique_topic("g")
+    partition = TopicPartition(topic, 0)
+    with ClusterClient(client_config(guarded_cluster.client_properties())) as admin:
+        give(admin, acls("topic", topic, "kmirror", "READ"), acls("group", group, "kmirror", "READ"))
+        with ClusterClient(client_config(guarded_cluster.client_properties("kmirror"))) as client:
+            assert offsets_retention(client) == OffsetsRetention(86_400, is_known=False)
+            groups = ClusterGroups(client)
+            assert groups.commit(group, GroupKind.CONSUMER, {partition: Committed(0)}) == {partition: 0}
+            assert groups.delete_offsets(group, [partition]) == {partition: Code.GROUP_AUTHORIZATION_FAILED}
+            give(admin, acls("group", group, "kmirror", "DELETE"))
+            assert groups.delete_offsets(group, [partition]) == {partition: 0}
+            assert groups.committed({group: GroupKind.CONSUMER}) == {group: {}}
