@@ -354,9 +354,12 @@ def test_synced_groups_are_clamped_without_the_source(scene: GroupScene) -> None
     partition = TopicPartition(scene.topic, 0)
     scene.set_topic(desired=DesiredState.STOPPED)
     with member(scene.pair.destination, scene.group, scene.topic):
-        assert results(clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)}).results) == [
-            (scene.group, 100, 80, Outcome.REFUSED, GroupReason.HAS_MEMBERS)
-        ]
+        done = clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)})
+    assert results(done.results) == [(scene.group, 100, 80, Outcome.REFUSED, GroupReason.HAS_MEMBERS)]
+    assert done.warnings() == [
+        f"group {scene.group} stays at offset 100 in {partition} on the destination, instead of 80: "
+        "the group has members on the destination"
+    ]
     assert results(clamp_groups(scene.destination, scene.mirror, {partition: (0, 80)}).results) == [
         (scene.group, 100, 80, Outcome.DONE, None)
     ]

@@ -12,7 +12,7 @@ from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.context import Destination
-from kmirror.ops.groups.commit import Refusals, carry_out, reason_text
+from kmirror.ops.groups.commit import Refusals, carry_out, reason_text, refused_sentences
 from kmirror.ops.groups.facts import group_views
 from kmirror.ops.results import GroupResult, Outcome
 from kmirror.state.group_records import GroupReason, GroupRecord
@@ -36,7 +36,7 @@ class GroupsAtStop:
     unsynced: tuple[tuple[str, str], ...] = ()
 
     def warnings(self, *, dry_run: bool = False) -> list[str]:
-        """Return which groups had lost their offsets, and which have none, as sentences."""
+        """Return which groups had lost their offsets, which have none, and which could not be set, as sentences."""
         vanished = [row for row in self.results if row.from_offset is None]
         restored = {row.group for row in vanished if row.result is Outcome.DONE}
         without = {row.group: row.message or row.result.value for row in vanished if row.result is not Outcome.DONE}
@@ -53,7 +53,10 @@ class GroupsAtStop:
                 f"{counted(len(groups), 'group')} without committed offsets on the destination, to start where "
                 f"auto.offset.reset says: {_named(groups)} ({text})"
             )
-        return sentences
+        if unknown := {row.group for row in self.results if row.result is Outcome.FAILED}:
+            what = f"offsets of {counted(len(unknown), 'group')} on the destination are unknown"
+            sentences.append(f"{what}: {_named(unknown)}")
+        return [*sentences, *refused_sentences(row for row in self.results if row.from_offset is not None)]
 
 
 def clamp_groups(

@@ -24,6 +24,7 @@ from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, Un
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.context import as_kmirror_error, now_ms
 from kmirror.ops.groups.at_stop import clamp_groups
+from kmirror.ops.groups.commit import refused_sentences
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import partitions_of
@@ -105,7 +106,7 @@ def clamp_group_offsets(work: StopWork) -> str:
         put_back = work.request.reason is not Reason.PROMOTED
         groups = clamp_groups(work.destination, work.request.mirror, ranges, put_back=put_back)
         work.done.groups += groups.results
-        work.done.warnings += groups.warnings() if put_back else ()
+        work.done.warnings += groups.warnings() if put_back else refused_sentences(groups.results)
     except (KmirrorError, OutcomeUnknown) as error:
         work.done.warnings.append(f"group offsets could not be read: {error}")
     return "groups clamped"
