@@ -1,6 +1,6 @@
 """Run the command line as ``python -m kmirror``."""
 
-from kmirror.cli.main import entry_point
+from kmirror.cli.start import kmirror
 
 if __name__ == "__main__":
-    entry_point()
+    kmirror()

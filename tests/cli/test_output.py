@@ -56,7 +56,7 @@ def test_a_verb_that_went_wrong_in_part() -> None:
     TableOutput(screen).result(result)
     assert written(screen) == (
         "TOPIC   RESULT   MESSAGE\n"
-        "orders  DONE     created with 8 partitions\n"
+        "orders  OK       created with 8 partitions\n"
         "users   REFUSED  DESTINATION_WRITTEN: exists already\n",
         "dry run: nothing was changed\n"
         "kmirror: warning: disks are small\n"

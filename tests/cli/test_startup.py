@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 
 import kmirror as package
 from kmirror import client
+from kmirror.cli.main import guarded
+from kmirror.cli.options import Session
+from kmirror.cli.screen import Screen
 
 #: As a program sees it that no type checker has looked at.
 kmirror: Any = package
@@ -102,3 +106,41 @@ def test_a_verb_imports_messages_and_none_of_kafka_python_s_clients() -> None:
 )
 def test_who_uses_kafka_python_beside_kmirror_has_all_of_it(code: str) -> None:
     assert "kafka.admin" in modules_after(code)
+
+
+#: Ctrl-C arrives while a module that the command line needs is imported.
+INTERRUPTED = """
+import os, signal, sys
+
+class AtImport:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, AtImport())
+sys.argv = ["kmirror", "list", "--bootstrap-server", "127.0.0.1:1"]
+from kmirror.cli.start import kmirror
+kmirror()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "words"),
+    [("click", -signal.SIGINT, ""), ("kmirror.ops.show.listing", 130, "kmirror: interrupted\n")],
+)
+def test_ctrl_c_while_the_command_line_is_loaded_shows_no_traceback(module: str, code: int, words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(module=module)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", words)
+
+
+def test_what_fails_because_of_ctrl_c_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise TypeError("a callback was interrupted")
+
+    assert guarded(Session(Screen.of_this_process()), [], work) == 130
+    assert capsys.readouterr().err == "kmirror: interrupted\n"

@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -138,6 +139,7 @@ def guarded(session: Session, arguments: Sequence[str], work: Callable[[], int])
     failure: Exception | None = None
     code = 0
     try:
+        _answer_interrupts()
         code = work()
     except click.exceptions.Exit as done:
         code = done.exit_code
@@ -152,9 +154,31 @@ def guarded(session: Session, arguments: Sequence[str], work: Callable[[], int])
             failure = KmirrorError(f"standard output cannot be written: {error.strerror}")
     except Exception as error:
         failure = error
+    if failure is not None and _was_interrupted(failure):
+        session.screen.note("kmirror: interrupted")
+        return INTERRUPTED
     if failure is not None:
         return _report(failure, session, arguments)
     return int(code or _lost_output(session))
+
+
+def _answer_interrupts() -> None:
+    """Answer Ctrl-C from here on; while the command line was loaded it ended the process (`start`)."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _was_interrupted(failure: BaseException) -> bool:
+    """Return whether Ctrl-C led to a failure: what it interrupts may fail in its own way, such as a callback from C."""
+    cause: BaseException | None = failure
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, KeyboardInterrupt):
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def entry_point() -> None:
@@ -172,7 +196,10 @@ def run_process(run: Callable[[Sequence[str]], int], command: Callable[[], click
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    code = run(sys.argv[1:])
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # a second one, while the first was answered
+        code = INTERRUPTED
     # neither a second Ctrl-C nor a reader that is gone may change the exit code now
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):

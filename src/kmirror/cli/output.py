@@ -108,7 +108,7 @@ class TableOutput:
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
         from kmirror.ops.converted_keys import KEYS
-        from kmirror.ops.results import PARTITION_RESULTS, RESULTS, Outcome
+        from kmirror.ops.results import PARTITION_RESULTS, RESULTS, Outcome, planned
 
         if result.keys:
             self._table(KEYS, result.keys)
@@ -119,7 +119,8 @@ class TableOutput:
             about_topics = [row for row in about_topics if row.result not in (Outcome.DONE, Outcome.NOOP)]
         if about_topics:
             with_partitions = any(row.partition is not None for row in about_topics)
-            self._table(PARTITION_RESULTS if with_partitions else RESULTS, about_topics)
+            table = PARTITION_RESULTS if with_partitions else RESULTS
+            self._table(planned(table) if result.dry_run else table, about_topics)
         for row in result.results:
             if row.topic is None:
                 self.screen.line(row.message or row.result.value)

@@ -7,7 +7,7 @@ milliseconds, offsets are exclusive as in Kafka.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from math import ceil
 from typing import Any
@@ -295,6 +295,17 @@ _RESULT: tuple[Column[TopicResult], ...] = (
 )
 RESULTS = Table(_RESULT, "TOPIC RESULT MESSAGE")
 PARTITION_RESULTS = Table(_RESULT, "TOPIC PARTITION RESULT MESSAGE")
+#: What people are shown of a dry run, which has done nothing and waited for nothing.
+_PLANNED = {Outcome.DONE: "OK", Outcome.TIMED_OUT: "WAITS"}
+
+
+def planned(table: Table[TopicResult]) -> Table[TopicResult]:
+    """Return the table of results for a dry run."""
+    columns = tuple(
+        replace(one, cell=lambda row: _PLANNED.get(row.result, row.result)) if one.header == "RESULT" else one
+        for one in table.columns
+    )
+    return replace(table, columns=columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.groups import marked_absent
-from kmirror.sync.topic_settings import settings_made
+from kmirror.sync.topic_settings import MIRROR_VALUES, settings_made
 from kmirror.words import counted
 
 #: The lock for claims of all mirrors; no mirror can have this name.
@@ -59,10 +59,13 @@ _CREATION_S_A_TOPIC = 0.1
 _TRANSACTIONS_S = 5.0
 _MOST_TOPICS_IN_EVENT = 100
 _MOST_OFFSETS_SHOWN = 20
-_SETTINGS_NOTE = (
-    " (settings that would change or reject copied records have neutral values until mirroring stops; so has"
-    " max.message.bytes, since the source may have batches larger than it accepts today)"
-)
+#: What brokers have by default of the settings that are always synced.
+_DEFAULTS = {
+    "cleanup.policy": "delete",
+    "delete.retention.ms": "86400000",
+    "max.compaction.lag.ms": "9223372036854775807",
+    "min.compaction.lag.ms": "0",
+}
 _FINISH_HINT = "run the same command again to finish"
 
 
@@ -194,12 +197,21 @@ def _text(plan: TopicPlan, work: AddWork, *, done: bool) -> str:
         Action.FINISH: ("finish what was started", "finished what was started", work.changes.get(plan.topic, {})),
         Action.ADOPT: ("adopt", "adopted", work.changes.get(plan.topic, {})),
     }[plan.action]
-    settings = ", ".join(f"{key}={value}" for key, value in sorted(shown.items()))
+    settings = _settings_text(shown)
     what = f"{past if done else f'would {infinitive}'}, to mirror {plan.source_topic}"
     if begins := _beginnings(plan):
         what = f"{what}; {begins}"
     # settings are for a dry run only
-    return f"{what}; settings: {settings}{_SETTINGS_NOTE}" if settings and not done else what
+    return f"{what}; {settings}" if settings and not done else what
+
+
+def _settings_text(settings: Mapping[str, str]) -> str:
+    """Return the settings that say something about a topic; those that mirrors or brokers have anyway are counted."""
+    usual = {**_DEFAULTS, **MIRROR_VALUES}
+    shown = [f"{key}={value}" for key, value in sorted(settings.items()) if usual.get(key) != value]
+    rest = len(settings) - len(shown)
+    counts = [f"{counted(rest, 'setting')} as every mirror topic has"] if rest else []
+    return ", ".join([*shown, *counts])
 
 
 def _beginnings(plan: TopicPlan) -> str:

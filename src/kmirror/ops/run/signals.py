@@ -56,7 +56,8 @@ def _handling(numbers: tuple[signal.Signals, ...], act: Callable[[], None]) -> I
 
     listener = threading.Thread(target=pass_on, name="signals", daemon=True)
     listener.start()
-    before = {number: signal.getsignal(number) for number in numbers}
+    # None: it was not installed from Python, and cannot be put back from here
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in numbers}
     for number in before:
         signal.signal(number, lambda *_: received.put(True))
     try:
