@@ -1,16 +1,14 @@
 """Start the command line: Ctrl-C ends the process silently until `main` answers it in words.
 
-Loading the command line takes a tenth of a second, in which Python would print a traceback.
+Loading the command line takes a tenth of a second, in which Python would print a traceback. So this comes before
+everything else, and imports what is built in only: `signal` takes milliseconds, too.
 """
 
-from __future__ import annotations
-
-import signal
+import _signal  # type: ignore[import-not-found]
 
 
 def kmirror() -> None:
     """Run the command `kmirror`."""
-    _quiet()
     from kmirror.cli.main import entry_point
 
     entry_point()
@@ -18,13 +16,11 @@ def kmirror() -> None:
 
 def kafka_mirrors() -> None:
     """Run the command `kafka-mirrors`."""
-    _quiet()
     from kmirror.cli.compat import entry_point
 
     entry_point()
 
 
-def _quiet() -> None:
-    # where it is ignored, as for a background job of a script, it stays so
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+# where it is ignored, as for a background job of a script, it stays so
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
