@@ -20,6 +20,8 @@ _HINT = (
     f"install Java {MINIMUM_JAVA} or newer (a package such as openjdk-17-jre-headless, temurin-17 or openjdk@17) "
     "and set JAVA_HOME, or put java on the PATH"
 )
+#: Variables with options for every Java.
+_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
@@ -36,6 +38,13 @@ def find_java(environ: Mapping[str, str]) -> Path:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RefusedError(f"{java} cannot be run: {error}", _HINT) from error
+    if answer.returncode != 0 and (variables := [name for name in _OPTIONS if environ.get(name)]):
+        # the last line says no more than that the virtual machine could not be created
+        why = (answer.stderr + answer.stdout).strip().splitlines()
+        told = next(
+            (line for line in why if not line.startswith(("Picked up", "NOTE:"))), f"exit code {answer.returncode}"
+        )
+        raise RefusedError(f"{java} does not start: {told}", f"correct {' and '.join(variables)}, or unset it")
     major = java_major_version(answer.stderr + answer.stdout)
     if answer.returncode != 0 or major is None:
         raise RefusedError(f"{java} -version does not look like Java (exit code {answer.returncode})", _HINT)

@@ -439,10 +439,11 @@ def test_coordinators_on_several_brokers(three_brokers: SandboxCluster) -> None:
 class ThreadsForSpark(Threads):
     """Threads that `run` takes for Spark."""
 
-    is_lost = False
-
     def __init__(self, options: SparkOptions) -> None:
         super().__init__()
+
+    def loss(self) -> None:
+        """Lose nothing."""
 
     def start(self) -> None:
         """Have nothing to start."""

@@ -25,7 +25,7 @@ NOBODY = "127.0.0.1:1"
         (["--until-caught-up", "--timeout", "2s"], NOBODY, 5),
         (["--for", "2s"], NOBODY, 5),
         (["--until-caught-up"], NOBODY, 6),
-        ([], "nowhere.invalid:9092", 6),
+        (["--for", "2s"], "nowhere.invalid:9092", 5),
     ],
 )
 def test_how_long_a_cluster_is_waited_for(arguments: list[str], server: str, code: int) -> None:

@@ -26,8 +26,6 @@ SUMMARY_SECONDS = 5.0
 class ThreadRuntime(Threads):
     """Stand in for `SparkRuntime`: the same functions, run by threads."""
 
-    is_lost = False
-
     def __init__(self, options: SparkOptions) -> None:
         super().__init__()
         self.slots = options.slots
@@ -37,6 +35,9 @@ class ThreadRuntime(Threads):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def loss(self) -> None:
+        """Return nothing: threads are not lost."""
 
     def start(self) -> None:
         """Do nothing: threads are there."""

@@ -132,6 +132,7 @@ def test_sparks_scripts_start_what_only_they_understand(
 
 
 def test_an_installation_of_the_users_own_is_started_by_its_scripts(tmp_path: Path) -> None:
+    (tmp_path / "jars").mkdir()
     assert spark_home({"SPARK_HOME": str(tmp_path)}) == tmp_path
     assert needs_scripts("local[*]", {}, tmp_path, {})
 

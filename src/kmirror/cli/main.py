@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NoReturn
@@ -189,6 +190,9 @@ def entry_point() -> None:
 def run_process(run: Callable[[Sequence[str]], int], command: Callable[[], click.Command]) -> NoReturn:
     """Run this process's command line with `run` and exit, or answer a shell that completes `command`."""
     _open_missing_streams()
+    if "PYTHONWARNINGS" in os.environ:
+        # meant for other programs: with `error`, a library's warning would end a command
+        warnings.simplefilter("ignore")
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         from kmirror.cli.completion import answer
 

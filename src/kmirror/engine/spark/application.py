@@ -41,9 +41,10 @@ from kmirror.engine.spark.context import (
     stop_context,
 )
 from kmirror.engine.spark.executor_tracker import ExecutorTracker
-from kmirror.engine.spark.failures import TaskCancelledError, WorkerTraceback, explain, first_line
+from kmirror.engine.spark.failures import SparkLostError, TaskCancelledError, WorkerTraceback, explain, first_line
+from kmirror.engine.spark.gateway import own_environment
 from kmirror.engine.spark.launch import Launched, all_settings, launch
-from kmirror.engine.spark.run_folder import run_folder
+from kmirror.engine.spark.run_folder import FolderWatch, run_folder
 from kmirror.engine.spark.shipping import WORKER_MODULES
 from kmirror.engine.spark.task import Mark, Outcome, check_imports, run_task
 from kmirror.engine.threads import call_with_timeout, wait_until
@@ -82,7 +83,8 @@ class _Job:
         """Keep workers from starting it."""
         self.cancelled = True
         if self.mark is not None:
-            self.mark.cancelled_file.touch()
+            with contextlib.suppress(OSError):  # without its folder no worker starts anyway
+                self.mark.cancelled_file.touch()
 
 
 class SparkRuntime:
@@ -90,11 +92,13 @@ class SparkRuntime:
 
     def __init__(self, options: SparkOptions, environ: Mapping[str, str] | None = None) -> None:
         self._options = options
-        self._environ = dict(os.environ if environ is None else environ)
         self._local = spark_conf.is_local(options.master)
+        given = os.environ if environ is None else environ
+        self._environ = own_environment(given) if self._local else dict(given)
         self._resources = contextlib.ExitStack()
         self._folder: Path | None = None
         self._launched: Launched | None = None
+        self._watch: FolderWatch | None = None
         self._context: SparkContext | None = None
         self._executors: ExecutorTracker | None = None
         self._jobs: dict[str, _Job] = {}
@@ -160,11 +164,22 @@ class SparkRuntime:
         """Where functions ran a moment ago; None with a local master and while Spark does not answer."""
         return self._executors.last if self._executors is not None else None
 
-    @property
-    def is_lost(self) -> bool:
-        """True when Spark's Java process has ended by itself: nothing more can run."""
-        launched = self._launched
-        return launched is not None and not self._stopping.is_set() and launched.gateway.has_ended
+    def loss(self) -> SparkLostError | None:
+        """Return why nothing more can run, if Spark's Java process or its folder is gone; None in the normal case."""
+        launched, watch = self._launched, self._watch
+        if launched is None or watch is None or self._stopping.is_set():
+            return None
+        if launched.gateway.has_ended:
+            return SparkLostError(
+                "Spark's Java process ended unexpectedly: copying has stopped",
+                f"run it again; the cause may be in {self._options.log_file}",
+            )
+        if (missing := watch.missing()) is not None and not self._stopping.is_set():
+            return SparkLostError(
+                f"{missing} was removed, without which Spark starts no workers: copying has stopped",
+                "run it again, with TMPDIR set to a folder that no one cleans",
+            )
+        return None
 
     def start(self) -> None:
         """Start Spark; on a cluster, also check that its workers can run our code.
@@ -295,6 +310,7 @@ class SparkRuntime:
 
     def _start(self) -> None:
         self._folder = self._resources.enter_context(run_folder())
+        self._watch = FolderWatch(self._folder)
         settings = all_settings(self._options, self._environ, self._folder)
         launched = self._launched = launch(self._options, self._environ, self._folder, settings, self._stopping)
         python = spark_conf.worker_python(self._options, self._environ)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import socketserver
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: How many attempts of a task are searched for the running one.
 TASK_ATTEMPTS = 16
+#: What Spark and Hadoop call a user without a name.
+_NAMELESS = "kmirror"
 
 
 def make_context(gateway: Gateway, settings: Mapping[str, str], worker_python: str) -> SparkContext:
@@ -38,6 +41,10 @@ def make_context(gateway: Gateway, settings: Mapping[str, str], worker_python: s
         PYSPARK_GATEWAY_PORT=str(gateway.port), PYSPARK_GATEWAY_SECRET=gateway.secret, PYSPARK_PIN_THREAD="true"
     ):
         connection = launch_gateway()
+    if not has_user_name():
+        # as containers with random user ids have it: Hadoop would refuse to log in to the operating system
+        users = connection.jvm.org.apache.hadoop.security.UserGroupInformation
+        users.setLoginUser(users.createRemoteUser(_NAMELESS))
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     context = SparkContext(conf=conf, gateway=connection)
     context.pythonExec = worker_python
@@ -45,6 +52,14 @@ def make_context(gateway: Gateway, settings: Mapping[str, str], worker_python: s
     server: socketserver.BaseServer = context._accumulatorServer
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     return context
+
+
+def has_user_name() -> bool:
+    """Return whether the user id of this process has a name."""
+    try:
+        return bool(pwd.getpwuid(os.geteuid()).pw_name)
+    except KeyError:
+        return False
 
 
 def stop_context(context: SparkContext) -> None:

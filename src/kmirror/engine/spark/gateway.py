@@ -74,13 +74,41 @@ class Gateway:
 
 
 def spark_home(environ: Mapping[str, str]) -> Path:
-    """Return SPARK_HOME, or the folder of the installed pyspark package, without importing it."""
+    """Return SPARK_HOME, or the folder of the installed pyspark package, without importing it.
+
+    Raises RefusedError: there is no Spark.
+    """
     if home := environ.get("SPARK_HOME"):
+        if not _has_spark(Path(home)):
+            raise RefusedError(f"SPARK_HOME is {home}, but there is no Spark in it", "correct SPARK_HOME, or unset it")
         return Path(home)
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
+    package = _package()
+    if package is None:
         raise RefusedError("PySpark is not installed", "pip install pyspark")
-    return Path(spec.origin).parent
+    if not _has_spark(package):
+        raise RefusedError(
+            f"the PySpark in {package} comes without Spark",
+            "unset PYTHONPATH if it leads there, or set SPARK_HOME to the Spark that it belongs to",
+        )
+    return package
+
+
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a local master, without what leads to other installations of Spark and Hadoop."""
+    package = _package()
+    others = {*_SCRIPT_VARIABLES, "SPARK_LOCAL_DIRS", "PYTHONWARNINGS"}
+    if package is not None and _has_spark(package):
+        others.add("SPARK_HOME")
+    return {name: value for name, value in environ.items() if name not in others}
+
+
+def _package() -> Path | None:
+    spec = importlib.util.find_spec("pyspark")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def _has_spark(home: Path) -> bool:
+    return (home / "jars").is_dir()
 
 
 def _has_ended(process: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +45,9 @@ def all_settings(options: SparkOptions, environ: Mapping[str, str], folder: Path
         if options.master.startswith("spark://"):
             address = gateway.address_towards(options.master)
         try:
-            archive = worker_archive(cache_folder(environ) / "workers")
+            kept = worker_archive(cache_folder(environ) / "workers")
+            # executors that come later fetch it too, and others may clean the cache
+            archive = Path(shutil.copy2(kept, folder))
         except OSError:
             archive = worker_archive(folder)
     return spark_conf.settings(options, folder, archive, address)

@@ -19,7 +19,6 @@ from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.snapshots import Snapshots
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import check as check_spark
-from kmirror.engine.spark.failures import SparkLostError
 from kmirror.errors import RefusedError, UsageError
 from kmirror.ops.context import Destination, require_mirror
 from kmirror.ops.results import VerbResult
@@ -56,7 +55,7 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
             the address for HTTP cannot be listened on.
         UnreachableError: a cluster refuses us, or does not answer and that is not retried.
         TimedOutError: the time is over, and copying has not started.
-        SparkLostError: Spark's Java process ended by itself.
+        SparkLostError: Spark's Java process ended by itself, or its folder was removed.
     """
     if request.standby and request.take_over:
         raise UsageError("--standby and --take-over exclude each other", "give one of them")
@@ -247,11 +246,8 @@ class _Run:
         engines.placement = lambda: runtime.placement
         with watched(runtime, self.stop) as lost:
             ending = drive(engines, self.stop, limits, self.watcher, self.began, supervisor, self.snapshots)
-        if lost.is_set():
-            raise SparkLostError(
-                "Spark's Java process ended unexpectedly: copying has stopped",
-                f"run it again; the cause may be in {self.log_file}",
-            )
+        for loss in lost:
+            raise loss
         return ending
 
     def _ended(self, engines: Engines, ending: Ending, not_copied: Mapping[str, NotCopied]) -> VerbResult:

@@ -13,6 +13,7 @@ from kmirror.cluster.security.properties import resolve_value
 from kmirror.engine.lane_count import lanes_of
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions, holds_secret
+from kmirror.engine.spark.failures import SparkLostError
 from kmirror.engine.spark.shipping import cache_folder
 from kmirror.errors import RefusedError
 from kmirror.ops.run.request import RunRequest
@@ -106,14 +107,15 @@ class StartingSpark:
 
 
 @contextmanager
-def watched(runtime: SparkRuntime, stop: threading.Event) -> Iterator[threading.Event]:
-    """Set `stop` and the yielded event when Spark's Java process ends by itself."""
-    lost, done = threading.Event(), threading.Event()
+def watched(runtime: SparkRuntime, stop: threading.Event) -> Iterator[list[SparkLostError]]:
+    """Set `stop`, and add the reason to the yielded list, when Spark can run nothing more."""
+    lost: list[SparkLostError] = []
+    done = threading.Event()
 
     def watch() -> None:
         while not done.wait(_CHECK_S):
-            if runtime.is_lost:
-                lost.set()
+            if (loss := runtime.loss()) is not None:
+                lost.append(loss)
                 stop.set()
                 return
 
