@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from kmirror.cluster import client as cluster_client
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.seen_brokers import SeenBrokers
 from kmirror.engine.control.driver import RunView
 from kmirror.engine.spark import application
-from kmirror.errors import Reason, RefusedError, TimedOutError
+from kmirror.errors import Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
@@ -124,6 +126,23 @@ def test_a_list_of_addresses_is_tried_to_its_end(cluster_pair: ClusterPair, dest
         assert why in line
 
 
+def test_a_cluster_is_found_by_the_brokers_it_reported_once_the_list_is_dead(
+    source_cluster: SandboxCluster, destination_cluster: SandboxCluster
+) -> None:
+    host, port = source_cluster.bootstrap_servers.split(":")
+    with closing(Wire(host, int(port))) as wire:
+        properties = {"bootstrap.servers": f"{wire.host}:{wire.port}"}
+        config = client_config(properties).expecting(source_cluster.cluster_id)
+        with ClusterClient(config) as client:
+            client.metadata([])
+    with ClusterClient(config) as client:
+        assert client.metadata([]).cluster_id == source_cluster.cluster_id
+    # another cluster, or a login that does not expect this one, is not led there
+    for other in (client_config(properties), config.expecting(destination_cluster.cluster_id)):
+        with ClusterClient(other) as client, pytest.raises(UnreachableError, match="connection refused"):
+            client.metadata([])
+
+
 def test_a_source_that_advertises_the_destination_is_refused(
     led: ForgetfulCluster, destination_cluster: SandboxCluster, destination: Destination
 ) -> None:
@@ -173,9 +192,15 @@ class Names:
     """What resolves in this process: host names that lead to this machine, once they do."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
         self._resolve = socket.getaddrinfo
         self.do_resolve = threading.Event()
         monkeypatch.setattr(socket, "getaddrinfo", self._answer)
+
+    def vanish(self) -> None:
+        """Resolve no more; nor is anything remembered of brokers, as after a restart."""
+        self.do_resolve.clear()
+        self._monkeypatch.setattr(cluster_client, "SEEN_BROKERS", SeenBrokers())
 
     def _answer(self, host: str, *others: Any, **more: Any) -> Any:
         if not host.endswith(".invalid"):
@@ -206,7 +231,7 @@ def test_a_daemon_waits_for_the_name_of_its_source(
     assert add(destination, mirror, selector(topic)).exit_code == 0
     names.do_resolve.set()
     assert change_config(destination, mirror, {"bootstrap.servers": named(source)}).exit_code == 0
-    names.do_resolve.clear()
+    names.vanish()
     notes: list[str] = []
     partition = TopicPartition(topic, 0)
     with ClusterClient(client_config(destination.properties)) as client:
@@ -233,7 +258,7 @@ def test_a_run_that_must_end_waits_for_a_name_until_its_time_is_over(
         names.do_resolve.set()
         servers = named(cluster_pair.source)
         assert change_config(destination, mirror, {"bootstrap.servers": servers}).exit_code == 0
-        names.do_resolve.clear()
+        names.vanish()
     else:
         properties["bootstrap.servers"] = named(cluster_pair.destination)
     request = RunRequest((mirror,), until_caught_up=True, timeout_ms=2_000)

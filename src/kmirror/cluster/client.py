@@ -25,6 +25,7 @@ from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicMeta
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID, Exchange, FrameError, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.seen_brokers import SEEN_BROKERS
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.words import visible
 
@@ -209,6 +210,7 @@ class ClusterClient:
         addresses = list(self.config.bootstrap_servers)
         if self._metadata:
             addresses += [(b.host, b.port) for b in self._metadata.brokers.values()]
+        addresses += SEEN_BROKERS.of(self.config)
         if self._bootstrap:
             self._bootstrap.close()
         errors = dict(failed or {})
@@ -243,6 +245,7 @@ class ClusterClient:
             raise UnreachableError("the cluster reports no brokers yet", "it may still be starting; try again")
         self._metadata = found
         self._cluster_id = self._cluster_id or found.cluster_id
+        SEEN_BROKERS.note(self.config, ((b.host, b.port) for b in found.brokers.values()))
         unknown = [t.name for t in found.topics.values() if t.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION]
         if unknown and len(found.brokers) > 1:
             found = replace(found, topics={**found.topics, **self._known_elsewhere(found, unknown, timeout)})

@@ -97,7 +97,7 @@ class GroupSyncJob:
         record = require_mirror(state, self._mirror)
         settings, topics = stored_settings(record.settings), mirrored_topics(state, self._mirror)
         try:
-            source = self._open_source(view.mirror.source)
+            source = self._open_source(view.mirror)
             found = read_source_groups(source, state, record, settings, topics, whole=False)
         except (KmirrorError, OutcomeUnknown):
             self._commit(destination, here, SourceGroups({}, topics), state, settings, may_note=False)
@@ -194,10 +194,11 @@ class GroupSyncJob:
         self._refusals.longest_metadata = None  # brokers that were restarted may have another limit
         self._stack.close()
 
-    def _open_source(self, properties: Mapping[str, str]) -> ClusterGroups:
+    def _open_source(self, mirror: MirrorRecord) -> ClusterGroups:
         if self._source is None:
-            client = self._stack.enter_context(ClusterClient(client_config(properties)))
-            self._source = (dict(properties), ClusterGroups(client))
+            config = client_config(mirror.source).expecting(mirror.source_cluster_id)
+            client = self._stack.enter_context(ClusterClient(config))
+            self._source = (dict(mirror.source), ClusterGroups(client))
         return self._source[1]
 
 
@@ -252,7 +253,8 @@ def final_sync(
     set_here: set[tuple[str, TopicPartition]] = set()
     refusals = Refusals()
     is_confirmed = False
-    with source_client(require_mirror(destination.state(), mirror).source) as client:
+    record = require_mirror(destination.state(), mirror)
+    with source_client(record.source, record.source_cluster_id) as client:
         source, here = ClusterGroups(client), ClusterGroups(destination.client)
         while True:
             state = destination.state()

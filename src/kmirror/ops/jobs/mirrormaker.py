@@ -61,12 +61,12 @@ class _Job:
         self._written.clear()
         self._stack.close()
 
-    def _open(self, source: Mapping[str, str]) -> tuple[ClusterClient, Destination]:
+    def _open(self, source: Mapping[str, str], cluster_id: str | None) -> tuple[ClusterClient, Destination]:
         if self._source_properties != source:
             self.close()
         if self._destination is None or self._source is None:
             self._destination = self._stack.enter_context(Destination.open(self._properties))
-            self._source = self._stack.enter_context(ClusterClient(client_config(source)))
+            self._source = self._stack.enter_context(ClusterClient(client_config(source).expecting(cluster_id)))
             self._source_properties = dict(source)
         return self._source, self._destination
 
@@ -138,7 +138,7 @@ class CheckpointsJob(_Job):
         if not any(wanted.values()):
             self.close()
             return ()
-        source, destination = self._open(view.mirror.source)
+        source, destination = self._open(view.mirror.source, view.mirror.source_cluster_id)
         if (events := self._taken(destination, [topic for topic in wanted if wanted[topic]])) is not None:
             return events
         with self._pace.measured():
@@ -174,7 +174,7 @@ class HeartbeatsJob(_Job):
         if not view.settings.emit_heartbeats_enabled:
             self.close()
             return ()
-        source, destination = self._open(view.mirror.source)
+        source, destination = self._open(view.mirror.source, view.mirror.source_cluster_id)
         is_new = HEARTBEATS_TOPIC not in self._written
         if is_new and (events := self._taken(destination, [HEARTBEATS_TOPIC])) is not None:
             return events
