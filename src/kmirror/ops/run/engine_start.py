@@ -36,17 +36,16 @@ def check_source(record: MirrorRecord, *, must_answer: bool) -> None:
     """Refuse a source that refuses us or is another cluster; one that does not answer only if it `must_answer`."""
     try:
         with source_client(record.source, record.source_cluster_id) as client:
-            found = cluster_id_of(client, timeout=5)
+            cluster_id_of(client, timeout=5)
     except KmirrorError as error:
+        if error.reason is Reason.SOURCE_CLUSTER_CHANGED:
+            raise RefusedError(
+                f"another cluster answers for mirror {record.name}: {error.message}",
+                "correct the source's bootstrap.servers; nothing was copied",
+                error.reason,
+            ) from None
         if must_answer or not is_transient(error):
             raise
-        return
-    if record.source_cluster_id and found != record.source_cluster_id:
-        raise RefusedError(
-            f"another cluster answers at the source of mirror {record.name}: {found}, not {record.source_cluster_id}",
-            "correct the source's bootstrap.servers; nothing was copied",
-            Reason.SOURCE_CLUSTER_CHANGED,
-        )
 
 
 class EngineStart:
