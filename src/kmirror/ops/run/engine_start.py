@@ -33,18 +33,22 @@ _HEARTBEAT_TIMEOUT_S = 5.0
 
 
 def check_source(record: MirrorRecord, *, must_answer: bool) -> None:
-    """Refuse a source that refuses us or is another cluster; one that does not answer only if it `must_answer`."""
+    """Refuse a source that refuses us, and one that does not answer or is another cluster only if it `must_answer`.
+
+    Both may pass: an engine reports them, and waits.
+    """
     try:
         with source_client(record.source, record.source_cluster_id) as client:
             cluster_id_of(client, timeout=5)
     except KmirrorError as error:
-        if error.reason is Reason.SOURCE_CLUSTER_CHANGED:
+        is_another = error.reason is Reason.SOURCE_CLUSTER_CHANGED
+        if is_another and must_answer:
             raise RefusedError(
                 f"another cluster answers for mirror {record.name}: {error.message}",
                 "correct the source's bootstrap.servers; nothing was copied",
                 error.reason,
             ) from None
-        if must_answer or not is_transient(error):
+        if must_answer or not (is_another or is_transient(error)):
             raise
 
 

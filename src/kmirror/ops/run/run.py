@@ -51,7 +51,7 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
 
     Raises:
         UsageError: a contradictory request.
-        RefusedError: no such mirror, another engine in charge, another cluster at the source, taken over (FENCED), or
+        RefusedError: no such mirror, another engine in charge, another cluster at a source that must answer, FENCED, or
             the address for HTTP cannot be listened on.
         UnreachableError: a cluster refuses us, or does not answer and that is not retried.
         TimedOutError: the time is over, and copying has not started.
