@@ -33,6 +33,7 @@ from kmirror.ops.results import GroupResult, Outcome
 from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.client import Deadline, boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord
+from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.groups import (
     GroupPlan,
