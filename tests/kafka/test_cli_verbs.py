@@ -58,7 +58,6 @@ DESCRIBE_KEYS: dict[str, tuple[type, ...]] = {
 LIST_KEYS: dict[str, tuple[type, ...]] = {
     "mirror": (TEXT,),
     "topics": (NUMBER,),
-    "stoppedTopics": (NUMBER,),
     "partitions": (NUMBER,),
     "sourceClusterId": (TEXT, NULL),
     "sourceBootstrapServer": (TEXT, NULL),
@@ -72,6 +71,7 @@ LIST_KEYS: dict[str, tuple[type, ...]] = {
     "bytesPerSecond": (NUMBER, NULL),
     "maxTimeLagMs": (NUMBER, NULL),
     "etaMs": (NUMBER, NULL),
+    "stoppedTopics": (NUMBER,),
 }
 VERB_KEYS = ["verb", "mirror", "dryRun", "exitCode", "results", "groups", "error"]
 RESULT_KEYS = ["topic", "partition", "result", "reason", "message", "lastMirroredOffset", "lag"]

@@ -113,7 +113,6 @@ def test_list_has_exactly_these_keys() -> None:
     assert [column.key for column in MIRRORS.columns] == [
         "mirror",
         "topics",
-        "stoppedTopics",
         "partitions",
         "sourceClusterId",
         "sourceBootstrapServer",
@@ -127,6 +126,7 @@ def test_list_has_exactly_these_keys() -> None:
         "bytesPerSecond",
         "maxTimeLagMs",
         "etaMs",
+        "stoppedTopics",
     ]
 
 
