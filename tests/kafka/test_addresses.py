@@ -163,6 +163,7 @@ def test_a_source_that_advertises_the_destination_is_refused(
     assert report.exit_code != 0
 
 
+@pytest.mark.slow
 def test_a_destination_that_is_another_cluster_now_is_called_that(
     led: ForgetfulCluster, cluster_pair: ClusterPair
 ) -> None:
@@ -186,6 +187,9 @@ def test_a_destination_that_is_another_cluster_now_is_called_that(
     assert not any("no worker" in note for note in local.notes), local.notes
     with ClusterClient(client_config(properties_of(cluster_pair.destination))) as client:
         assert client.metadata([topic]).topics[topic].error_code
+    with Destination.open(properties_of(cluster_pair.destination)) as other:
+        state = other.state()
+        assert (state.engine(mirror), list(state.progress(mirror))) == (None, [])
 
 
 class Names:
