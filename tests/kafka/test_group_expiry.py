@@ -28,9 +28,9 @@ from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
 from tests.support.acls import acls, give
 from tests.support.clusters import NO_RETENTION, ClusterPair, made_clusters, unique_topic
-from tests.support.groups import GroupScene, commit, delete_offsets, lose_source, member
+from tests.support.groups import GroupScene, commit, committed, delete_offsets, lose_source, member
 from tests.support.leader import create_topic
-from tests.support.mirrors import delete_topic, properties_of, selector
+from tests.support.mirrors import delete_topic, make_topic, produce, properties_of, selector
 from tests.support.shared_clusters import SMALL_HEAP
 from tests.support.waiting import wait_until
 
@@ -197,6 +197,29 @@ def test_what_the_source_has_dropped_is_dropped(shared: GroupScene, monkeypatch:
     assert shared.here() is None
     assert failover(shared.destination, shared.mirror).result.groups == ()
     assert (shared.here(), shared.here(moving)) == (None, 3)
+
+
+def test_one_topic_of_a_group_is_dropped_while_it_goes_on_with_another(
+    shared: GroupScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, first, second = shared.pair, shared.topic, unique_topic()
+    make_topic(pair.source, second)
+    assert add(shared.destination, shared.mirror, selector(second)).exit_code == 0
+    shared.topic = second
+    shared.set_partition(PartitionState.MIRRORING)
+    for cluster in (pair.source, pair.destination):
+        produce(cluster, second, [str(number) for number in range(10)])
+    commit(pair.source, shared.group, second, {0: 1})
+    shared.sync()
+    with ClusterClient(client_config(properties_of(pair.source))) as client:
+        gone = TopicPartition(first, 0)
+        assert ClusterGroups(client).delete_offsets(shared.group, [gone]) == {gone: 0}
+    monkeypatch.setattr(expiry, "ABSENT_S", 0.0)
+    commit(pair.source, shared.group, second, {0: 2})
+    (event,) = shared.sync()
+    assert event.result == "DROPPED"
+    assert committed(pair.destination, shared.group, first) == {}
+    assert shared.here() == 2
 
 
 def test_nothing_is_dropped_if_the_source_has_nothing_or_another_topic(

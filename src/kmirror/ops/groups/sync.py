@@ -155,23 +155,25 @@ class GroupSyncJob:
         present, absent = _present_and_absent(found, state, self._mirror, settings)
         dropped = self._absences.dropped(present, absent, boottime()) if present else {}
         by_group: defaultdict[str, list[TopicPartition]] = defaultdict(list)
-        for group, partition in dropped:
-            by_group[group].append(partition)
         marked: list[GroupRecord] = []
 
         def decide(now: State) -> Changes:
+            by_group.clear()
             marked.clear()
             allowed = set(mirrored_topics(now, self._mirror).names.values())
+            for group, at in dropped:
+                then, record = state.group(self._mirror, group), now.group(self._mirror, group)
+                if then and record and at.topic in allowed and record.ours(*at) == then.ours(*at):
+                    by_group[group].append(at)
             for group, partitions in by_group.items():
-                before = now.group(self._mirror, group)
-                if before is not None and before == state.group(self._mirror, group):
-                    marked.append(marked_absent(before, [at for at in partitions if at.topic in allowed], now_ms()))
+                if record := now.group(self._mirror, group):
+                    marked.append(marked_absent(record, partitions, now_ms()))
             return Changes(tuple(marked))
 
-        if not by_group:
+        if not dropped:
             return []
         change(destination, self._mirror, decide)
-        self._absences.forget(dropped)
+        self._absences.forget((group, at) for group, partitions in by_group.items() for at in partitions)
         events = []
         views = group_views(here, {one.destination_group: GroupKind(one.kind) for one in marked})
         for record in marked:
@@ -182,7 +184,6 @@ class GroupSyncJob:
                 if dropped[record.group, at]
                 and (one := view.committed.get(at)) is not None
                 and one.offset in record.ours(*at)
-                and at.partition in record.absent.get(at.topic, ())
             ]
             if ours and view.kind is GroupKind.CONSUMER and not view.has_members:
                 codes = here.delete_offsets(record.destination_group, ours)
