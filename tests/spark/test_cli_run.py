@@ -118,7 +118,7 @@ def test_a_run_ends_on_request(
     assert all(re.match(rf"{TIME} (INFO   |WARNING) {mirror} ", line) for line in lines), lines
     messages = [line.split(maxsplit=3)[3] for line in lines]
     assert messages[-1].startswith("stopped after ")
-    assert any(one.startswith("copying: 1 topic, 2 partitions, lag ") for one in messages)
+    assert any(one.startswith("copying: 1 topic, 2 partitions, total lag ") for one in messages)
     assert f"{topic}: PENDING_MIRROR" in messages
     # a few seconds of a mirror to which nothing happens
     assert len(lines) < 20

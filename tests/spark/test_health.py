@@ -74,7 +74,8 @@ def test_without_its_only_worker_nothing_says_that_records_flow_and_they_do_when
         name = f"{pair.mirror} {pair.topic}"
         has_changed = re.compile(rf"Z ERROR   {name}: LINK_FAILED NO_WORKERS \(was ACTIVE\): .*; Spark logs to /")
         sums_up = re.compile(
-            rf"Z ERROR   {pair.mirror} not copying: 1 topic, 4 partitions, lag 2,000 as of \S+Z, 0 B/s, 1 LINK_FAILED; "
+            rf"Z ERROR   {pair.mirror} not copying: 1 topic, 4 partitions, total lag 2,000 as of \S+Z, 0 B/s, "
+            "1 LINK_FAILED; "
             rf"{pair.topic} LINK_FAILED NO_WORKERS since \S+Z or longer: .*; Spark logs to /"
         )
         pair.fill(2_000)
@@ -101,7 +102,7 @@ def test_without_its_only_worker_nothing_says_that_records_flow_and_they_do_when
         engine.stop()
         last = next(line for line in engine.output.splitlines() if line.startswith("stopped after"))
         assert ": NO_WORKERS, no worker has reported on lane" in last
-        assert ", lag 0" not in last
+        assert ", total lag 0" not in last
 
 
 def test_an_engine_that_is_frozen_is_silent_and_one_that_is_killed_is_none(
