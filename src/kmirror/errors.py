@@ -130,7 +130,7 @@ class TimedOutError(KmirrorError):
 
 
 #: With these reasons someone must grant or set something first: exit code 3, because trying again does not help.
-UNMET_REASONS = frozenset({Reason.NOT_AUTHORIZED, Reason.SECRET_UNRESOLVED})
+UNMET_REASONS = frozenset({Reason.NOT_AUTHORIZED, Reason.SECRET_UNRESOLVED, Reason.SOURCE_CLUSTER_CHANGED})
 
 
 class UnreachableError(KmirrorError):

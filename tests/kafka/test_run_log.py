@@ -46,7 +46,7 @@ def test_a_destination_that_goes_and_comes_back_is_in_the_log(
         summary = says(phase="not copying", reason="DESTINATION_UNREACHABLE")[0]
         assert (summary["level"], summary["lag"], summary["lagAsOfMs"]) == ("ERROR", None, None)
         assert "total lag unknown, 0 B/s, 1 LINK_FAILED; " in summary["message"]
-        assert summary["message"].endswith(lost["message"].partition("): ")[2])
+        assert lost["message"].partition("): ")[2] in summary["message"]
         # it lives, but is not ready, and says why as its log does; what the destination has accepted is old
         assert get("/healthz") == (200, "the driver is running\n")
         status, why = get("/readyz")

@@ -258,9 +258,9 @@ def test_what_is_refused_before_spark_is_started(
         assert {one.where for one in planned} == {Where.SPARK}
         check("verify-plan", [VERIFY_PLAN.document(one) for one in planned])
         mirror.save(cluster_id="another")
-        with pytest.raises(RefusedError, match="the source is now cluster") as changed:
+        with pytest.raises(UnreachableError, match=r"the source: another cluster answers .*, not another") as changed:
             ask()
-        assert changed.value.reason is Reason.SOURCE_CLUSTER_CHANGED
+        assert (changed.value.exit_code, changed.value.reason) == (ExitCode.REFUSED, Reason.SOURCE_CLUSTER_CHANGED)
         mirror.source.properties = {"bootstrap.servers": "127.0.0.1:1"}
         mirror.save()
         with pytest.raises(UnreachableError, match="the source: cannot connect") as silent:

@@ -200,7 +200,7 @@ class GroupSyncJob:
         if self._source is None:
             config = client_config(mirror.source).expecting(mirror.source_cluster_id)
             client = self._stack.enter_context(ClusterClient(config))
-            self._source = (dict(mirror.source), ClusterGroups(client))
+            self._source = (mirror.source, ClusterGroups(client))
         return self._source[1]
 
 
