@@ -32,6 +32,7 @@ from tests.support.strict_html import StrictHtml
 from tests.support.waiting import wait_until
 
 
+@pytest.mark.slow
 def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
     destination_cluster: SandboxCluster, mortal_cluster: SandboxCluster
 ) -> None:

@@ -177,6 +177,7 @@ def assert_grows(mirror: Mirrored, engine: Engine, records: int) -> None:
     mirror.wait(engine, is_there, 150, topics=())
 
 
+@pytest.mark.slow
 def test_the_quota_for_reads_of_the_store_is_waited_for(tiered_pair: TieredPair, mirror: Mirrored) -> None:
     """A segment uses up the quota of many seconds; then fetches bring nothing for as long."""
     with quota(tiered_pair, 15_000):
