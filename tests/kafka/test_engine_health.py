@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import signal
 
+import pytest
+
 from kmirror.engine.control.driver import COPYING, view_of
 from kmirror.engine.control.health import KNOWN_SECONDS
 from kmirror.engine.control.topic_state import TopicState
