@@ -62,6 +62,7 @@ def site(tmp_path: Path, guarded_pair: GuardedPair, monkeypatch: pytest.MonkeyPa
     return made
 
 
+@pytest.mark.slow
 def test_there_and_back_under_a_strict_policy(
     site: Site, guarded_pair: GuardedPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_topics_get_the_closest_settings_and_what_is_weaker_is_said_before(trip:
     assert synced(trip) == []
 
 
+@pytest.mark.slow
 def test_old_records_that_the_destination_deletes_are_neither_loss_nor_equal_and_a_stop_is_not_held_up(
     trip: Trip,
 ) -> None:
