@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from kmirror.cluster import client as cluster_client
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.connection import Connection, WrongClusterError
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.seen_brokers import SeenBrokers
@@ -273,3 +276,22 @@ def test_a_run_that_must_end_waits_for_a_name_until_its_time_is_over(
     request = RunRequest((mirror,), until_caught_up=True, timeout_ms=2_000)
     with pytest.raises(TimedOutError, match=rf"waited 2 s for the clusters: the {side}: cannot connect to a-broker"):
         run(lambda: Destination.open(properties), request, lambda _: None)
+
+
+def test_nothing_is_changed_on_another_cluster_before_it_has_said_that_it_is_one(cluster_pair: ClusterPair) -> None:
+    from kafka.protocol.admin import DeleteTopicsRequest
+
+    cluster = cluster_pair.destination
+    config = client_config(properties_of(cluster)).expecting("another")
+    (host, port), *_ = config.bootstrap_servers
+    topics = [unique_topic() for _ in range(5)]
+    for topic in topics:
+        make_topic(cluster, topic)
+        connection = Connection.open(host, port, config)
+        state = DeleteTopicsRequest.DeleteTopicState(name=topic, topic_id=UUID(int=0))
+        with closing(connection), pytest.raises(WrongClusterError, match=r"its id is .*, not another"):
+            connection.request(DeleteTopicsRequest(topics=[state], timeout_ms=10_000))
+    # what a broker has received it may carry out a moment later
+    time.sleep(1)
+    with ClusterClient(client_config(properties_of(cluster))) as client:
+        assert {topic: client.metadata(topics).topics[topic].error_code for topic in topics} == dict.fromkeys(topics, 0)

@@ -54,6 +54,12 @@ _HIGHEST_PORT = 65535
 _MEASUREMENTS = 3
 #: Metadata's key.
 _METADATA = 3
+#: Requests that only read: Fetch, ListOffsets, Metadata, OffsetFetch, FindCoordinator, DescribeGroups, ListGroups,
+#: DescribeAcls, DescribeConfigs, DescribeLogDirs, DescribeClientQuotas, DescribeCluster, DescribeProducers,
+#: ListTransactions, DescribeTransactions.
+_READING = frozenset({1, 2, _METADATA, 9, 10, 15, 16, 29, 32, 35, 48, 60, 61, 65, 66})
+#: Where a framed request has the number of its kind.
+_API_KEY = struct.Struct(">4xh")
 
 
 class ConnectFailedError(UnreachableError):
@@ -349,7 +355,12 @@ class Connection:
     def _exchange_frames(
         self, buffers: Sequence[Buffer], correlation_ids: Sequence[int], timeout: float
     ) -> list[memoryview]:
-        """Send framed requests, and return the answers' frames; on a new connection, find out whose broker it is."""
+        """Send framed requests, and return the answers' frames; on a new connection, find out whose broker it is.
+
+        What changes something is sent only then: a broker carries out what it has received.
+        """
+        if _API_KEY.unpack_from(buffers[0])[0] not in _READING:
+            self.require_cluster(timeout)
         sent_at = time.monotonic()
         deadline = sent_at + timeout
         if is_unproven := self._is_unproven:
