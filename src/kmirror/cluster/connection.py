@@ -55,11 +55,17 @@ _MEASUREMENTS = 3
 #: Metadata's key.
 _METADATA = 3
 #: Requests that only read: Fetch, ListOffsets, Metadata, OffsetFetch, FindCoordinator, DescribeGroups, ListGroups,
-#: DescribeAcls, DescribeConfigs, DescribeLogDirs, DescribeClientQuotas, DescribeCluster, DescribeProducers,
-#: ListTransactions, DescribeTransactions.
-_READING = frozenset({1, 2, _METADATA, 9, 10, 15, 16, 29, 32, 35, 48, 60, 61, 65, 66})
+#: OffsetForLeaderEpoch, DescribeAcls, DescribeConfigs, DescribeLogDirs, DescribeClientQuotas, DescribeCluster,
+#: DescribeProducers, DescribeTransactions, ListTransactions.
+_READING = frozenset({1, 2, _METADATA, 9, 10, 15, 16, 23, 29, 32, 35, 48, 60, 61, 65, 66})
 #: Where a framed request has the number of its kind.
 _API_KEY = struct.Struct(">4xh")
+
+
+def _api_key_of(buffers: Sequence[Buffer]) -> int:
+    # the length may be a buffer of its own
+    head = b"".join(bytes(one[: _API_KEY.size]) for one in buffers[:2])
+    return int(_API_KEY.unpack_from(head)[0])
 
 
 class ConnectFailedError(UnreachableError):
@@ -359,7 +365,7 @@ class Connection:
 
         What changes something is sent only then: a broker carries out what it has received.
         """
-        if _API_KEY.unpack_from(buffers[0])[0] not in _READING:
+        if self._is_unproven and _api_key_of(buffers) not in _READING:
             self.require_cluster(timeout)
         sent_at = time.monotonic()
         deadline = sent_at + timeout
