@@ -16,6 +16,7 @@ import pytest
 from kmirror.cluster import client as cluster_client
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import Connection, WrongClusterError
+from kmirror.cluster.log_ahead import SpareConnections
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.seen_brokers import SeenBrokers
@@ -295,3 +296,13 @@ def test_nothing_is_changed_on_another_cluster_before_it_has_said_that_it_is_one
     time.sleep(1)
     with ClusterClient(client_config(properties_of(cluster))) as client:
         assert {topic: client.metadata(topics).topics[topic].error_code for topic in topics} == dict.fromkeys(topics, 0)
+
+
+def test_no_log_is_read_ahead_from_another_cluster(cluster_pair: ClusterPair) -> None:
+    config = client_config(properties_of(cluster_pair.source)).expecting("another")
+    (host, port), *_ = config.bootstrap_servers
+    with (
+        closing(SpareConnections(config)) as spare,
+        pytest.raises(WrongClusterError, match=r"its id is .*, not another"),
+    ):
+        spare.take(host, port)

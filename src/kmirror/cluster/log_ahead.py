@@ -79,7 +79,8 @@ class SpareConnections:
         """Return a connection that no one else uses.
 
         Raises:
-            UnreachableError: the broker cannot be reached, or refuses it.
+            UnreachableError: the broker cannot be reached, refuses it, or is another cluster's.
+            OutcomeUnknown: the connection was lost at once.
         """
         with self._lock:
             for one in self._spare:
@@ -89,7 +90,10 @@ class SpareConnections:
                         return one
                     one.close()
                     break
-        return Connection.open(host, port, self.config)
+        connection = Connection.open(host, port, self.config)
+        # a topic that is fetched by its name may have a namesake elsewhere
+        connection.require_cluster()
+        return connection
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection with no request under way."""
@@ -223,7 +227,7 @@ class LogAhead:
         try:
             while not self._is_over and self._serve(self._connections.take(leader.host, leader.port)):
                 pass
-        except KmirrorError as error:
+        except (KmirrorError, OutcomeUnknown) as error:
             _log.debug("one connection less to read ahead from broker %d: %s", leader.node_id, error)
         finally:
             self._thread_ended()
