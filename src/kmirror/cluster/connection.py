@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from kmirror.cluster.protocol import metadata
-from kmirror.cluster.protocol.wire import INT32, Buffer, Exchange, FrameError
+from kmirror.cluster.protocol.wire import INT32, Buffer, Exchange, FrameError, framed, request_header
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.security.sasl import authenticate
@@ -348,6 +348,17 @@ class Connection:
             self.close()
             raise FrameError(f"the answer of {self.address} to {message.name} cannot be read: {error}") from None
         return decoded
+
+    def ask(self, api_key: int, version: int, body: bytes, timeout: float) -> memoryview:
+        """Send a request that was encoded by hand; return the answer's frame from its correlation id on.
+
+        Raises:
+            OutcomeUnknown: no whole answer in time, or the broker throttles for longer.
+        """
+        correlation_id = self.next_correlation_id()
+        request = request_header(api_key, version, correlation_id, self.config.client_id) + body
+        self.wait_for_throttle(timeout)
+        return self.exchange_frame([framed(request)], correlation_id, timeout)
 
     def exchange_frame(self, buffers: Sequence[Buffer], correlation_id: int, timeout: float) -> memoryview:
         """Send one framed request and return the answer's frame from its correlation id on.

@@ -18,10 +18,8 @@ from kmirror.cluster.protocol.wire import (
     NO_TAGS,
     compact_string,
     decodes,
-    framed,
     read_compact_string,
     read_unsigned_varint,
-    request_header,
     skip_tagged_fields,
     unsigned_varint,
 )
@@ -52,7 +50,7 @@ def describe(
         FrameError: an answer that cannot be read.
     """
     body = _array(compact_string(group) + _NULL_ARRAY + NO_TAGS for group in groups) + NO_TAGS
-    return decode_described(_ask(connection, DESCRIBE_API_KEY, body, timeout))
+    return decode_described(connection.ask(DESCRIBE_API_KEY, _VERSION, body, timeout))
 
 
 def alter(
@@ -64,7 +62,7 @@ def alter(
         OutcomeUnknown: no whole answer in time.
         FrameError: an answer that cannot be read.
     """
-    return decode_altered(_ask(connection, ALTER_API_KEY, encode_alter(group, offsets), timeout), offsets)
+    return decode_altered(connection.ask(ALTER_API_KEY, _VERSION, encode_alter(group, offsets), timeout), offsets)
 
 
 def encode_alter(group: str, offsets: Mapping[TopicPartition, int]) -> bytes:
@@ -74,13 +72,6 @@ def encode_alter(group: str, offsets: Mapping[TopicPartition, int]) -> bytes:
         by_topic.setdefault(topic, []).append(_PARTITION_OFFSET.pack(partition, offset) + NO_TAGS)
     topics = _array(compact_string(topic) + _array(partitions) + NO_TAGS for topic, partitions in by_topic.items())
     return compact_string(group) + topics + NO_TAGS
-
-
-def _ask(connection: Connection, api_key: int, body: bytes, timeout: float) -> memoryview:
-    correlation_id = connection.next_correlation_id()
-    request = request_header(api_key, _VERSION, correlation_id, connection.config.client_id) + body
-    connection.wait_for_throttle(timeout)
-    return connection.exchange_frame([framed(request)], correlation_id, timeout)
 
 
 def _array(elements: Iterable[bytes]) -> bytes:

@@ -13,10 +13,8 @@ from kmirror.cluster.protocol.wire import (
     NO_TAGS,
     compact_string,
     decodes,
-    framed,
     read_compact_string,
     read_unsigned_varint,
-    request_header,
     skip_tagged_fields,
 )
 
@@ -41,11 +39,8 @@ def topics_read(connection: Connection, group: str, timeout: float) -> tuple[int
         OutcomeUnknown: no whole answer in time.
         FrameError: an answer that cannot be read.
     """
-    correlation_id = connection.next_correlation_id()
-    header = request_header(DESCRIBE_API_KEY, _VERSION, correlation_id, connection.config.client_id)
     body = _ONE_ELEMENT + compact_string(group) + _FALSE + NO_TAGS
-    connection.wait_for_throttle(timeout)
-    return decode_topics(connection.exchange_frame([framed(header + body)], correlation_id, timeout))
+    return decode_topics(connection.ask(DESCRIBE_API_KEY, _VERSION, body, timeout))
 
 
 @decodes("StreamsGroupDescribe")
