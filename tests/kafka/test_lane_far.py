@@ -18,10 +18,11 @@ from kmirror.engine.clock import now
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.links import DestinationLink
 from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import MakeCluster
 from tests.support.far_logs import write
 from tests.support.lane import Mirror, assert_same, fill
 from tests.support.oracle import librdkafka_records
-from tests.support.shared_clusters import ForgetfulCluster
+from tests.support.shared_clusters import ForgetfulCluster, cluster_behind_wires
 from tests.support.waiting import polls
 from tests.support.wire import FETCH, PRODUCE, Wire, cut_to, hang_up, swallow
 
@@ -136,27 +137,29 @@ def test_a_slow_path_makes_no_partition_silent(
 
 @pytest.mark.slow
 def test_a_broker_that_accepts_few_connections_is_copied_over_those(
-    forgetful: ForgetfulCluster, wire: Wire, destination_cluster: SandboxCluster
+    make_cluster: MakeCluster, destination_cluster: SandboxCluster
 ) -> None:
-    with closing(Mirror(forgetful.behind_wire, destination_cluster)) as mirror:
+    with (
+        # connections of other tests count too
+        cluster_behind_wires(make_cluster, "few") as few,
+        closing(Mirror(few.behind_wire, destination_cluster)) as mirror,
+    ):
         topic = mirror.topic(partitions=PARTITIONS)
         for partition in range(PARTITIONS):
             write(mirror.source, topic, 5 * MEGABYTES, partition)
         # these connections stay: to see how far the copy is, and to set things right at the end
         mirror.source_ends()
-        admin = AdminClient({"bootstrap.servers": forgetful.cluster.bootstrap_servers})
+        admin = AdminClient({"bootstrap.servers": few.cluster.bootstrap_servers})
         allow(admin, 16)
         # so that more connections carry more, also where the machine is busy
-        wire.answered_bytes_per_second = 1e6
-        try:
-            lane = start_far_away(mirror, wire)
-            mirror.wait(lane, lambda: lane.control.connections_refused is not None)
-            wire.answered_bytes_per_second = inf
-            mirror.wait_copied(lane)
-            assert "accepts no more than" in str(lane.control.connections_refused)
-            assert mirror.stop(lane).clean
-        finally:
-            allow(admin, None)
+        few.wire.answered_bytes_per_second = 1e6
+        lane = start_far_away(mirror, few.wire)
+        mirror.wait(lane, lambda: lane.control.connections_refused is not None)
+        few.wire.answered_bytes_per_second = inf
+        mirror.wait_copied(lane)
+        assert "accepts no more than" in str(lane.control.connections_refused)
+        assert mirror.stop(lane).clean
+        allow(admin, None)
         assert_same(mirror, topic, PARTITIONS)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from enum import Enum, auto
 
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError
@@ -122,12 +123,22 @@ def partitions_refused(cluster: SandboxCluster) -> Iterator[None]:
     make_topic(cluster, used)
     limit_changes(cluster, 0.01)
     try:
-        # a quota lets the first change pass that exceeds it, unless an earlier test has used it up
-        with ClusterClient(client_config(properties_of(cluster))) as client, suppress(BrokerError):
-            client.create_partitions({used: 20}, quota_wait_s=0)
+        # a quota lets the first change pass that exceeds it, and is not in force as soon as it is accepted
+        assert any(_is_refused(cluster, used, count) for count in range(20, 220))
         yield
     finally:
         limit_changes(cluster, None)
+
+
+def _is_refused(cluster: SandboxCluster, topic: str, count: int) -> bool:
+    with ClusterClient(client_config(properties_of(cluster))) as client:
+        try:
+            client.create_partitions({topic: count}, quota_wait_s=0)
+        except BrokerError as error:
+            if error.code != Code.THROTTLING_QUOTA_EXCEEDED:
+                raise
+            return True
+    return False
 
 
 def limit_changes(cluster: SandboxCluster, per_second: float | None) -> None:

@@ -112,12 +112,15 @@ class TieredPair:
 @pytest.fixture(scope="session")
 def forgetful(clusters_directory: Path) -> Iterator[ForgetfulCluster]:
     """Start a cluster that forgets expired producers at once; topics may hold records of any age."""
+    with made_clusters(clusters_directory) as make, cluster_behind_wires(make, "forgetful") as made:
+        yield made
+
+
+@contextmanager
+def cluster_behind_wires(make: MakeCluster, name: str) -> Iterator[ForgetfulCluster]:
+    """Start such a cluster and its wires."""
     port, controller, wired, late = free_ports(4)
-    with (
-        closing(Wire(LOOPBACK, wired)) as wire,
-        closing(LateWire(LOOPBACK, late)) as late_wire,
-        made_clusters(clusters_directory) as make,
-    ):
+    with closing(Wire(LOOPBACK, wired)) as wire, closing(LateWire(LOOPBACK, late)) as late_wire:
         listeners = {"PLAINTEXT": port, "WIRE": wired, "LATE": late}
         advertised = {"PLAINTEXT": port, "WIRE": wire.port, "LATE": late_wire.port}
         properties = {
@@ -127,7 +130,7 @@ def forgetful(clusters_directory: Path) -> Iterator[ForgetfulCluster]:
             "advertised.listeners": _listeners(advertised),
             "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*listeners, "CONTROLLER")),
         }
-        made = make("forgetful", ports=[port, controller], properties=properties)
+        made = make(name, ports=[port, controller], properties=properties)
         yield ForgetfulCluster(made, BehindWire(made, wired), wire, BehindWire(made, late), late_wire)
 
 
