@@ -21,7 +21,7 @@ _REPORT = "ops/stop/report.py"
 _ENDS = "ops/stop/mirrored_end.py"
 _READY = "ops/stop/promote_readiness.py"
 _CHECKS = "ops/stop/promote_checks.py"
-_FORK = "ops/failback/fork.py"
+_FORK = "ops/base/fork.py"
 _READ = "cluster/protocol/read_up_to.py"
 _STRETCHES = "engine/histories/stretches.py"
 
@@ -735,7 +735,7 @@ MUTANTS = (
     ),
     Mutant(
         "report RPO 0 by an old source end",
-        "ops/results.py",
+        "ops/base/results.py",
         "return 0 if self.is_complete or is_current(known) else None",
         "return 0",
         "a source that died later may have accepted more records",

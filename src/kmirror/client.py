@@ -27,18 +27,19 @@ from kmirror.errors import (
     UsageError,
 )
 from kmirror.ops.add.add import add
-from kmirror.ops.bulk import SparkChoice
+from kmirror.ops.base.bulk import SparkChoice
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import ErrorInfo, GroupResult, Outcome, StopTotals, TopicResult, VerbResult
 from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import CheckLine, CheckReport
-from kmirror.ops.context import Destination
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest, Strategy
+from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
 from kmirror.ops.mirrors.config import SettingRow, change_config, show_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.mirrors.recover import Consent, recover
-from kmirror.ops.results import ErrorInfo, GroupResult, Outcome, StopTotals, TopicResult, VerbResult
 from kmirror.ops.show.describe import describe, unreadable_notes
 from kmirror.ops.show.events import events
 from kmirror.ops.show.listing import list_mirrors
@@ -46,8 +47,8 @@ from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.failover import failover, remove
-from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, promote
-from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest
 from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.settings.patterns import TopicSelector

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from tests.support.clusters import ClusterPair, forgotten_mirrors
 from tests.support.listener import Listener, listening
 from tests.support.mirrors import properties_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination, change, now_ms, require_mirror
+from kmirror.ops.base.context import Destination, change, now_ms, require_mirror
 from kmirror.state.events import Event
 from kmirror.state.snapshot import Changes
 from tests.attacks.conftest import SECRET

@@ -15,8 +15,8 @@ from http.client import HTTPConnection
 
 import pytest
 
+from kmirror.ops.base.address import Address, named_host
 from kmirror.ops.serve import answers, server
-from kmirror.ops.serve.address import Address, named_host
 from kmirror.ops.serve.answers import Answer
 from kmirror.ops.serve.page import page_policy, page_text
 from kmirror.ops.serve.server import FOR_PROBES, MOST_CLIENTS, serving

@@ -14,8 +14,8 @@ import pytest
 
 from kmirror.errors import KmirrorError, PartlyDoneError, RefusedError
 from kmirror.offline.folder import is_path_inside
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.failback.truncate_logs import undo_truncation
-from kmirror.ops.results import VerbResult
 from tests.support.cutting import CUT_AT_40, SEGMENTS, KillAfter, Killed, cut, outcomes
 from tests.support.log_dirs import add_partition, contents, make_log_dir, own_files
 

@@ -16,7 +16,7 @@ import pytest
 from kmirror.cli.main import main
 from kmirror.cli.progress import promoting
 from kmirror.cli.screen import Screen
-from kmirror.ops.stop.promote import PromoteView
+from kmirror.ops.stop.promote_request import PromoteView
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import command, typed
 from tests.support.mirrored import Mirrored

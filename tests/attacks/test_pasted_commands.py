@@ -24,11 +24,11 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import command_line, on_mirror, on_topics, option, options
 from kmirror.errors import Reason
-from kmirror.ops.check.link_hints import refused_text
-from kmirror.ops.client_gaps import grant_command
-from kmirror.ops.next_steps import next_step
+from kmirror.ops.base.client_gaps import grant_command
+from kmirror.ops.base.link_hints import refused_text
+from kmirror.ops.base.next_steps import next_step
 from kmirror.ops.rights.producer_block import unblocking_lines
-from kmirror.ops.stop.open_transactions import abort_command
+from kmirror.ops.show.open_transactions import abort_command
 from kmirror.sync.client_rights import LackingRight
 from tests.support.hostile import AMOUNTS, explore
 from tests.support.hostile_text import HOSTILE_NAMES, hostile_text

@@ -15,7 +15,7 @@ from kmirror.engine.control.journal import Level
 from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination, change, require_mirror
+from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord

@@ -11,7 +11,7 @@ import pytest
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic

@@ -14,7 +14,7 @@ import pytest
 from kmirror.engine.spark.run_folder import remove_abandoned, run_folder
 from kmirror.engine.spark.shipping import cache_folder
 from kmirror.errors import RefusedError
-from kmirror.ops.run.spark import new_log_file
+from kmirror.ops.base.spark import new_log_file
 from tests.support.clusters import ClusterPair
 from tests.support.engine import command
 

@@ -14,7 +14,7 @@ from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions, settings
 from kmirror.engine.spark.gateway import script_command
 from kmirror.errors import KmirrorError, Reason, UnreachableError
-from kmirror.ops.run.spark import with_secrets
+from kmirror.ops.base.spark import with_secrets
 from tests.support.spark_standalone import running_standalone_spark
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -28,16 +28,16 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternT
 from kmirror.columns import Table
 from kmirror.engine.control.journal import Level
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
-from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_sentences
+from kmirror.ops.base.blocked_producers import BlockedTopic, Denial, blocked_sentences
+from kmirror.ops.base.client_gaps import ClientGaps, gap_sentences
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.converted_keys import KEYS, KeyRow
+from kmirror.ops.base.results import PARTITION_RESULTS, RESULTS, ErrorInfo, TopicResult
 from kmirror.ops.check.findings import CHECKS, CheckLine, Findings
 from kmirror.ops.check.powers import Power
-from kmirror.ops.client_gaps import ClientGaps, gap_sentences
-from kmirror.ops.context import Destination
-from kmirror.ops.converted_keys import KEYS, KeyRow
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
 from kmirror.ops.report.html import tag
 from kmirror.ops.report.page import page
-from kmirror.ops.results import PARTITION_RESULTS, RESULTS, ErrorInfo, TopicResult
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.serve.metrics import MirrorTotals, RunStatus

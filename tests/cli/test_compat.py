@@ -13,7 +13,7 @@ import pytest
 from kmirror.cli import compat
 from kmirror.cli.compat import combined, command_lines
 from kmirror.cli.kafka_flags import ACTIONS, OWN, command_of, options_of, read
-from kmirror.cli.main import VERBS, kmirror
+from kmirror.cli.verbs import VERBS, kmirror
 from kmirror.errors import RefusedError, UsageError
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State

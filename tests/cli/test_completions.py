@@ -17,8 +17,8 @@ import pytest
 
 from kmirror.cli.completion import answer, kafka_mirrors_command
 from kmirror.cli.kafka_flags import ACTIONS, OWN
-from kmirror.cli.main import VERBS, kmirror
 from kmirror.cli.name_cache import MOST_DESTINATIONS, MOST_LINES, lines_of, names_folder, write_names
+from kmirror.cli.verbs import VERBS, kmirror
 from tests.support.shells import Terminal, find_shell
 
 if TYPE_CHECKING:

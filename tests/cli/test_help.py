@@ -10,7 +10,7 @@ import click
 import pytest
 
 from kmirror import __version__
-from kmirror.cli.main import VERBS, kmirror
+from kmirror.cli.verbs import VERBS, kmirror
 
 if TYPE_CHECKING:
     from .conftest import Run

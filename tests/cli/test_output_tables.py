@@ -16,8 +16,8 @@ from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.columns import Table
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import Reason
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.show.describe_groups import GROUPS, GroupRow
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, TopicSettingRow
 from kmirror.ops.show.tables import (

@@ -16,7 +16,7 @@ from kmirror.engine.control.engines import NotCopied
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import Reason
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.work import Speed, WorkView
 from tests.support.screens import piped, terminal, written
 from tests.support.waiting import wait_until

@@ -20,7 +20,7 @@ from kmirror.engine.control.engines import NotCopied
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import Reason, UnreachableError
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from tests.cli.conftest import Run
 from tests.support.json_documents import check
 

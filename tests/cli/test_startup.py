@@ -36,7 +36,7 @@ HEAVY = {
 TAB = """
 import os
 from kmirror.cli.completion import answer, kafka_mirrors_command
-from kmirror.cli.main import kmirror
+from kmirror.cli.verbs import kmirror
 os.environ["COMP_WORDS"] = "kmirror\\ndescribe\\n--topics\\na,b.*\\n--mirror\\n\\n"
 """
 
@@ -58,7 +58,7 @@ def test_nothing_heavy_is_imported(code: str) -> None:
     report = "import sys; print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", f"{code}; {report}"], capture_output=True, text=True, check=True)
     imported = set(done.stderr.split())
-    assert "kmirror.cli.main" in imported
+    assert "kmirror.cli.verbs" in imported
     assert imported & HEAVY == set()
 
 
@@ -71,7 +71,7 @@ def modules_after(code: str) -> set[str]:
 def test_the_library_is_imported_when_it_is_asked_for() -> None:
     assert {name for name in modules_after("import kmirror") if name.startswith("kmirror")} == {"kmirror"}
     asked = modules_after("from kmirror import Client, VerbResult")
-    assert "kmirror.ops.results" in asked
+    assert "kmirror.ops.base.results" in asked
     assert not {"pyspark", "confluent_kafka", "rich", "click", "prometheus_client"} & asked
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror.state.store import StateStore

@@ -29,10 +29,10 @@ from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.side_jobs import JobEvent
 from kmirror.errors import Reason, RefusedError, UnreachableError, UsageError
+from kmirror.ops.base.client_gaps import ClientGaps
+from kmirror.ops.base.context import Destination, change, now_ms, require_mirror
 from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import Grade
-from kmirror.ops.client_gaps import ClientGaps
-from kmirror.ops.context import Destination, change, now_ms, require_mirror
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import RightsJob

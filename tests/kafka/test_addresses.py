@@ -24,12 +24,12 @@ from kmirror.engine.control.driver import RunView
 from kmirror.engine.spark import application
 from kmirror.errors import Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.add import add
+from kmirror.ops.base import spark as spark_of_a_run
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.check.check import check
-from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror.ops.run import spark as spark_of_a_run
-from kmirror.ops.run.request import RunRequest
 from kmirror.ops.run.run import run
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic

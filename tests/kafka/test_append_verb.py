@@ -11,9 +11,9 @@ import pytest
 
 from kmirror.ops.add.add import add
 from kmirror.ops.append.append import append
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
-from kmirror.ops.results import Outcome
 from kmirror.ops.show.events import events
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster

@@ -21,14 +21,15 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
-from kmirror.ops.blocked_producers import Denial
+from kmirror.ops.base.blocked_producers import Denial
+from kmirror.ops.base.context import Destination
 from kmirror.ops.check.check import check
-from kmirror.ops.context import Destination
+from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.show.describe import describe
-from kmirror.ops.stop.promote import PromoteRequest, PromoteView, promote
-from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, denial, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic

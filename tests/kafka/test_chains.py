@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.show.describe_settings import describe_settings
 from kmirror.ops.stop.failover import failover

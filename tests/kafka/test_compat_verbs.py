@@ -12,7 +12,7 @@ import pytest
 
 from kmirror.cli import compat
 from kmirror.cli.name_cache import names_folder
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, produce

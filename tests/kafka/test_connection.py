@@ -263,6 +263,11 @@ def config_of(cluster: SandboxCluster, **changes: str) -> ClientConfig:
     return replace(config, **changes)  # type: ignore[arg-type]
 
 
+def with_tls(config: ClientConfig, **changes: Any) -> ClientConfig:
+    assert config.tls is not None
+    return replace(config, tls=replace(config.tls, **changes, stamps=(), properties={}))
+
+
 def open_at(cluster: SandboxCluster, config: ClientConfig, host: str = "127.0.0.1") -> Connection:
     return Connection.open(host, cluster.brokers[0].port, config)
 
@@ -311,7 +316,7 @@ def test_a_mechanism_the_broker_does_not_offer_is_refused_with_those_it_does(sec
 def test_a_broker_that_no_trusted_authority_signed_is_refused(secured: SandboxCluster, tmp_path: Path) -> None:
     write_tls_files(tmp_path)
     with pytest.raises(ConnectFailedError, match=r"TLS with .* failed: .*certificate") as caught:
-        open_at(secured, config_of(secured, ca_pem=(tmp_path / "another-root.pem").read_text()))
+        open_at(secured, with_tls(config_of(secured), ca_pem=(tmp_path / "another-root.pem").read_text()))
     assert caught.value.reason is Reason.AUTHENTICATION_FAILED
 
 
@@ -320,7 +325,7 @@ def test_a_certificate_for_another_host_is_refused_unless_configured_otherwise(s
     with closing(Wire("127.0.0.1", secured.brokers[0].port, listen_on=another, opaque=True)) as wire:
         with pytest.raises(ConnectFailedError, match=r"not valid for '127\.0\.0\.2'"):
             Connection.open(another, wire.port, config_of(secured))
-        unchecked = replace(config_of(secured), verify_hostname=False)
+        unchecked = with_tls(config_of(secured), verify_hostname=False)
         Connection.open(another, wire.port, unchecked).close()
 
 

@@ -14,7 +14,8 @@ from kmirror.engine.control.side_jobs import JobEvent
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add import steps as add_steps
 from kmirror.ops.add.add import add
-from kmirror.ops.context import PENDING_ADD, Destination, change, require_mirror
+from kmirror.ops.add.work import AddWork
+from kmirror.ops.base.context import PENDING_ADD, Destination, change, require_mirror
 from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
@@ -202,7 +203,7 @@ def test_after_a_failover_of_the_whole_mirror_nothing_is_discovered(
     # the failover comes between the claim and the end
     make = add_steps._create_topics
 
-    def make_and_end(at: Destination, work: add_steps.AddWork) -> set[str]:
+    def make_and_end(at: Destination, work: AddWork) -> set[str]:
         made = make(at, work)
         end()
         return made

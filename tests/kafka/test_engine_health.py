@@ -16,7 +16,7 @@ from kmirror.engine.control.topic_state import TopicState
 from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.report.facts import report_facts
 from kmirror.ops.report.page import page
 from kmirror.ops.report.summary import period_of, summary

@@ -19,9 +19,9 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination, change
+from kmirror.ops.base.context import Destination, change
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.mirrors.config import change_config
-from kmirror.ops.results import VerbResult
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import remove
 from kmirror.settings.table import StartFrom

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from kmirror.ops.add.add import add
-from kmirror.ops.context import PENDING_ADD, Destination, change, now_ms
+from kmirror.ops.base.context import PENDING_ADD, Destination, change, now_ms
+from kmirror.ops.base.results import Outcome, VerbResult
 from kmirror.ops.mirrors.pause import pause, resume
-from kmirror.ops.results import Outcome, VerbResult
 from kmirror.settings.table import StartFrom
 from kmirror.state.records import DesiredState, Guard, PartitionRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import typed
 from tests.support.groups import GroupScene, commit, committed

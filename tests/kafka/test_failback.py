@@ -15,14 +15,15 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from kmirror.cli.main import main
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest, Strategy
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.mirrors.delete import delete
-from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
-from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import unique_topic

@@ -14,7 +14,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest, Strategy
 from kmirror.ops.failback.truncate_logs import truncate_logs
@@ -23,7 +23,8 @@ from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import RightsJob
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
-from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from tests.support.acls import acls, give, kmirror_rights, written

@@ -17,11 +17,11 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import UnreachableError
 from kmirror.ops.add.add import add
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.check.check import check
-from kmirror.ops.context import Destination
 from kmirror.ops.groups import expiry
 from kmirror.ops.groups.expiry import OffsetsRetention, offsets_retention
-from kmirror.ops.results import Outcome
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason

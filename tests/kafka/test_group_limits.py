@@ -11,11 +11,12 @@ from confluent_kafka import KafkaException
 from kmirror.cluster.groups import OFFSETS_TOPIC, ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.groups.sync import final_sync
-from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe_groups import describe_groups
-from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason
 from tests.support.clusters import NO_RETENTION, ClusterPair, made_clusters, unique_topic

@@ -24,7 +24,9 @@ from kmirror.cluster.trim import delete_records
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.errors import ExitCode, Reason, UnreachableError, UsageError
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination, change
+from kmirror.ops.base.context import Destination, change
+from kmirror.ops.base.results import GroupResult, Outcome, VerbResult
+from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.groups import commit as group_commit
 from kmirror.ops.groups import facts as group_look
 from kmirror.ops.groups import sync as group_sync
@@ -32,9 +34,7 @@ from kmirror.ops.groups.at_stop import clamp_groups
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror.ops.results import GroupResult, Outcome, VerbResult
 from kmirror.ops.run.last_group_sync import SyncedGroups, last_group_sync
-from kmirror.ops.run.request import RunRequest
 from kmirror.ops.run.run import run
 from kmirror.ops.show.describe_groups import describe_groups
 from kmirror.sandbox.cluster import SandboxCluster
@@ -474,7 +474,7 @@ def test_a_run_that_could_not_sync_groups_at_its_end_says_so_and_does_not_end_wi
         request = RunRequest((mirror,), until_caught_up=True, timeout_ms=60_000)
         return run(lambda: Destination.open(properties_of(cluster_pair.destination)), request, lambda view: None)
 
-    monkeypatch.setattr("kmirror.ops.run.spark.SparkRuntime", ThreadsForSpark)
+    monkeypatch.setattr("kmirror.ops.base.spark.SparkRuntime", ThreadsForSpark)
     fine = catch_up()
     assert (fine.exit_code, [(row.result, row.lag) for row in fine.results]) == (0, [(Outcome.DONE, 0)])
     monkeypatch.setattr("kmirror.ops.run.run.last_group_sync", without_the_source)

@@ -18,20 +18,21 @@ from kmirror.engine.control.driver import Ending
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
+from kmirror.ops.base.context import change, require_mirror
+from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.check.check import check
-from kmirror.ops.context import change, require_mirror
 from kmirror.ops.failback.plan import Strategy
+from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
 from kmirror.ops.report.facts import report_facts
-from kmirror.ops.results import Outcome
 from kmirror.ops.run.outcome import outcome
-from kmirror.ops.run.request import RunRequest
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.failover import failover, remove
-from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.report import VerbReport
-from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.records import PartitionState
 from kmirror.state.snapshot import Changes, State

@@ -6,7 +6,7 @@ from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import PARTITIONS, PartitionRow
 from tests.support.clusters import ClusterPair, unique_topic

@@ -15,7 +15,7 @@ from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.errors import Reason, UnreachableError, UsageError
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.ports import LOOPBACK, free_ports

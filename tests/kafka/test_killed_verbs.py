@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.ops.context import change
+from kmirror.ops.base.context import change
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.mirrors.pause import pause
-from kmirror.ops.results import Outcome
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.snapshot import Changes

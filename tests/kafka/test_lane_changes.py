@@ -15,10 +15,10 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.mirrors.recover import Consent, recover
-from kmirror.ops.results import Outcome
 from kmirror.ops.stop.failover import remove
 from kmirror.state.records import Incarnation, LaneChangeRecord
 from tests.support.clusters import ClusterPair, unique_topic

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from kmirror.engine.executors import Executor
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.show.describe import describe
 from kmirror.sandbox.cluster import SandboxCluster

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import kmirror
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, unique_topic

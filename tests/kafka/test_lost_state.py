@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.trim import trim_compacted
 from kmirror.errors import Reason, RefusedError, UnreachableError
-from kmirror.ops.upstream import stored_state_on
+from kmirror.ops.base.upstream import stored_state_on
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.events import Event
 from kmirror.state.lease import EngineIdentity, Lease

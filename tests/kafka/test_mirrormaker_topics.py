@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.side_jobs import SideJob
 from kmirror.errors import UsageError
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.jobs.mirrormaker import CheckpointsJob, HeartbeatsJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.sandbox.jars import kafka_jars

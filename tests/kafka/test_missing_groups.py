@@ -14,7 +14,7 @@ from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, TimedOutError, UnreachableError
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.failback import groups as failback_groups
 from kmirror.ops.failback.groups import committed_offsets, live_groups
 from kmirror.ops.groups.restore import committed_on

@@ -17,7 +17,7 @@ from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
 from kmirror.ops.add import steps as add_steps
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import TopicAdmin
-from kmirror.ops.context import PENDING_ADD, Destination, change
+from kmirror.ops.base.context import PENDING_ADD, Destination, change
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create

@@ -6,7 +6,7 @@ import pytest
 
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.state.records import TopicOrigin
 from kmirror.words import counted
 from kmirror.work import WorkView

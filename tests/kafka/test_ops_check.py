@@ -8,9 +8,9 @@ import pytest
 
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
+from kmirror.ops.base.context import Destination
 from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import CHECKS, CheckLine
-from kmirror.ops.context import Destination
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
 

@@ -17,9 +17,9 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination, change, now_ms
+from kmirror.ops.base.context import Destination, change, now_ms
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.mirrors.delete import delete
-from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.tables import MIRRORS, MirrorRow, PartitionRow

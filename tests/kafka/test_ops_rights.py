@@ -24,8 +24,8 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
+from kmirror.ops.base.context import Destination, change
 from kmirror.ops.check.check import check
-from kmirror.ops.context import Destination, change
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.describe import describe
 from kmirror.ops.verify.verify import VerifyRequest, verify

@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from kmirror.errors import ExitCode
 from kmirror.ops.add import steps as add_steps
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination, now_ms
-from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.base.context import Destination, now_ms
+from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.settings.table import parse_start_from
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, unique_topic

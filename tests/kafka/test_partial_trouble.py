@@ -12,11 +12,12 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
-from kmirror.ops.results import Outcome, VerbResult
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome, VerbResult
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
-from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.stop import stop
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState

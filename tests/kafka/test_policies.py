@@ -18,11 +18,11 @@ from kmirror.engine.clock import now_ms
 from kmirror.engine.control.side_jobs import JobView
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.add.add import add
+from kmirror.ops.base.context import change, require_mirror
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.check.check import check
-from kmirror.ops.context import change, require_mirror
 from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
-from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.stop.failover import failover

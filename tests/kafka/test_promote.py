@@ -11,12 +11,13 @@ from confluent_kafka import Producer
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
-from kmirror.ops.results import Outcome
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.run.engine_start import LEASE_TTL_MS
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
-from kmirror.ops.stop.promote import PromoteRequest, PromoteView, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView
 from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, unique_topic

@@ -16,11 +16,12 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
-from kmirror.ops.context import Destination
-from kmirror.ops.results import Outcome
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.batches import promote_in_batches
-from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState
 from tests.kafka.test_promote import mirrored
@@ -219,7 +220,7 @@ def test_without_an_engine_that_starts_nothing_is_promoted_and_the_reason_is_rep
     words += ["--bootstrap-server", cluster_pair.destination.bootstrap_servers]
     assert main([*words, "--master", "nowhere"]) == ExitCode.USAGE
     assert "'nowhere' is not a Spark master" in capsys.readouterr().err
-    monkeypatch.setattr("kmirror.ops.run.own_engine._START", "raise OSError('no space left')")
+    monkeypatch.setattr("kmirror.ops.base.own_engine._START", "raise OSError('no space left')")
     assert main([*words, "--timeout", "7s"]) == ExitCode.TIMED_OUT
     shown = capsys.readouterr()
     rows = {row["topic"]: row for row in json.loads(shown.out)["results"]}

@@ -13,10 +13,10 @@ from kmirror.engine.archive import archiving
 from kmirror.engine.archive.archive_topic import Range
 from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.errors import KmirrorError, Reason, RefusedError
-from kmirror.ops import rebuild
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination, change
-from kmirror.ops.rebuild import TopicRebuilder
+from kmirror.ops.base.context import Destination, change
+from kmirror.ops.jobs import rebuild
+from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.state.group_records import GroupRecord

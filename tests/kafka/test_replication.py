@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kmirror.ops.add.add import add
+from kmirror.ops.base.context import Destination
 from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import CheckLine
-from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.cluster import SandboxCluster

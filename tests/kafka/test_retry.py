@@ -28,7 +28,7 @@ from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.lane.lane import Lane
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
 from kmirror.sandbox.cluster import SandboxCluster

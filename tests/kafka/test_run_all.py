@@ -13,9 +13,9 @@ from threading import Event
 import pytest
 
 from kmirror.errors import RefusedError
-from kmirror.ops.context import Destination, change, now_ms
+from kmirror.ops.base.context import Destination, change, now_ms
+from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.engine_start import EngineStart
-from kmirror.ops.run.request import RunRequest
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, EngineState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient
 from kmirror.cluster.acls import describe_acls
 from kmirror.cluster.security.properties import literal_secrets, read_properties
 from kmirror.errors import RefusedError, UsageError
+from kmirror.ops.base.context import Destination
 from kmirror.ops.check.check import check
-from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.ports import LOOPBACK
 from kmirror.sandbox.registry import (

@@ -14,7 +14,7 @@ from kmirror.cluster.topic_settings import topic_defaults, topic_settings
 from kmirror.engine.control.side_jobs import JobEvent
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import TopicAdmin
-from kmirror.ops.context import Destination, change
+from kmirror.ops.base.context import Destination, change
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.show.describe_settings import describe_settings

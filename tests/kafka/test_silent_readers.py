@@ -17,8 +17,8 @@ import pytest
 
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
-from kmirror.ops.rebuild import TopicRebuilder
+from kmirror.ops.base.context import Destination
+from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import unique_topic

@@ -15,7 +15,7 @@ from kmirror.cluster.security.tokens import TOKENS, TokenSource
 from kmirror.engine.control.source_login import LoginReport, SourceLogin
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.cluster import SandboxCluster

@@ -19,10 +19,10 @@ from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, Reason, UnreachableError
+from kmirror.ops.base.gone import gone_topics
+from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.failback.plan import is_there
 from kmirror.ops.failback.progress import TopicStep, TopicWork
-from kmirror.ops.gone import gone_topics
-from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.promote_readiness import check_source_after_stop
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.work import StopResults

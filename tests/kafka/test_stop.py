@@ -21,9 +21,9 @@ from kmirror.engine.lane.control import append_to
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination, change
+from kmirror.ops.base.context import Destination, change
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
-from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.state.records import EngineRecord, EngineState, PartitionState

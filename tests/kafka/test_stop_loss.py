@@ -19,11 +19,12 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove
-from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, freeze, unique_topic

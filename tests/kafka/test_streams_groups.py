@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.failback.groups import live_groups
 from kmirror.ops.groups import expiry
 from kmirror.ops.groups.at_stop import clamp_groups
-from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe_groups import describe_groups
 from kmirror.state.group_records import GroupReason
 from tests.support.clusters import ClusterPair, unique_topic

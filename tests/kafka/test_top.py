@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import typed
 from tests.support.live_terminal import LiveTerminal

@@ -13,7 +13,7 @@ import pytest
 
 from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.errors import ExitCode
-from kmirror.ops.results import Outcome
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState

@@ -21,10 +21,10 @@ from kmirror.engine.control.topic_state import TopicState
 from kmirror.engine.lane import log_end_checks
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.mirrors.pause import pause
 from kmirror.ops.mirrors.recover import Consent, recover
-from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
 from kmirror.ops.show.listing import list_mirrors

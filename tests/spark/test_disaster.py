@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.stop.report import last_reports
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair

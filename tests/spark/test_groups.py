@@ -17,9 +17,9 @@ from threading import Event
 import pytest
 from confluent_kafka import Consumer
 
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.groups.sync import final_sync
-from kmirror.ops.results import Outcome
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import Engine

@@ -28,15 +28,16 @@ from kmirror.cluster.protocol.metadata import TopicPartition as ClusterTopicPart
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError
 from kmirror.ops.add.add import add
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.check.check import check
-from kmirror.ops.context import Destination
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest, Strategy
 from kmirror.ops.mirrors.create import create
-from kmirror.ops.results import VerbResult
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
-from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from tests.support.acls import USERS

@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.spark.shipping import UNPACKED
 from kmirror.errors import ExitCode
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.certificates import make_certificates
 from kmirror.sandbox.cluster import SandboxCluster, start_together

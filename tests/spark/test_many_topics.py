@@ -15,7 +15,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.ops.add.topic_admin import await_topics
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.client import Deadline
 from kmirror.state.records import Incarnation, PartitionState

@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import kafka_jars

@@ -17,9 +17,9 @@ from kmirror.cluster.protocol.records import Record
 from kmirror.engine.bulk.ranges import cut_offsets
 from kmirror.engine.bulk.runner import Where
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError, UsageError
-from kmirror.ops.bulk import SparkChoice
-from kmirror.ops.context import Destination
-from kmirror.ops.results import Outcome
+from kmirror.ops.base.bulk import SparkChoice
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.verify.results import VERIFY_PLAN, VerifyOutcome, VerifyRow
 from kmirror.ops.verify.verify import VerifyRequest, explain, verify
 from kmirror.settings.patterns import TopicSelector
@@ -39,7 +39,7 @@ def records(start: int, end: int) -> list[Record]:
 @pytest.fixture
 def on_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Spark do what is small, too."""
-    monkeypatch.setattr("kmirror.ops.bulk.SPARK_FROM_BYTES", 0)
+    monkeypatch.setattr("kmirror.ops.base.bulk.SPARK_FROM_BYTES", 0)
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_what_is_refused_before_spark_is_started(
             side.append(topic, records(0, 20))
         outcome = ask()
         assert (outcome.where, outcome.rows[0].message) == (Where.THREADS, "equal up to offset 20")
-        monkeypatch.setattr("kmirror.ops.bulk.SPARK_FROM_BYTES", 0)
+        monkeypatch.setattr("kmirror.ops.base.bulk.SPARK_FROM_BYTES", 0)
         monkeypatch.setattr("kmirror.engine.bulk.ranges._SMALLEST_TASK_BYTES", 1)
         spark = SparkChoice("local[2]")
         planned = explain(destination, VerifyRequest(mirror.name, spark=spark), lambda _: None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from kmirror.offline.survey import PlannedCut
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.failback.truncate_logs import truncate_logs
 from kmirror.ops.failback.truncation_plan import TruncationPlan
-from kmirror.ops.results import VerbResult
 from kmirror.work import WorkView
 from tests.support.log_dirs import CLUSTER_ID, TOPIC_ID, batch
 from tests.support.watching import assert_grows

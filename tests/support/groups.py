@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination, change
+from kmirror.ops.base.context import Destination, change
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.settings.table import parse_settings

@@ -12,7 +12,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.errors import Reason, RefusedError
-from kmirror.ops.context import Destination, change, now_ms
+from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import Incarnation, PartitionRecord, PartitionState, ProgressRecord, ProgressRow
 from kmirror.state.snapshot import Changes

@@ -16,11 +16,11 @@ from jsonschema import Draft202012Validator
 from kmirror.cli.evidence import FILE
 from kmirror.cli.run_log import LINE
 from kmirror.columns import Column, Type, object_of
+from kmirror.ops.base.evidence import EVIDENCE, VERB_RUN
+from kmirror.ops.base.results import ERROR, RESULT
 from kmirror.ops.check.findings import CHECK
-from kmirror.ops.evidence import EVIDENCE, VERB_RUN
 from kmirror.ops.failback.truncation_plan import PLAN
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS
-from kmirror.ops.results import ERROR, RESULT
 from kmirror.ops.serve.answers import STATUS as SERVED
 from kmirror.ops.serve.recent import HISTORY
 from kmirror.ops.show.describe_groups import GROUPS

@@ -14,13 +14,14 @@ from typing import Self
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.mirrors.pause import pause
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
-from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.workflow_records import WorkflowRecord

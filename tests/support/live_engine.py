@@ -15,7 +15,7 @@ from kmirror.engine.control.counters import Counters
 from kmirror.engine.control.driver import COPYING, RunView
 from kmirror.engine.control.snapshots import MirrorSnapshot, Snapshots
 from kmirror.errors import UnreachableError
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.service import Service
 from kmirror.state.records import (

@@ -17,8 +17,8 @@ from kmirror.engine.control.snapshots import Snapshots
 from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.spec import LaneSpec
-from kmirror.ops.context import Destination
-from kmirror.ops.rebuild import TopicRebuilder
+from kmirror.ops.base.context import Destination
+from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror.ops.run.engine_start import LEASE_TTL_MS
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.service import Service

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.mirrors.create import create
-from kmirror.ops.results import VerbResult
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.settings.patterns import TopicSelector
 from tests.support.leader import create_topic

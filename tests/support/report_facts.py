@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason, UnreachableError
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.report.facts import ClusterFacts, ReportFacts
-from kmirror.ops.results import Outcome
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.engine_health import engine_health
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble

@@ -9,7 +9,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest
 from kmirror.ops.failback.truncate_logs import truncate_logs

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from kmirror.errors import NOT_COPYING
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.serve.answers import answer
 from kmirror.ops.serve.service import Service
 from kmirror.ops.show.describe import describe

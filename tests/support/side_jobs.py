@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob
-from kmirror.ops.context import Destination, require_mirror
+from kmirror.ops.base.context import Destination, require_mirror
 from kmirror.settings.table import parse_settings
 
 

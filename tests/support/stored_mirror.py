@@ -15,8 +15,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import append_to
-from kmirror.ops.bulk import SparkChoice
-from kmirror.ops.context import Destination
+from kmirror.ops.base.bulk import SparkChoice
+from kmirror.ops.base.context import Destination
 from kmirror.ops.verify.results import VerifyOutcome
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.sandbox.cluster import SandboxCluster

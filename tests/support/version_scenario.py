@@ -15,7 +15,7 @@ from kmirror.engine.archive.archive_topic import archives_of
 from kmirror.engine.histories.identity_check import AT_SOURCE, troubles
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.jobs.side_jobs import side_jobs_of
 from kmirror.ops.mirrors.config import change_config

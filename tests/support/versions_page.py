@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kmirror.ops.check.versions import Role
+from kmirror.ops.base.versions import Role
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror.sandbox.spec import needs_zookeeper
 from tests.support.clusters import NO_RETENTION, made_clusters

@@ -14,8 +14,8 @@ from kmirror.cli import run_log
 from kmirror.cli.main import entry_point
 from kmirror.engine.spark import application as spark
 from kmirror.engine.spark.conf import SparkOptions
-from kmirror.ops.run import spark as spark_of_a_run
-from kmirror.ops.stop import promote
+from kmirror.ops.base import spark as spark_of_a_run
+from kmirror.ops.stop import promote_request
 from tests.support.local_engine import Threads
 
 #: The default for commands that do not set it.
@@ -50,6 +50,6 @@ class ThreadRuntime(Threads):
 if __name__ == "__main__":
     for module in (spark, spark_of_a_run):
         module.SparkRuntime = ThreadRuntime  # type: ignore[attr-defined]
-    promote.IDLE_MS = IDLE_MS
+    promote_request.IDLE_MS = IDLE_MS
     run_log.SUMMARY_SECONDS = SUMMARY_SECONDS
     entry_point()

@@ -8,9 +8,9 @@ import pytest
 
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.errors import KmirrorError
-from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
+from kmirror.ops.base.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
+from kmirror.ops.base.context import now_ms
 from kmirror.ops.check.blocked import blocked_views
-from kmirror.ops.context import now_ms
 from kmirror.ops.stop.promote_readiness import Goal, Missing, Readiness, not_ready_until_blocked, topics_to_block
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.rights_records import RightsRecord

@@ -15,7 +15,7 @@ from kmirror.engine.bulk.progress import ProgressAddress, receiving_progress, re
 from kmirror.engine.bulk.ranges import cut_offsets, group_by_size, task_bytes
 from kmirror.engine.bulk.runner import SparkTasks, Task, Threads, Where, run_task
 from kmirror.errors import KmirrorError, UsageError
-from kmirror.ops.bulk import SPARK_FROM_BYTES, Bulk, SparkChoice
+from kmirror.ops.base.bulk import SPARK_FROM_BYTES, Bulk, SparkChoice
 from kmirror.work import Add, Meter, WorkIsOverError, WorkView, unwatched
 from tests.support.waiting import wait_until
 

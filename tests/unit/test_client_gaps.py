@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from kmirror.cluster.protocol.acl_binding import Operation, PatternType, ResourceType
 from kmirror.cluster.protocol.quota import Quota
-from kmirror.ops.client_gaps import ClientGaps, gap_sentences, grant_command
-from kmirror.ops.results import VerbResult
+from kmirror.ops.base.client_gaps import ClientGaps, gap_sentences, grant_command
+from kmirror.ops.base.results import VerbResult
 from kmirror.sync.client_rights import LackingRight
 
 AT = 1_000_000_000_000

@@ -27,8 +27,8 @@ from kmirror.engine.compare.verification import (
     work_units,
 )
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, UnreachableError
-from kmirror.ops.bulk import slots_of
-from kmirror.ops.results import Outcome
+from kmirror.ops.base.bulk import slots_of
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.verify.results import VERIFIED, Subject, VerifyRow, error_of, exit_code_of, row_of
 from kmirror.work import Meter, WorkView
 

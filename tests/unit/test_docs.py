@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from bench import readme
-from kmirror.cli.main import VERBS, kmirror
+from kmirror.cli.verbs import VERBS, kmirror
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.settings.table import describe

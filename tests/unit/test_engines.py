@@ -14,9 +14,9 @@ from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
-from kmirror.ops.results import Outcome
+from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.outcome import outcome
-from kmirror.ops.run.request import RunRequest
 
 FENCED = RefusedError("process 7 on h took over", None, Reason.FENCED)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.ops.stop.handover import all_released
+from kmirror.ops.base.handover import all_released
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 

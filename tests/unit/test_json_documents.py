@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jsonschema import Draft202012Validator
 
-from kmirror.cli.main import VERBS
+from kmirror.cli.verbs import VERBS
 from tests.support.json_documents import (
     DOCUMENTS,
     PAGE,

@@ -13,8 +13,8 @@ from kmirror.cluster.security import kerberos
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.kerberos import KerberosClient, KerberosLogin
 from kmirror.errors import Reason, UnreachableError, UsageError
+from kmirror.ops.base.context import Destination
 from kmirror.ops.check.check import check
-from kmirror.ops.context import Destination
 
 MODULE = "com.sun.security.auth.module.Krb5LoginModule required"
 PROPERTIES = {

@@ -63,7 +63,8 @@ def test_a_client_shows_its_certificate_and_the_chain_above_it(name: str) -> Non
     config = configured(trust("trust.p12"), own(name))
     assert handshake(config, client_auth=True) == "client"
     expected = load_pem_private_key(Path("client-clear-key.pem").read_bytes(), None)
-    assert load_pem_private_key(str(config.key_pem).encode(), None).public_key() == expected.public_key()
+    assert config.tls is not None
+    assert load_pem_private_key(str(config.tls.key_pem).encode(), None).public_key() == expected.public_key()
     assert isinstance(Producer(config.librdkafka(log_level=0)), Producer)
     assert not [secret for secret in (STORE_PASSWORD, OWN_KEY_PASSWORD, "PRIVATE") if secret in repr(config)]
 
@@ -175,7 +176,8 @@ def test_a_store_that_is_replaced_is_used_from_the_next_connection_on(tmp_path: 
     )
     write(password, b"another-password")
     assert handshake(config, client_auth=True) == "broker"
-    assert state.config["ssl.certificate.pem"] == config.with_current_stores().certificate_pem != config.certificate_pem
+    assert config.tls is not None
+    assert state.config["ssl.certificate.pem"] == config.tls.current().certificate_pem != config.tls.certificate_pem
     for content in (b"", Path("half.p12").read_bytes()):
         write(store, content)
         assert (handshake(config, client_auth=True), state.config) == ("client", before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import kmirror
-from kmirror.cli.main import VERBS
+from kmirror.cli.verbs import VERBS
 
 #: What runs until it is stopped, belongs to a terminal or works on files.
 PROGRAMS = {"run", "top", "report", "truncate-logs", "append", "help", "completion", "sandbox", "demo"}

@@ -8,13 +8,13 @@ import pytest
 
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import Reason
-from kmirror.ops.show.tables import PartitionRow
-from kmirror.ops.stop.open_transactions import (
+from kmirror.ops.show.open_transactions import (
     SHOWN_AFTER_MS,
     OpenTransaction,
     is_blocked_by_transaction,
     with_transaction,
 )
+from kmirror.ops.show.tables import PartitionRow
 from kmirror.state.records import PartitionState
 
 NOW = 10_000_000

@@ -15,9 +15,9 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import ExitCode, Reason, UsageError
 from kmirror.ops.add.plan import Action, Facts, Selection, TopicPlan, decide, select
 from kmirror.ops.add.topic_admin import requests_of
-from kmirror.ops.context import PENDING_ADD
-from kmirror.ops.results import Outcome, TopicResult, exit_code_of
-from kmirror.ops.upstream import Upstream, follow, links_of
+from kmirror.ops.base.context import PENDING_ADD
+from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
+from kmirror.ops.base.upstream import Upstream, follow, links_of
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, StartFrom, parse_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord

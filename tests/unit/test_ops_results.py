@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError, UnreachableError
-from kmirror.ops.context import NamedClusterError, naming_cluster
-from kmirror.ops.results import GroupResult, Outcome, TopicResult, VerbResult, exit_code_of
+from kmirror.ops.base.context import NamedClusterError, naming_cluster
+from kmirror.ops.base.results import GroupResult, Outcome, TopicResult, VerbResult, exit_code_of
 from kmirror.ops.show.tables import MIRRORS
 
 

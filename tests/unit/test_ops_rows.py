@@ -12,8 +12,8 @@ from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, 
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
-from kmirror.ops.context import PENDING_ADD
-from kmirror.ops.results import Outcome
+from kmirror.ops.base.context import PENDING_ADD
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS, PartitionRow

@@ -9,7 +9,7 @@ import pytest
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
-from kmirror.ops.results import Outcome, exit_code_of
+from kmirror.ops.base.results import Outcome, exit_code_of
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.show.wait import Condition, is_over, judge, progress
 from kmirror.state.records import PartitionState

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.ops.run import own_engine
-from kmirror.ops.run.own_engine import OwnEngine
+from kmirror.ops.base import own_engine
+from kmirror.ops.base.own_engine import OwnEngine
 from tests.support.waiting import wait_until
 
 

@@ -12,12 +12,12 @@ from kmirror.cluster.client import EARLIEST, ClusterClient, OffsetAnswer
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import Reason, UnreachableError
-from kmirror.ops.context import Destination, now_ms
-from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.stop.promote import PromoteRequest
+from kmirror.ops.base.context import Destination, now_ms
+from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.stop.promote_checks import FinalCheck
 from kmirror.ops.stop.promote_messages import dry_run_rows
 from kmirror.ops.stop.promote_readiness import ReadinessChecker, check_source_after_stop
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.work import StopResults
 from kmirror.state.records import (
     DesiredState,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.ops.check.replication import Replication, weak_replication
+from kmirror.ops.mirrors.replication import Replication, weak_replication
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from kmirror.errors import (
     UnreachableError,
     UsageError,
 )
-from kmirror.ops.context import naming_cluster
-from kmirror.ops.results import GroupResult, Outcome
+from kmirror.ops.base.context import naming_cluster
+from kmirror.ops.base.results import GroupResult, Outcome
+from kmirror.ops.base.retrying import Interrupted, Retries, is_transient
 from kmirror.ops.run.last_group_sync import judged
-from kmirror.ops.run.retrying import Interrupted, Retries, is_transient
 from kmirror.state.group_records import GroupReason
 
 
@@ -69,7 +69,7 @@ def failing(error: Exception) -> None:
 
 
 def test_it_says_what_it_waits_for_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kmirror.ops.run.retrying.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("kmirror.ops.base.retrying.FIRST_PAUSE_S", 0.01)
     shown: list[tuple[str, str | None]] = []
     errors: list[Exception] = [TimedOutError("slow"), TimedOutError("slow"), OutcomeUnknown("silent")]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.ops.run.spark import new_log_file
+from kmirror.ops.base.spark import new_log_file
 
 
 def test_logs_of_runs_that_have_ended_are_deleted_and_never_one_of_a_run_that_lives(

@@ -14,6 +14,7 @@ from kmirror.cluster.security.addresses import parse_bootstrap_servers
 from kmirror.cluster.security.client_config import ClientConfig, client_config, scram_escaped
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.cluster.security.properties import parse_properties
+from kmirror.cluster.security.tls_material import TlsMaterial
 from kmirror.cluster.security.tls_refusals import tls_refusal
 from kmirror.errors import Reason, UnreachableError, UsageError
 from tests.support.tls import KEY_PASSWORD
@@ -51,7 +52,6 @@ def test_nothing_but_an_address() -> None:
         bootstrap_servers=(("kafka1", 9092),),
         client_id="kmirror",
         security_protocol="PLAINTEXT",
-        verify_hostname=True,
         request_timeout_ms=30_000,
         connect_timeout_ms=10_000,
     )
@@ -86,8 +86,7 @@ def test_everything_at_once(tls: Path) -> None:
         sasl_mechanism="SCRAM-SHA-256",
         username="ann",
         password='a "quoted" \\; secret',
-        ca_pem=(tls / "root.pem").read_text(),
-        verify_hostname=False,
+        tls=TlsMaterial(ca_pem=(tls / "root.pem").read_text(), verify_hostname=False),
         request_timeout_ms=5000,
         connect_timeout_ms=2000,
         receive_buffer_bytes=1_048_576,
@@ -98,7 +97,8 @@ def test_it_pickles_and_keeps_its_secrets_to_itself() -> None:
     properties = scram(f'{SCRAM} required username="ann" password="hunter2";', **TRUST, **CLIENT)
     config = client_config(properties | {"security.protocol": "SASL_SSL"}, {})
     assert config.password == "hunter2"
-    assert config.key_password == KEY_PASSWORD
+    assert config.tls is not None
+    assert config.tls.key_password == KEY_PASSWORD
     assert pickle.loads(pickle.dumps(config)) == config
     for secret in ("hunter2", KEY_PASSWORD, "PRIVATE KEY", "BEGIN"):
         assert secret not in repr(config)
@@ -107,7 +107,7 @@ def test_it_pickles_and_keeps_its_secrets_to_itself() -> None:
 def test_credentials_are_left_alone_where_the_protocol_has_no_login() -> None:
     properties = scram("not even JAAS") | {"security.protocol": "PLAINTEXT", "ssl.truststore.location": "/nowhere"}
     config = client_config(properties, {})
-    assert (config.sasl_mechanism, config.username, config.password, config.ca_pem) == (None, None, None, None)
+    assert (config.sasl_mechanism, config.username, config.password, config.tls) == (None, None, None, None)
     assert config.ssl_context() is None
 
 
@@ -204,7 +204,7 @@ def test_a_missing_secret_is_named() -> None:
 
 
 def test_secrets_that_are_not_used_are_not_asked_for() -> None:
-    assert client_config({**ADDRESS, "ssl.key.password": "${env:MISSING}"}, {}).key_password is None
+    assert client_config({**ADDRESS, "ssl.key.password": "${env:MISSING}"}, {}).tls is None
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,8 @@ def test_text_round_pem_blocks_is_no_matter(tmp_path: Path) -> None:
         f"Alias-Name: größe\n***\n{Path('root.pem').read_text()}\n***\n{Path('another-root.pem').read_text()}"
     )
     config = client_config({**SSL, **TRUST, "ssl.truststore.location": str(store)}, {})
-    assert str(config.ca_pem).count("BEGIN CERTIFICATE") == 2
+    assert config.tls is not None
+    assert str(config.tls.ca_pem).count("BEGIN CERTIFICATE") == 2
     handshake(config)
 
 
@@ -383,6 +384,7 @@ def test_librdkafka_names() -> None:
         "receive.buffer.bytes": "65536",
     }
     config = client_config(properties, {})
+    assert config.tls is not None
     assert config.librdkafka(**{"group.id": "g", "client.id": "other"}) == {
         "bootstrap.servers": "kafka1:9092,[::1]:9093",
         "client.id": "other",
@@ -391,9 +393,9 @@ def test_librdkafka_names() -> None:
         "sasl.mechanism": "SCRAM-SHA-512",
         "sasl.username": "a=b",
         "sasl.password": "secret",
-        "ssl.ca.pem": config.ca_pem,
-        "ssl.certificate.pem": config.certificate_pem,
-        "ssl.key.pem": config.key_pem,
+        "ssl.ca.pem": config.tls.ca_pem,
+        "ssl.certificate.pem": config.tls.certificate_pem,
+        "ssl.key.pem": config.tls.key_pem,
         "ssl.key.password": KEY_PASSWORD,
         "ssl.endpoint.identification.algorithm": "https",
         "socket.timeout.ms": 30_000,

@@ -21,8 +21,8 @@ from kmirror.engine.control.engines import NotCopied
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.snapshots import Snapshots
 from kmirror.errors import ExitCode, RefusedError, UsageError
+from kmirror.ops.base.address import Address
 from kmirror.ops.serve import answers, server, service
-from kmirror.ops.serve.address import Address
 from kmirror.ops.serve.page import page_text
 from kmirror.ops.serve.server import MOST_CLIENTS, serving
 from kmirror.ops.serve.service import Service

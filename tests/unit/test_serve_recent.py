@@ -10,7 +10,7 @@ import pytest
 
 from kmirror.engine.clock import now_ms
 from kmirror.errors import UnreachableError
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.serve import recent
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.state.events import Event, EventPage

@@ -8,7 +8,7 @@ import pytest
 
 from kmirror.engine.control.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
-from kmirror.ops.run.request import RunRequest
+from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.supervisor import (
     OtherEngines,
     is_left_out,

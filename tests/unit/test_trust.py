@@ -261,7 +261,8 @@ def test_the_stores_of_a_record_are_judged_each_time_they_are_read(home: Path) -
     store.write_text("-----BEGIN CERTIFICATE-----\nMAo=\n-----END CERTIFICATE-----\n")
     properties = {"bootstrap.servers": "a:1", "security.protocol": "SSL", "ssl.truststore.type": "PEM"}
     config = client_config(StoredProperties({**properties, "ssl.truststore.location": str(store)}))
-    assert isinstance(config.tls_properties, StoredProperties)
+    assert config.tls is not None
+    assert isinstance(config.tls.properties, StoredProperties)
     assert config.with_current_stores() is config
 
 

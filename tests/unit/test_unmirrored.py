@@ -11,7 +11,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import KmirrorError, Reason
-from kmirror.ops.results import Outcome
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import partition_rows

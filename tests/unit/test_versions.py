@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.ops.check.versions import Role, judged, too_old
+from kmirror.ops.base.versions import Role, judged, too_old
 from tests.support.kafka_versions import OLDER_VERSIONS, OTHER_VERSIONS, is_older
 from tests.support.versions_page import PAGE, STEPS, page, seen
 

@@ -125,7 +125,7 @@ def _needs_state(request: Request) -> bool:
 
 
 def _state(request: Request) -> State:
-    from kmirror.ops.context import Destination
+    from kmirror.ops.base.context import Destination
 
     properties = destination_properties(
         request.value("--bootstrap-server"), request.value("--command-config"), request.value("--cluster")
@@ -136,8 +136,8 @@ def _state(request: Request) -> State:
 
 def _topics_by_mirror(request: Request, state: State) -> dict[str, list[str]]:
     """Return the selected topics by the mirror that owns them; a topic's former mirrors do not count."""
-    from kmirror.ops.context import known_mirror
-    from kmirror.ops.selection import select_topics
+    from kmirror.ops.base.context import known_mirror
+    from kmirror.ops.base.selection import select_topics
     from kmirror.settings.patterns import TopicSelector
     from kmirror.state.records import DesiredState
 

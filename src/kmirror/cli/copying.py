@@ -27,7 +27,7 @@ from kmirror.words import counted, one_line
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView
-    from kmirror.ops.results import VerbResult
+    from kmirror.ops.base.results import VerbResult
     from kmirror.ops.verify.results import VerifyOutcome
     from kmirror.settings.patterns import TopicSelector
 
@@ -107,9 +107,9 @@ def run_verb(
     from kmirror.cli.run_log import RunLog
     from kmirror.cli.service_manager import ServiceManager
     from kmirror.engine.clock import now_ms
-    from kmirror.ops.run.request import RunRequest
+    from kmirror.ops.base.address import Address
+    from kmirror.ops.base.run_request import RunRequest
     from kmirror.ops.run.run import run
-    from kmirror.ops.serve.address import Address
 
     flag, where = ("--http", http) if http is not None else ("--metrics-port", metrics_port)
     address = None if where is None else Address.parse(where, flag)
@@ -185,7 +185,7 @@ def verify_verb(
         raise UsageError("--full and --sample exclude each other", "give one of them")
     if explain and report is not None:
         raise UsageError("--explain and --report exclude each other", "--explain compares nothing")
-    from kmirror.ops.bulk import SparkChoice
+    from kmirror.ops.base.bulk import SparkChoice
     from kmirror.ops.verify.results import VERIFY_PLAN
     from kmirror.ops.verify.verify import VerifyRequest, verify
     from kmirror.ops.verify.verify import explain as explained

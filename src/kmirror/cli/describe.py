@@ -16,7 +16,7 @@ from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
     from kmirror.columns import Table
-    from kmirror.ops.context import Destination
+    from kmirror.ops.base.context import Destination
     from kmirror.ops.show.cluster_view import Prober
     from kmirror.settings.patterns import TopicSelector
 

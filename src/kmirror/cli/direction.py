@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kmirror.ops.context import Destination
+    from kmirror.ops.base.context import Destination
 
 
 def direction(destination: Destination, mirror: str) -> list[str]:
@@ -16,7 +16,7 @@ def direction(destination: Destination, mirror: str) -> list[str]:
         UnreachableError: the destination does not answer.
     """
     from kmirror.errors import KmirrorError
-    from kmirror.ops.context import cluster_id_of, require_mirror, source_client
+    from kmirror.ops.base.context import cluster_id_of, require_mirror, source_client
     from kmirror.ops.show.listing import list_mirrors
 
     record = require_mirror(destination.state(), mirror)

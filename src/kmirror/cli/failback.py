@@ -73,7 +73,7 @@ def failback_verb(
         raise UsageError("--offline and --plan FILE require each other", "give both or neither")
     if discard and not (recreate or offline):
         raise UsageError("--discard requires --recreate or --offline", "give one of them with it")
-    from kmirror.ops.bulk import SparkChoice
+    from kmirror.ops.base.bulk import SparkChoice
     from kmirror.ops.failback.failback import failback
     from kmirror.ops.failback.plan import FailbackRequest, Strategy
 
@@ -126,8 +126,8 @@ def switchover_verb(
     master: str,
     report: str | None,
 ) -> int:
+    from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
     from kmirror.ops.run.signals import stopping
-    from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 
     evidence = Report.at(report) if report else None
     request = SwitchoverRequest(

@@ -14,8 +14,8 @@ from difflib import get_close_matches
 
 import click
 
-from kmirror.cli.main import kmirror
 from kmirror.cli.options import IRREVERSIBLE, Verb
+from kmirror.cli.verbs import kmirror
 from kmirror.commands import on_mirror
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.patterns import is_plain_name

@@ -1,12 +1,7 @@
-"""The command `kmirror`: its verbs, and the one place where errors become exit codes.
-
-A verb's module is imported only when the verb is used, and nothing here imports Kafka or Spark clients: the time that
-this module takes to import is what a user waits for after pressing Tab.
-"""
+"""Run a command line: the one place where errors become exit codes. It imports no Kafka or Spark client."""
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import signal
@@ -19,109 +14,15 @@ from itertools import pairwise
 from typing import NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 
-from kmirror import __version__
 from kmirror.cli.failures import INTERRUPTED, explain
-from kmirror.cli.options import COMPLETE_VARIABLE, Session, VerbGroup
+from kmirror.cli.options import COMPLETE_VARIABLE, Session
 from kmirror.cli.screen import Screen
+from kmirror.cli.verbs import kmirror
 from kmirror.errors import ExitCode, KmirrorError, UsageError
-
-#: The sections of `kmirror --help`: by verb, its module and its summary.
-SECTIONS = {
-    "Set up": {
-        "check": ("views", "Check connections, broker versions, rights and settings."),
-        "create": ("mirrors", "Create a mirror: store its source, filters and settings."),
-        "add": ("mirrors", "Add source topics to a mirror."),
-    },
-    "Copy": {
-        "run": ("copying", "Copy records until stopped or caught up."),
-        "pause": ("stopping", "Pause copying."),
-        "resume": ("stopping", "Resume copying."),
-    },
-    "Monitor and verify": {
-        "list": ("views", "List the mirrors on a destination."),
-        "describe": ("describe", "Show offsets, lag and state of each mirrored partition."),
-        "top": ("top", "Show rate, lag and time left of each topic, live."),
-        "wait": ("views", "Wait until topics are caught up, stopped, healthy or drained."),
-        "verify": ("copying", "Compare source and destination record by record."),
-        "events": ("views", "Show who did what to a mirror, when, and the result."),
-        "report": ("report", "Write an HTML report about a mirror."),
-    },
-    "Stop, fail over and fail back": {
-        "promote": ("stopping", "Stop mirroring topics once they are fully copied (planned migration)."),
-        "failover": ("stopping", "Stop mirroring immediately and make the topics writable."),
-        "remove": ("stopping", "Remove topics from a mirror and make them writable."),
-        "failback": ("failback", "Make the old source a mirror of the new primary."),
-        "truncate-logs": ("truncate_logs", "Truncate a stopped broker's logs as a failback plan says."),
-        "switchover": ("failback", "Swap source and destination (planned)."),
-    },
-    "Operate": {
-        "recover": ("mirrors", "Retry FAILED partitions now."),
-        "append": ("append", "Append records from a file at their offsets."),
-        "config": ("mirrors", "Show or change a mirror's settings."),
-        "delete": ("mirrors", "Delete a mirror but keep its topics."),
-        "help": ("pages", "Show a page of the documentation, or the help of a command."),
-        "completion": ("completion", "Print the shell completion script for kmirror and kafka-mirrors."),
-    },
-    "Try it out": {
-        "sandbox": ("sandbox", "Run two real Kafka clusters on this machine."),
-        "demo": ("demo", "Watch a copy, crash, failover and failback, step by step."),
-    },
-}
-#: Verb, module and summary, in the order of the help.
-VERBS = {name: verb for verbs in SECTIONS.values() for name, verb in verbs.items()}
-
-
-class Verbs(VerbGroup):
-    """A group that imports its verbs lazily."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order of the help."""
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Import and return a verb."""
-        if name not in VERBS:
-            return None
-        found = getattr(importlib.import_module(f"kmirror.cli.{VERBS[name][0]}"), f"{name.replace('-', '_')}_verb")
-        assert isinstance(found, click.Command)
-        return found
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete verbs, without importing them, and options."""
-        verbs = [CompletionItem(name, help=VERBS[name][1]) for name in VERBS if name.startswith(incomplete)]
-        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs by section, without importing them."""
-        width = max(map(len, VERBS))
-        for title, verbs in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in verbs.items()])
-
 
 #: Verbs that change nothing themselves, but are used for what their exit code says.
 _CODE_MATTERS = frozenset({"wait", "verify"})
-
-kmirror = Verbs(
-    "kmirror",
-    help="Mirror Kafka topics between stock clusters with the same offsets, record for record."
-    " All commands connect to the destination; the mirror stores how to reach its source.",
-    epilog="`kmirror COMMAND --help` shows the options and examples of a command, `kmirror help` the documentation."
-    " To see kmirror work: kmirror demo",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    params=[
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            help="Show the version and exit.",
-            callback=lambda ctx, _, asked: _show_version(ctx) if asked and not ctx.resilient_parsing else None,
-        )
-    ],
-)
 
 
 def main(arguments: Sequence[str], screen: Screen | None = None, *, kafka_columns: bool = False) -> int:
@@ -239,7 +140,7 @@ def _lost_output(session: Session) -> int:
 def _report(failure: Exception, session: Session, arguments: Sequence[str]) -> int:
     """Show why the command failed, and return the exit code."""
     from kmirror.cli.output import output_for
-    from kmirror.ops.results import ErrorInfo, VerbResult
+    from kmirror.ops.base.results import ErrorInfo, VerbResult
 
     if isinstance(failure, click.exceptions.NoArgsIsHelpError):
         session.screen.note(failure.format_message())
@@ -261,8 +162,3 @@ def _written_output(arguments: Sequence[str]) -> str:
     """Return the output format in arguments that could not be parsed."""
     as_json = "--json" in arguments or "--output=json" in arguments or ("--output", "json") in pairwise(arguments)
     return "json" if as_json else "table"
-
-
-def _show_version(ctx: click.Context) -> None:
-    click.echo(f"kmirror {__version__}")
-    ctx.exit()

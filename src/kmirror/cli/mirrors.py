@@ -137,7 +137,7 @@ def add_verb(
     spark_conf: dict[str, str],
 ) -> int:
     from kmirror.ops.add.add import add
-    from kmirror.ops.bulk import SparkChoice
+    from kmirror.ops.base.bulk import SparkChoice
 
     with call.destination() as destination, call.output.working() as watch:
         done = add(
@@ -249,8 +249,8 @@ def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, 
     dry_run=True,
 )
 def delete_verb(call: Call, mirror: str) -> int:
+    from kmirror.ops.base.results import Outcome
     from kmirror.ops.mirrors.delete import delete
-    from kmirror.ops.results import Outcome
 
     with call.destination() as destination:
         done = delete(destination, mirror, dry_run=True)

@@ -19,7 +19,7 @@ import click
 from kmirror.errors import KmirrorError
 
 if TYPE_CHECKING:
-    from kmirror.ops.context import Destination
+    from kmirror.ops.base.context import Destination
 
 #: More than a user will read; parsed in a few milliseconds.
 MOST_LINES = 5_000

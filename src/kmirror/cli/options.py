@@ -25,8 +25,8 @@ from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.durations import parse_duration
 
 if TYPE_CHECKING:
-    from kmirror.ops.context import Destination
-    from kmirror.ops.results import VerbResult
+    from kmirror.ops.base.context import Destination
+    from kmirror.ops.base.results import VerbResult
     from kmirror.settings.patterns import TopicSelector
 
 #: Set by a shell that asks for completions; `kmirror.cli.completion` answers.
@@ -96,7 +96,7 @@ class Call:
 
     def open_destination(self) -> Destination:
         """Open the destination; the caller closes it."""
-        from kmirror.ops.context import Destination
+        from kmirror.ops.base.context import Destination
 
         return Destination.open(self.properties(), self.expect_cluster_id)
 

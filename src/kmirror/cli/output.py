@@ -19,9 +19,9 @@ from kmirror.words import counted, json_text, one_line
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView
+    from kmirror.ops.base.results import ErrorInfo, StopTotals, TopicResult, VerbResult
     from kmirror.ops.check.findings import CheckLine, CheckReport
-    from kmirror.ops.results import ErrorInfo, StopTotals, TopicResult, VerbResult
-    from kmirror.ops.stop.promote import PromoteView
+    from kmirror.ops.stop.promote_request import PromoteView
     from kmirror.ops.verify.results import VerifyOutcome
     from kmirror.sandbox.registry import SandboxStatus
     from kmirror.work import Watch
@@ -107,8 +107,8 @@ class TableOutput:
     verbosity: int = 0
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
-        from kmirror.ops.converted_keys import KEYS
-        from kmirror.ops.results import PARTITION_RESULTS, RESULTS, Outcome, planned
+        from kmirror.ops.base.converted_keys import KEYS
+        from kmirror.ops.base.results import PARTITION_RESULTS, RESULTS, Outcome, planned
 
         if result.keys:
             self._table(KEYS, result.keys)

@@ -51,7 +51,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _offered(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from kmirror.cli.main import VERBS
+    from kmirror.cli.verbs import VERBS
 
     try:
         pages = titles(pages_folder())
@@ -71,7 +71,7 @@ def _offered(_: click.Context, __: click.Parameter, incomplete: str) -> list[Com
     documents=False,
 )
 def help_verb(call: Call, topic: str | None) -> int:
-    from kmirror.cli.main import VERBS, kmirror
+    from kmirror.cli.verbs import VERBS, kmirror
 
     screen = call.output.screen
     command = kmirror.get_command(click.Context(kmirror), topic) if topic in VERBS else None

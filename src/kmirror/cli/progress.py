@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kmirror.engine.control.driver import RunView
     from kmirror.engine.control.topic_views import TopicView
-    from kmirror.ops.stop.promote import PromoteView
+    from kmirror.ops.stop.promote_request import PromoteView
 
 #: Between two plain lines.
 LINE_SECONDS = 5.0

@@ -17,14 +17,14 @@ from kmirror.columns import Column, document, one_of
 from kmirror.engine.control.driver import COPYING
 from kmirror.engine.control.journal import Level
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason
-from kmirror.ops.results import Outcome
+from kmirror.ops.base.results import Outcome
 from kmirror.words import at_time, byte_rate, counted, json_text, one_line, visible
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView
     from kmirror.engine.control.engines import NotCopied
     from kmirror.engine.control.topic_views import TopicView
-    from kmirror.ops.results import VerbResult
+    from kmirror.ops.base.results import VerbResult
 
 TEXT, JSON = "text", "json"
 SUMMARY_SECONDS = 60.0

@@ -187,7 +187,7 @@ def _trust(folder: Path, mirror_file: Path) -> list[str]:
 
 def _show(call: Call, name: str, steps: Sequence[Step], status: SandboxStatus) -> int:
     """Show what was done, or with `--dry-run` would be done."""
-    from kmirror.ops.results import Outcome, TopicResult, VerbResult
+    from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 
     would = "would " if call.dry_run else ""
     rows = [TopicResult(None, None, Outcome.DONE, f"{would}{step.text}") for step in steps]

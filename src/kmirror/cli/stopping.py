@@ -13,7 +13,7 @@ from kmirror.cli.options import MASTER, Call, duration_option, mirror_option, re
 from kmirror.errors import KmirrorError, UsageError
 
 if TYPE_CHECKING:
-    from kmirror.ops.context import Destination
+    from kmirror.ops.base.context import Destination
     from kmirror.ops.stop.report import VerbReport
     from kmirror.settings.patterns import TopicSelector
 
@@ -120,7 +120,8 @@ def promote_verb(
         raise UsageError("--idle and --block-producers exclude each other", "give one of them")
     from kmirror.ops.run.signals import stopping
     from kmirror.ops.stop.batches import promote_in_batches
-    from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, promote
+    from kmirror.ops.stop.promote import promote
+    from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest
 
     evidence = Report.at(report) if report else None
     idle = None if allow_producers else IDLE_MS if idle_ms is None else idle_ms

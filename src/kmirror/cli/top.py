@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kmirror.cli.options import ALL_MIRRORS, Call, mirror_option, verb
 
 if TYPE_CHECKING:
-    from kmirror.ops.context import Destination
+    from kmirror.ops.base.context import Destination
     from kmirror.ops.show.topics import Overview
 
 

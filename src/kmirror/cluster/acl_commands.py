@@ -76,5 +76,6 @@ def operation_flag(operation: str) -> str:
 
 
 def _principal(config: ClientConfig) -> str:
-    is_anonymous = config.sasl_mechanism is None and config.certificate_pem is None
+    has_certificate = config.tls is not None and config.tls.certificate_pem is not None
+    is_anonymous = config.sasl_mechanism is None and not has_certificate
     return login_principal(config) or ("User:ANONYMOUS" if is_anonymous else UNKNOWN_PRINCIPAL)

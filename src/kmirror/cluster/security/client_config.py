@@ -9,9 +9,8 @@ a say in security that we cannot follow are refused: users would rely on them.
 
 from __future__ import annotations
 
-import os
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.security import kerberos
@@ -63,21 +62,12 @@ class ClientConfig:
     tokens: TokenSource | None = None
     #: For GSSAPI.
     kerberos: KerberosLogin | None = None
-    #: PEM text of the trusted certificates; None for the ones that this machine trusts.
-    ca_pem: str | None = field(default=None, repr=False)
-    #: PEM text of the client's certificate and the chain above it; None without client authentication.
-    certificate_pem: str | None = field(default=None, repr=False)
-    key_pem: str | None = field(default=None, repr=False)
-    key_password: str | None = field(default=None, repr=False)
-    #: If False, only the certificate's chain is verified, not the name in it.
-    verify_hostname: bool = True
+    #: None if connections are not encrypted.
+    tls: TlsMaterial | None = None
     request_timeout_ms: int = 30_000
     connect_timeout_ms: int = 10_000
     #: The properties that user name and password were read from, if they contain references.
     login_properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    #: The ssl.* properties, with references, and the state of the files that they name.
-    tls_properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    tls_stamps: tuple[tuple[int, int, int] | None, ...] = field(default=(), repr=False, compare=False)
     #: The id of the cluster, if it is known: a broker of another one is not asked anything.
     cluster_id: str | None = field(default=None, compare=False)
     #: The reason code of an error about a broker of another cluster.
@@ -90,37 +80,17 @@ class ClientConfig:
         """Return a copy for the cluster with this id; `wrong_cluster` is the reason of errors about another one."""
         return replace(self, cluster_id=cluster_id, wrong_cluster=wrong_cluster)
 
-    @property
-    def uses_tls(self) -> bool:
-        """Return whether connections are encrypted."""
-        return self.security_protocol in {"SSL", "SASL_SSL"}
-
     def with_current_stores(self) -> ClientConfig:
         """Return a copy with the current content of its stores; itself if they are unusable, as while being written."""
-        stamps = file_stamps(self.tls_properties)
-        if stamps == self.tls_stamps:
-            return self
-        try:
-            tls = tls_material(PropertyReader.of(self.tls_properties, None).text)
-            now = replace(
-                self,
-                ca_pem=tls.ca_pem,
-                certificate_pem=tls.certificate_pem,
-                key_pem=tls.key_pem,
-                key_password=tls.key_password,
-                tls_stamps=stamps,
-            )
-            now._context()
-        except (UsageError, PolicyError, UnreachableError):
-            return self
-        return now
+        tls = self.tls and self.tls.current()
+        return self if tls is self.tls else replace(self, tls=tls)
 
     def with_current_password(self) -> ClientConfig:
         """Return a copy with the user name and password that its references resolve to now; itself if they do not."""
         if not self.login_properties:
             return self
         try:
-            login = read_login(PropertyReader.of(self.login_properties, None), (), _tls)
+            login = read_login(PropertyReader.of(self.login_properties, None), ())
         except (UsageError, PolicyError, UnreachableError):
             return self
         return replace(self, username=login.username, password=login.password)
@@ -128,40 +98,10 @@ class ClientConfig:
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return a new TLS context for this cluster, from the current content of its stores; None without TLS.
 
-        It trusts what librdkafka trusts, whatever the version of Python: certificates that Java accepts are accepted,
-        but a chain has to end at a self-signed one, while Java accepts a trusted intermediate.
-
         Raises:
             UsageError: the certificates or the key cannot be used.
         """
-        return self.with_current_stores()._context() if self.uses_tls else None
-
-    def _context(self) -> ssl.SSLContext:
-        try:
-            context = ssl.create_default_context(cadata=self.ca_pem)
-        except (ssl.SSLError, ValueError) as error:
-            raise UsageError(
-                f"the trusted certificates cannot be used: {_reason(error)}", "check ssl.truststore.*"
-            ) from None
-        context.check_hostname = self.verify_hostname
-        context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
-        if self.certificate_pem is not None and self.key_pem is not None:
-            self._load_client_certificate(context)
-        return context
-
-    def _load_client_certificate(self, context: ssl.SSLContext) -> None:
-        # the ssl module loads a client's key from a file only: this one is in memory and private
-        with os.fdopen(os.memfd_create("kmirror-key"), "w", encoding="ascii") as file:
-            file.write(f"{self.key_pem}{self.certificate_pem}")
-            file.flush()
-            try:
-                # without a password OpenSSL would ask for one on the terminal
-                context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password=self.key_password or "")
-            except (ssl.SSLError, ValueError) as error:
-                raise UsageError(
-                    f"the client's key and certificate cannot be used: {_reason(error)}",
-                    "check that the key belongs to the certificate, and ssl.key.password",
-                ) from None
+        return self.tls.current().context() if self.tls is not None else None
 
     def librdkafka(self, **extra: object) -> dict[str, object]:
         """Return the configuration for confluent-kafka, `extra` (librdkafka's names, `**{"a.b": 1}`) on top.
@@ -172,7 +112,6 @@ class ClientConfig:
             UsageError: librdkafka's clients in this process already use another Kerberos login.
             UnreachableError: there is no Kerberos ticket.
         """
-        tls = self.with_current_stores()
         config: dict[str, object] = {
             "bootstrap.servers": ",".join(
                 f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.bootstrap_servers
@@ -189,13 +128,14 @@ class ClientConfig:
             "socket.send.buffer.bytes": self.send_buffer_bytes and min(self.send_buffer_bytes, 100_000_000),
             "socket.receive.buffer.bytes": self.receive_buffer_bytes and min(self.receive_buffer_bytes, 100_000_000),
         }
-        if self.uses_tls:
+        if self.tls is not None:
+            tls = self.tls.current()
             optional |= {
                 "ssl.ca.pem": tls.ca_pem,
                 "ssl.certificate.pem": tls.certificate_pem,
                 "ssl.key.pem": tls.key_pem,
                 "ssl.key.password": tls.key_password,
-                "ssl.endpoint.identification.algorithm": "https" if self.verify_hostname else "none",
+                "ssl.endpoint.identification.algorithm": "https" if tls.verify_hostname else "none",
             }
         if self.kerberos is not None:
             optional |= kerberos.for_librdkafka(self.kerberos)
@@ -224,13 +164,10 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
     protocol = reader.choice("security.protocol", SECURITY_PROTOCOLS, "PLAINTEXT")
     servers = parse_bootstrap_servers(reader.text("bootstrap.servers") or "")
     hosts = [host for host, _ in servers]
-    login = read_login(reader, hosts, _tls) if protocol.startswith("SASL_") else Login()
+    login = read_login(reader, hosts) if protocol.startswith("SASL_") else Login()
     refers = login.password is not None and referenced_files(properties.get("sasl.jaas.config", ""))
     login_properties = _selected(properties, _PASSWORD_LOGIN) if refers else {}
-    tls_keys = [key for key in properties if key.startswith("ssl.")]
-    tls_properties = _selected(properties, tls_keys) if protocol.endswith("SSL") else {}
-    stamps = file_stamps(tls_properties)
-    tls = _tls_material(reader) if protocol.endswith("SSL") else TlsMaterial()
+    verify_hostname = reader.verify_hostname()
     return ClientConfig(
         bootstrap_servers=servers,
         client_id=reader.text("client.id") or "kmirror",
@@ -241,14 +178,8 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
         password=login.password,
         tokens=login.tokens,
         kerberos=login.kerberos,
-        ca_pem=tls.ca_pem,
-        certificate_pem=tls.certificate_pem,
-        key_pem=tls.key_pem,
-        key_password=tls.key_password,
-        verify_hostname=reader.verify_hostname(),
+        tls=_tls_material(reader, verify_hostname=verify_hostname) if protocol.endswith("SSL") else None,
         login_properties=login_properties,
-        tls_properties=tls_properties,
-        tls_stamps=stamps,
         request_timeout_ms=reader.number("request.timeout.ms", 1) or 30_000,
         connect_timeout_ms=reader.number("socket.connection.setup.timeout.ms", 1) or 10_000,
         send_buffer_bytes=reader.buffer_size("send.buffer.bytes"),
@@ -256,10 +187,12 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
     )
 
 
-def _tls_material(reader: PropertyReader) -> TlsMaterial:
+def _tls_material(reader: PropertyReader, *, verify_hostname: bool) -> TlsMaterial:
     """Read the stores; errors show the name of a file as it is written, which may be a reference."""
+    properties = _selected(reader.properties, [key for key in reader.properties if key.startswith("ssl.")])
+    stamps = file_stamps(properties)
     try:
-        return tls_material(reader.text)
+        tls = tls_material(reader.text)
     except UsageError as error:
         message, hint = error.message, error.hint or ""
         for key in STORE_LOCATIONS:
@@ -267,6 +200,7 @@ def _tls_material(reader: PropertyReader) -> TlsMaterial:
                 written = reader.properties[key].strip()
                 message, hint = message.replace(path, written), hint.replace(path, written)
         raise UsageError(message, hint) from None
+    return replace(tls, verify_hostname=verify_hostname, properties=properties, stamps=stamps)
 
 
 def _check_without_effect(reader: PropertyReader) -> None:
@@ -311,20 +245,3 @@ def check_client_keys(properties: Mapping[str, str]) -> None:
 def scram_escaped(username: str) -> str:
     """Return a user name as SCRAM messages encode it (RFC 5802, saslname): `=` is `=3D`, `,` is `=2C`."""
     return username.replace("=", "=3D").replace(",", "=2C")
-
-
-def _tls(text: Callable[[str], str | None]) -> ClientConfig:
-    """Return a configuration to verify the certificates of a token endpoint."""
-    tls = tls_material(text)
-    return ClientConfig(
-        bootstrap_servers=(),
-        security_protocol="SSL",
-        ca_pem=tls.ca_pem,
-        certificate_pem=tls.certificate_pem,
-        key_pem=tls.key_pem,
-        key_password=tls.key_password,
-    )
-
-
-def _reason(error: Exception) -> str:
-    return (error.reason or "unusable") if isinstance(error, ssl.SSLError) else str(error)

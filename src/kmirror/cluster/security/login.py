@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from kmirror.cluster.security import kerberos, msk
@@ -12,12 +12,10 @@ from kmirror.cluster.security.jaas import JaasEntry, parse_jaas
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.properties import is_reference, resolve_value
 from kmirror.cluster.security.property_reader import PropertyReader
+from kmirror.cluster.security.tls_material import tls_material
 from kmirror.cluster.security.token_endpoint import TokenEndpoint, TokenFile, file_of_url
 from kmirror.cluster.security.tokens import TokenSource
 from kmirror.errors import UsageError
-
-if TYPE_CHECKING:
-    from kmirror.cluster.security.client_config import ClientConfig
 
 _JAAS = "sasl.jaas.config"
 _MODULES = {
@@ -47,8 +45,6 @@ _KNOWN_CLASSES = {
 _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
 _EXTENSION = "extension_"
 
-TlsOf = Callable[[Callable[[str], str | None]], "ClientConfig"]
-
 
 @dataclass(frozen=True, slots=True)
 class Login:
@@ -75,8 +71,8 @@ def check_handlers(reader: PropertyReader) -> None:
             )
 
 
-def read_login(reader: PropertyReader, hosts: Iterable[str], tls_of: TlsOf) -> Login:
-    """Read the login to these brokers; `tls_of` reads the `ssl.*` options of a token endpoint.
+def read_login(reader: PropertyReader, hosts: Iterable[str]) -> Login:
+    """Read the login to these brokers.
 
     Raises:
         UsageError: something is missing, contradictory or not supported.
@@ -96,7 +92,7 @@ def read_login(reader: PropertyReader, hosts: Iterable[str], tls_of: TlsOf) -> L
         login = msk.msk_login(options.starting(""), hosts, _refresh_part(reader))
         return Login("OAUTHBEARER", tokens=login)
     if mechanism == "OAUTHBEARER":
-        return Login(mechanism, tokens=_token_source(options, tls_of))
+        return Login(mechanism, tokens=_token_source(options))
     if mechanism == kerberos.MECHANISM:
         return Login(mechanism, kerberos=_kerberos_login(options))
     username, password = options.text("username"), options.text("password")
@@ -160,7 +156,7 @@ def _kerberos_login(options: _Options) -> KerberosLogin:
     return KerberosLogin(service, options.text("principal"), options.text("keyTab"), options.text("ticketCache"))
 
 
-def _token_source(options: _Options, tls_of: TlsOf) -> TokenSource:
+def _token_source(options: _Options) -> TokenSource:
     reader = options.reader
     url = reader.text(_ENDPOINT)
     extensions = tuple(sorted(options.starting(_EXTENSION).items()))
@@ -197,7 +193,7 @@ def _token_source(options: _Options, tls_of: TlsOf) -> TokenSource:
         read_timeout_ms=reader.number("sasl.login.read.timeout.ms", 1),
         retry_backoff_ms=reader.number("sasl.login.retry.backoff.ms", 1) or 100,
         retry_backoff_max_ms=reader.number("sasl.login.retry.backoff.max.ms", 1) or 10_000,
-        tls=tls_of(options.text) if url.startswith("https://") else None,
+        tls=tls_material(options.text) if url.startswith("https://") else None,
     )
 
 

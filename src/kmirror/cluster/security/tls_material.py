@@ -6,14 +6,17 @@ bytes of the file, whatever `type` says, as in Java. A key from such a store is 
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kmirror.cluster.security import jks, pem, pkcs12
 from kmirror.cluster.security.keystores import KeyEntry, SeveralKeysError, StoreError, WrongPasswordError
 from kmirror.cluster.security.properties import referenced_files
-from kmirror.errors import UsageError
+from kmirror.cluster.security.property_reader import PropertyReader
+from kmirror.errors import PolicyError, UnreachableError, UsageError
 
 #: Returns a property's value by its key, or None.
 Text = Callable[[str], str | None]
@@ -29,10 +32,69 @@ _COPY = "keytool -importkeystore -srckeystore {path} -destkeystore kmirror.p12 -
 class TlsMaterial:
     """PEM text of trusted certificates, the client's certificate chain and its key; None for what is not configured."""
 
-    ca_pem: str | None = None
-    certificate_pem: str | None = None
+    #: Without them, the ones that this machine trusts.
+    ca_pem: str | None = field(default=None, repr=False)
+    #: With the chain above it.
+    certificate_pem: str | None = field(default=None, repr=False)
     key_pem: str | None = field(default=None, repr=False)
     key_password: str | None = field(default=None, repr=False)
+    #: If False, only the certificate's chain is verified, not the name in it.
+    verify_hostname: bool = True
+    #: The ssl.* properties, with references, and the state of the files that they name.
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    stamps: tuple[tuple[int, int, int] | None, ...] = field(default=(), repr=False, compare=False)
+
+    def current(self) -> TlsMaterial:
+        """Return a copy with the current content of its stores; itself if they are unusable, as while being written."""
+        stamps = file_stamps(self.properties)
+        if stamps == self.stamps:
+            return self
+        try:
+            read = tls_material(PropertyReader.of(self.properties, None).text)
+            now = replace(read, verify_hostname=self.verify_hostname, properties=self.properties, stamps=stamps)
+            now.context()
+        except (UsageError, PolicyError, UnreachableError):
+            return self
+        return now
+
+    def context(self) -> ssl.SSLContext:
+        """Return a new TLS context.
+
+        It trusts what librdkafka trusts, whatever the version of Python: certificates that Java accepts are accepted,
+        but a chain has to end at a self-signed one, while Java accepts a trusted intermediate.
+
+        Raises:
+            UsageError: the certificates or the key cannot be used.
+        """
+        try:
+            context = ssl.create_default_context(cadata=self.ca_pem)
+        except (ssl.SSLError, ValueError) as error:
+            raise UsageError(
+                f"the trusted certificates cannot be used: {_reason(error)}", "check ssl.truststore.*"
+            ) from None
+        context.check_hostname = self.verify_hostname
+        context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
+        if self.certificate_pem is not None and self.key_pem is not None:
+            self._load_client_certificate(context)
+        return context
+
+    def _load_client_certificate(self, context: ssl.SSLContext) -> None:
+        # the ssl module loads a client's key from a file only: this one is in memory and private
+        with os.fdopen(os.memfd_create("kmirror-key"), "w", encoding="ascii") as file:
+            file.write(f"{self.key_pem}{self.certificate_pem}")
+            file.flush()
+            try:
+                # without a password OpenSSL would ask for one on the terminal
+                context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password=self.key_password or "")
+            except (ssl.SSLError, ValueError) as error:
+                raise UsageError(
+                    f"the client's key and certificate cannot be used: {_reason(error)}",
+                    "check that the key belongs to the certificate, and ssl.key.password",
+                ) from None
+
+
+def _reason(error: Exception) -> str:
+    return (error.reason or "unusable") if isinstance(error, ssl.SSLError) else str(error)
 
 
 def file_stamps(properties: Mapping[str, str]) -> tuple[tuple[int, int, int] | None, ...]:

@@ -25,10 +25,11 @@ def tls_refusal(error: ssl.SSLError, config: ClientConfig) -> tuple[str, str]:
             )
         return what, "ssl.truststore.* must contain the CA that signed the broker's certificate"
     if "ALERT" in what and ("CERTIFICATE" in what or "UNKNOWN_CA" in what):
-        if config.certificate_pem is None:
+        certificate = config.tls.certificate_pem if config.tls is not None else None
+        if certificate is None:
             return f"the broker requires a client certificate ({what})", "set ssl.keystore.*"
         return (
-            f"the broker refuses our certificate{_validity(config.certificate_pem)} ({what})",
+            f"the broker refuses our certificate{_validity(certificate)} ({what})",
             "the certificate in ssl.keystore.* must be valid, and signed by a CA that the broker trusts",
         )
     return what, "check security.protocol and ssl.truststore.*: is this a TLS listener, signed by a trusted CA?"

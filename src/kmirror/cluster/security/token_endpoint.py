@@ -12,14 +12,12 @@ import ssl
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, quote_plus, urlencode, urlsplit
 
+from kmirror.cluster.security.tls_material import TlsMaterial
 from kmirror.cluster.security.tokens import Token, expiry_of
 from kmirror.errors import Reason, UnreachableError
-
-if TYPE_CHECKING:
-    from kmirror.cluster.security.client_config import ClientConfig
 
 _MAX_ANSWER_BYTES = 1 << 20
 _MAX_REASON = 200
@@ -46,7 +44,7 @@ class TokenEndpoint:
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 10_000
     #: How to verify the certificates of an https endpoint.
-    tls: ClientConfig | None = field(default=None, repr=False)
+    tls: TlsMaterial | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"client {self.client_id} from {shown_url(self.url)}"
@@ -86,7 +84,7 @@ class TokenEndpoint:
         form = {"grant_type": "client_credentials", **({"scope": self.scope} if self.scope else {})}
         headers = {"Accept": "application/json", "Authorization": f"Basic {self._credentials()}"}
         request = Request(self.url, urlencode(form).encode(), headers)
-        opener = build_opener(Stay, HTTPSHandler(context=self.tls.ssl_context() if self.tls else None))
+        opener = build_opener(Stay, HTTPSHandler(context=self.tls.context() if self.tls else None))
         limits = (patience, *(ms / 1000 for ms in (self.connect_timeout_ms, self.read_timeout_ms) if ms))
         try:
             with opener.open(request, timeout=min(limits)) as answer:

@@ -23,10 +23,11 @@ from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add.adopt import Clusters, refusals
 from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
 from kmirror.ops.add.settle import settle_new, settle_present
-from kmirror.ops.add.steps import AddWork, carry_out, refusal_of, rows_of_plan
+from kmirror.ops.add.steps import carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.topic_admin import QUOTA_WAIT_S, TopicAdmin
-from kmirror.ops.bulk import Bulk, SparkChoice
-from kmirror.ops.context import (
+from kmirror.ops.add.work import AddWork
+from kmirror.ops.base.bulk import Bulk, SparkChoice
+from kmirror.ops.base.context import (
     Destination,
     naming_cluster,
     now_ms,
@@ -35,10 +36,10 @@ from kmirror.ops.context import (
     require_same_cluster,
     source_client,
 )
-from kmirror.ops.results import TopicResult, VerbResult
+from kmirror.ops.base.results import TopicResult, VerbResult
+from kmirror.ops.base.source_settings import source_settings
+from kmirror.ops.base.upstream import Upstream, upstream_of
 from kmirror.ops.rights.producer_block import unblock_mirrored
-from kmirror.ops.source_settings import source_settings
-from kmirror.ops.upstream import Upstream, upstream_of
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import StartFrom, stored_settings
 from kmirror.state.records import MirrorRecord

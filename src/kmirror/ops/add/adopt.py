@@ -12,9 +12,9 @@ from kmirror.engine.compare.difference import retention_note
 from kmirror.engine.compare.verification import PartitionVerdict
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, TimedOutError
 from kmirror.ops.add.plan import TopicPlan
-from kmirror.ops.bulk import Bulk
-from kmirror.ops.context import as_kmirror_error
-from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.base.bulk import Bulk
+from kmirror.ops.base.context import as_kmirror_error
+from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.verify.comparing import Bounds, PartitionPairs, carry_out
 from kmirror.words import counted
 from kmirror.work import Watch

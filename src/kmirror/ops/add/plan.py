@@ -15,10 +15,10 @@ from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
-from kmirror.ops.context import PENDING_ADD
-from kmirror.ops.gone import is_gone
-from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.upstream import Upstream
+from kmirror.ops.base.context import PENDING_ADD
+from kmirror.ops.base.gone import is_gone
+from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.upstream import Upstream
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, StartFrom, canonical
 from kmirror.state.records import DesiredState, TopicRecord

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.policies import refuses_settings, settled_to_change, settled_to_create
@@ -15,11 +14,9 @@ from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.settling import Settled
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.add.plan import TopicPlan
-from kmirror.ops.context import as_kmirror_error
+from kmirror.ops.add.work import AddWork
+from kmirror.ops.base.context import as_kmirror_error
 from kmirror.sync.topic_settings import MIRROR_VALUES, SettingsPlan, settings_made, settings_to_change
-
-if TYPE_CHECKING:
-    from kmirror.ops.add.steps import AddWork
 
 
 def settle_new(client: ClusterClient, work: AddWork, refused: Mapping[str, KmirrorError]) -> dict[str, KmirrorError]:

@@ -11,26 +11,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.authorized import missing_rights
-from kmirror.cluster.client import ClusterClient, NewTopic
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.policies import refuses_settings
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, TimedOutError, UnreachableError
-from kmirror.ops.add.plan import Action, FilterChange, TopicPlan, require_unchanged
+from kmirror.ops.add.plan import Action, TopicPlan, require_unchanged
 from kmirror.ops.add.settle import settle_new
-from kmirror.ops.add.topic_admin import QUOTA_WAIT_S, TopicAdmin, await_topics
-from kmirror.ops.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
-from kmirror.ops.results import Outcome, TopicResult, exit_code_of
+from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
+from kmirror.ops.add.work import AddWork
+from kmirror.ops.base.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
+from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.protection import settle
-from kmirror.settings.table import Settings, stored_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.client import Deadline
 from kmirror.state.events import Event
 from kmirror.state.group_records import GroupRecord
@@ -67,48 +68,6 @@ _DEFAULTS = {
     "min.compaction.lag.ms": "0",
 }
 _FINISH_HINT = "run the same command again to finish"
-
-
-@dataclass(slots=True)
-class AddWork:
-    """The plan, and the results while it is carried out; `plans` and `changes` are by destination topic."""
-
-    mirror: MirrorRecord
-    settings: Settings
-    plans: dict[str, TopicPlan]
-    results: list[TopicResult]
-    filters: FilterChange
-    #: Settings to change on topics that exist.
-    changes: dict[str, dict[str, str]] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    #: By destination topic, the settings of existing topics that count as set by kmirror.
-    made: dict[str, dict[str, str]] = field(default_factory=dict)
-    #: True if the mirror's filters chose the topics, not an operator.
-    discovers: bool = False
-    #: The operator's settings for created topics; kmirror never changes them later.
-    overrides: Mapping[str, str] = field(default_factory=dict)
-
-    def refuse(self, topic: str, error: KmirrorError, outcome: Outcome = Outcome.REFUSED) -> None:
-        """Take a topic out of the plan."""
-        del self.plans[topic]
-        self.results.append(TopicResult(topic, None, outcome, error.message, error.reason, hint=error.hint))
-
-    def new_topics(self) -> list[NewTopic]:
-        """Return the topics to create."""
-        new = [plan for plan in self.plans.values() if plan.action is Action.CREATE]
-        factor = self.settings.replication_factor
-        return [NewTopic(p.topic, p.partitions, factor, {**p.settings.now, **self.overrides}) for p in new]
-
-    @property
-    def quota_wait_s(self) -> float:
-        """Return how long to wait for the quota of changes: an engine must not, it tries again."""
-        return 0.0 if self.discovers else QUOTA_WAIT_S
-
-    @property
-    def changes_filters(self) -> bool:
-        """Return whether to store the filters: not if every selected topic is refused."""
-        refused = any(row.result not in (Outcome.DONE, Outcome.NOOP) for row in self.results)
-        return bool(self.filters) and (bool(self.plans) or not refused)
 
 
 def rows_of_plan(work: AddWork) -> list[TopicResult]:

@@ -14,7 +14,7 @@ from kmirror.cluster.client import ClusterClient, NewTopic
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.state.client import Deadline, ask, client, refused, unreachable
 
 #: A controller writes a record for each topic, partition and setting, at most 10,000 per request (KRaft's

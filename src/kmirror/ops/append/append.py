@@ -20,8 +20,8 @@ from kmirror.commands import on_topics
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.ops.append.lines import Line, Span, read_lines, spans_of
-from kmirror.ops.context import Destination, actor, as_kmirror_error, change, naming_cluster, now_ms
-from kmirror.ops.results import Outcome, TopicResult, VerbResult, exit_code_of
+from kmirror.ops.base.context import Destination, actor, as_kmirror_error, change, naming_cluster, now_ms
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult, exit_code_of
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.settings.patterns import TopicSelector

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.commands import Arguments, on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.context import now_ms
+from kmirror.ops.base.context import now_ms
 from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.rights.protection import is_mirrored
 from kmirror.state.rights_records import RightsRecord

@@ -10,7 +10,7 @@ from typing import Any
 
 from kmirror.columns import FLAG, TEXT, Column, Table, document
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
-from kmirror.ops.results import EXIT_CODE, REASON
+from kmirror.ops.base.results import EXIT_CODE, REASON
 from kmirror.words import one_line, visible
 
 SOURCE, DESTINATION = "source", "destination"

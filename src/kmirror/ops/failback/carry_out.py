@@ -11,17 +11,17 @@ from kmirror.commands import command_line, option
 from kmirror.errors import ExitCode, Reason, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import await_topics
-from kmirror.ops.context import Destination, actor, change, now_ms, source_client
+from kmirror.ops.base.context import Destination, actor, change, now_ms, source_client
+from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import adopt_offsets
 from kmirror.ops.failback.plan import already_mirrored_row, rows_of
 from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.ops.failback.steps import CREATED, CREATION_S, PAUSE_S, PLANNED, RECREATED, FailbackRun, Topic
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
-from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.rights.producer_block import forget_handed_over, hand_over_denials
 from kmirror.ops.stop.steps import Step, carry_out
-from kmirror.ops.upstream import stored_state_on
 from kmirror.ops.verify.comparing import PartitionPairs
 from kmirror.ops.verify.comparing import carry_out as compare_as_planned
 from kmirror.settings.patterns import TopicSelector

@@ -22,14 +22,14 @@ from kmirror.engine.histories.fork_search import SEARCH_BYTES, ForkQuestion, fin
 from kmirror.engine.histories.stretches import Ends
 from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.plan import owner_of
-from kmirror.ops.bulk import Bulk
-from kmirror.ops.context import Destination, naming_cluster, now_ms
-from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
+from kmirror.ops.base.bulk import Bulk
+from kmirror.ops.base.context import Destination, naming_cluster, now_ms
+from kmirror.ops.base.fork import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
+from kmirror.ops.base.gone import is_gone
+from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.groups import LiveGroup, live_groups
-from kmirror.ops.gone import is_gone
-from kmirror.ops.selection import select_topics
 from kmirror.ops.stop.work import is_stopped
-from kmirror.ops.upstream import stored_state_on
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import PartitionRecord, TopicRecord

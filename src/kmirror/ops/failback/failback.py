@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmirror.errors import ExitCode, RefusedError, UsageError
-from kmirror.ops.bulk import Bulk
-from kmirror.ops.check.versions import Role, require_supported
-from kmirror.ops.context import Destination, now_ms, source_client
-from kmirror.ops.evidence import evidence_of
+from kmirror.ops.base.bulk import Bulk
+from kmirror.ops.base.context import Destination, now_ms, source_client
+from kmirror.ops.base.evidence import evidence_of
+from kmirror.ops.base.results import ErrorInfo, VerbResult
+from kmirror.ops.base.trust import require_usable_once_stored
+from kmirror.ops.base.versions import Role, require_supported
 from kmirror.ops.failback.carry_out import carry_out_plan
 from kmirror.ops.failback.facts import new_primary
 from kmirror.ops.failback.plan import FailbackRequest, Strategy, make_plan, mirror_for
 from kmirror.ops.failback.progress import FAILBACK, Progress
 from kmirror.ops.failback.steps import FailbackRun
 from kmirror.ops.mirrors.create import check_name, checked_properties, source_cluster_id
-from kmirror.ops.results import ErrorInfo, VerbResult
 from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.steps import Checkpoint, Clock
-from kmirror.ops.trust import require_usable_once_stored
 from kmirror.settings.table import parse_settings, stored_settings
 from kmirror.state.client import boottime
 from kmirror.work import Watch, unwatched

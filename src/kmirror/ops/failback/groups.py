@@ -19,10 +19,10 @@ from kmirror.cluster.groups import COORDINATOR_MOVED, GROUP_ID_NOT_FOUND, Cluste
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import BrokerError, TimedOutError, UnreachableError
-from kmirror.ops.context import Destination, change, now_ms
+from kmirror.ops.base.context import Destination, change, now_ms
+from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.facts import reason_of
-from kmirror.ops.results import GroupResult, Outcome
 from kmirror.settings.table import Settings
 from kmirror.state.client import Deadline, ask, client
 from kmirror.state.group_records import KEPT_OFFSETS, GroupRecord

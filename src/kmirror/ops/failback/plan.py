@@ -15,8 +15,11 @@ from kmirror.cluster.topic_settings import topic_settings
 from kmirror.columns import document
 from kmirror.commands import on_mirror
 from kmirror.errors import Reason, RefusedError
-from kmirror.ops.bulk import Bulk, SparkChoice
-from kmirror.ops.context import Destination, actor, naming_cluster, now_ms
+from kmirror.ops.base.bulk import Bulk, SparkChoice
+from kmirror.ops.base.context import Destination, actor, naming_cluster, now_ms
+from kmirror.ops.base.fork import FORK, Divergence, KnownFork
+from kmirror.ops.base.gone import is_gone, not_described
+from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.failback.facts import (
     NewPrimary,
     TopicComparison,
@@ -25,10 +28,7 @@ from kmirror.ops.failback.facts import (
     partitions_of,
     require_unused,
 )
-from kmirror.ops.failback.fork import FORK, Divergence, KnownFork
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
-from kmirror.ops.gone import is_gone, not_described
-from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.patterns import TopicSelector

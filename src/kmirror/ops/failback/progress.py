@@ -12,7 +12,7 @@ from typing import Any
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.archive.archiving import Proof
 from kmirror.errors import Reason, RefusedError
-from kmirror.ops.context import Destination, actor, change, now_ms
+from kmirror.ops.base.context import Destination, actor, change, now_ms
 from kmirror.state.events import Event
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.workflow_records import WorkflowRecord

@@ -24,14 +24,14 @@ from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedErr
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import await_topics
-from kmirror.ops.bulk import Bulk
-from kmirror.ops.context import Destination, as_kmirror_error
+from kmirror.ops.base.bulk import Bulk
+from kmirror.ops.base.context import Destination, as_kmirror_error
+from kmirror.ops.base.fork import Divergence
+from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.failback.facts import TopicComparison
-from kmirror.ops.failback.fork import Divergence
 from kmirror.ops.failback.groups import committed_offsets, restore_offsets
 from kmirror.ops.failback.plan import Plan, is_there, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
-from kmirror.ops.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.stop.steps import Clock, Step
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, stored_settings

@@ -25,8 +25,8 @@ from kmirror.offline.truncate import (
     require_possible,
     undo_cut,
 )
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.failback.truncation_plan import TruncationPlan
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.words import counted
 from kmirror.work import Watch, unwatched
 

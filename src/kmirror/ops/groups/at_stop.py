@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out, reason_text, refused_sentences
 from kmirror.ops.groups.facts import group_views
-from kmirror.ops.results import GroupResult, Outcome
 from kmirror.state.group_records import GroupReason, GroupRecord
 from kmirror.sync.groups import GroupPlan, GroupView, MirroredTopics, OffsetPlan, clamped, kept_offsets, kept_rows
 from kmirror.words import counted, visible

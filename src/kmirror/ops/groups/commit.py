@@ -14,10 +14,10 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import Committed
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason
-from kmirror.ops.context import Destination, change, naming_cluster, now_ms
+from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms
+from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.facts import reason_of
 from kmirror.ops.groups.limits import limit_text, metadata_limit
-from kmirror.ops.results import GroupResult, Outcome
 from kmirror.state.client import boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.snapshot import Changes, State
@@ -112,7 +112,7 @@ def carry_out(
     about once a minute that all groups were checked.
 
     Raises:
-        KmirrorError: as `ops.context.change`, and nothing was committed; or the destination stopped answering.
+        KmirrorError: as `ops.base.context.change`, and nothing was committed; or the destination stopped answering.
     """
     decided: list[GroupPlan] = []
     skipped: list[GroupRecord] = []

@@ -13,10 +13,10 @@ from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import UnreachableError
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out, reason_text
 from kmirror.ops.groups.facts import reason_of
-from kmirror.ops.results import Outcome
 from kmirror.settings.table import stored_settings
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import MirrorRecord, TopicRecord

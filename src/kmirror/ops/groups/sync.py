@@ -17,7 +17,8 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
-from kmirror.ops.context import Destination, change, naming_cluster, now_ms, require_mirror, source_client
+from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, require_mirror, source_client
+from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.commit import CommitResult, Refusals, carry_out, reason_text
 from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals
 from kmirror.ops.groups.facts import (
@@ -29,7 +30,6 @@ from kmirror.ops.groups.facts import (
     read_source_groups,
     reason_of,
 )
-from kmirror.ops.results import GroupResult, Outcome
 from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.client import Deadline, boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord

@@ -17,7 +17,7 @@ from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add_discovered
 from kmirror.ops.add.plan import owner_of
-from kmirror.ops.context import (
+from kmirror.ops.base.context import (
     PENDING_ADD,
     Destination,
     naming_cluster,
@@ -25,9 +25,9 @@ from kmirror.ops.context import (
     require_same_cluster,
     source_client,
 )
+from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.upstream import by_reason, unknown_loop, upstream_of
 from kmirror.ops.jobs.pace import Pace
-from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.upstream import by_reason, unknown_loop, upstream_of
 from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State

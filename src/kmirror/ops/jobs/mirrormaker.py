@@ -21,7 +21,7 @@ from kmirror.commands import option
 from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import BrokerError, Reason, UnreachableError
-from kmirror.ops.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
+from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
 from kmirror.ops.groups.facts import log_bounds, mirrored_topics, read_source_groups
 from kmirror.ops.jobs.pace import Pace
 from kmirror.settings.table import Settings

@@ -19,9 +19,9 @@ from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
-from kmirror.ops.context import Destination, change, naming_cluster, require_same_cluster, source_client
+from kmirror.ops.base.context import Destination, change, naming_cluster, require_same_cluster, source_client
+from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.jobs.pace import Pace
-from kmirror.ops.source_settings import source_settings
 from kmirror.settings.table import Settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from kmirror.columns import FLAG, TEXT, Column, Table
 from kmirror.errors import ExitCode, RefusedError, UsageError
-from kmirror.ops.context import Destination, actor, change, known_mirror, now_ms, require_mirror
+from kmirror.ops.base.context import Destination, actor, change, known_mirror, now_ms, require_mirror
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.mirrors.create import checked_properties, source_cluster_id
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.acl_sync import require_possible
 from kmirror.settings.client_keys import is_client_key
 from kmirror.settings.table import SETTINGS, check_change, setting_of, stored_settings, unknown_settings

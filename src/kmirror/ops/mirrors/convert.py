@@ -12,10 +12,10 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import literal_secrets
 from kmirror.errors import ExitCode, KmirrorError, RefusedError, UnreachableError, UsageError
-from kmirror.ops.context import Destination, cluster_id_of
-from kmirror.ops.converted_keys import KeyRow, rows_of
+from kmirror.ops.base.context import Destination, cluster_id_of
+from kmirror.ops.base.converted_keys import KeyRow, rows_of
+from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.mirrors.create import check_name, create
-from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.settings.conversion import Conversion, KeyOutcome, KeyResult, link_conversion
 from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
 from kmirror.settings.table import is_setting, setting_of

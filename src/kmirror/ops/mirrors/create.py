@@ -15,9 +15,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import literal_secrets
 from kmirror.cluster.security.trust import require_references_that_count
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
-from kmirror.ops.check.replication import replication_of, weak_replication
-from kmirror.ops.check.versions import Role, require_supported
-from kmirror.ops.context import (
+from kmirror.ops.base.context import (
     Destination,
     actor,
     change,
@@ -27,9 +25,11 @@ from kmirror.ops.context import (
     require_own_brokers,
     require_same_cluster,
 )
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.trust import refusal_once_stored, unlimited_sources
+from kmirror.ops.base.versions import Role, require_supported
+from kmirror.ops.mirrors.replication import replication_of, weak_replication
 from kmirror.ops.rights.acl_sync import require_possible
-from kmirror.ops.trust import refusal_once_stored, unlimited_sources
 from kmirror.settings.other_tools import AT_CREATION, DESTINATION_CLUSTER_ID, PAUSED, SOURCE_CLUSTER_ID
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, parse_settings, split

@@ -11,7 +11,7 @@ from dataclasses import replace
 from kmirror.cluster.acl_commands import AS_ADMIN
 from kmirror.commands import option
 from kmirror.errors import ExitCode, Reason, RefusedError
-from kmirror.ops.context import (
+from kmirror.ops.base.context import (
     PENDING_ADD,
     Destination,
     actor,
@@ -20,8 +20,8 @@ from kmirror.ops.context import (
     now_ms,
     require_mirror,
 )
-from kmirror.ops.gone import gone_topics
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.gone import gone_topics
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.state.events import Event

@@ -6,10 +6,10 @@ import uuid
 from dataclasses import replace
 
 from kmirror.errors import ExitCode
-from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
-from kmirror.ops.selection import select_topics
-from kmirror.ops.stop.handover import Handover, await_handover
+from kmirror.ops.base.context import Destination, actor, change, now_ms, require_mirror
+from kmirror.ops.base.handover import Handover, await_handover
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.selection import select_topics
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.events import Event
 from kmirror.state.records import DesiredState, PartitionState, Record, TopicRecord

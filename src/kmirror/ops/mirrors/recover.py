@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
 from kmirror.errors import Reason
-from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror
-from kmirror.ops.next_steps import next_step
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
-from kmirror.ops.selection import select_topics
+from kmirror.ops.base.context import Destination, actor, change, now_ms, require_mirror
+from kmirror.ops.base.next_steps import next_step
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.selection import select_topics
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import read_rows
 from kmirror.ops.show.lane_reports import reports_of

@@ -9,9 +9,9 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.archive.archive_topic import archives_of
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.check.versions import Role, broker_version
-from kmirror.ops.context import REACH_TIMEOUT_S, Destination, actor, now_ms, require_mirror
-from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.base.context import REACH_TIMEOUT_S, Destination, actor, now_ms, require_mirror
+from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.versions import Role, broker_version
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import engine_has_ended, read_rows, with_open_transactions
 from kmirror.ops.show.engine_health import EngineHealth, engine_health

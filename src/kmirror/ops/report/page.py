@@ -10,11 +10,11 @@ from importlib.resources import files
 from kmirror import __version__
 from kmirror.commands import on_mirror
 from kmirror.engine.control.topic_state import TopicState
+from kmirror.ops.base.results import TopicResult
 from kmirror.ops.report.charts import Health, line, strip
 from kmirror.ops.report.facts import ClusterFacts, ReportFacts
 from kmirror.ops.report.html import Content, Html, join, tag
 from kmirror.ops.report.summary import Period, TopicLoss, TopicSummary, period_of, summary, topics_of
-from kmirror.ops.results import TopicResult
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.durations import format_duration
 from kmirror.state.events import Event

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kmirror.engine.control.topic_state import TopicState
+from kmirror.ops.base.results import TopicResult, estimated_in_all, is_current
 from kmirror.ops.report.charts import Health, Span, spans_of
 from kmirror.ops.report.facts import ReportFacts
-from kmirror.ops.results import TopicResult, estimated_in_all, is_current
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.show.totals import totals
 from kmirror.ops.stop.report import totals_of, totals_sentences

@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
-from kmirror.ops.context import Destination, change, source_client
+from kmirror.ops.base.context import Destination, change, source_client
 from kmirror.ops.rights.protection import (
     NO_AUTHORIZER,
     AclSurvey,

@@ -15,7 +15,7 @@ from kmirror.cluster.client_quotas import alter_quotas, describe_quotas, scram_u
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
-from kmirror.ops.context import Destination, change, cluster_id_of, now_ms, require_same_cluster, source_client
+from kmirror.ops.base.context import Destination, change, cluster_id_of, now_ms, require_same_cluster, source_client
 from kmirror.ops.rights.protection import is_mirrored
 from kmirror.settings.table import Settings
 from kmirror.state.client_records import ClientsRecord

@@ -13,7 +13,7 @@ from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, del
 from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, PartlyDoneError, Reason
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.rights.protection import is_mirrored, write_rights
 from kmirror.settings.table import stored_settings
 from kmirror.state.rights_records import SHARED, RightsRecord

@@ -24,7 +24,7 @@ from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, TimedOutError
-from kmirror.ops.context import Destination, actor, change, naming_cluster, now_ms, source_client
+from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, source_client
 from kmirror.ops.rights.protection import is_mirrored, raise_first, survey, write_rights
 from kmirror.state.events import Event
 from kmirror.state.records import TopicRecord

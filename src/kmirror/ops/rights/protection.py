@@ -26,7 +26,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, Reason, RefusedError
-from kmirror.ops.context import Destination, change
+from kmirror.ops.base.context import Destination, change
 from kmirror.state.records import PENDING_STOP, DesiredState, TopicRecord
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State

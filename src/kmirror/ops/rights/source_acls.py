@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kmirror.cluster.protocol.acl_binding import AclBinding
-from kmirror.ops.context import Destination, change, now_ms
+from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.rights.client_sync import RECORDED_EVERY_MS
 from kmirror.state.client_records import SourceAclsRecord
 from kmirror.state.snapshot import Changes, State

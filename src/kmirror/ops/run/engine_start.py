@@ -16,12 +16,12 @@ from kmirror.engine.control.side_jobs import JobView
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
-from kmirror.ops.context import Destination, actor, cluster_id_of, require_mirror, source_client
+from kmirror.ops.base.context import Destination, actor, cluster_id_of, require_mirror, source_client
+from kmirror.ops.base.retrying import is_transient
+from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror.ops.jobs.side_jobs import side_jobs_of
-from kmirror.ops.rebuild import TopicRebuilder
-from kmirror.ops.run.request import RunRequest
-from kmirror.ops.run.retrying import is_transient
 from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
 from kmirror.settings.table import stored_settings
 from kmirror.state.lease import EngineIdentity, Lease

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from kmirror.commands import on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, as_kmirror_error
+from kmirror.ops.base.context import Destination, as_kmirror_error
+from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.groups.commit import reason_text, refused_sentences
 from kmirror.ops.groups.sync import final_sync
-from kmirror.ops.results import GroupResult, Outcome, TopicResult
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState
 from kmirror.words import visible

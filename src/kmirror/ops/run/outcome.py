@@ -10,8 +10,8 @@ from kmirror.engine.control.driver import Ending
 from kmirror.engine.control.engines import Engines, NotCopied
 from kmirror.engine.control.journal import Level
 from kmirror.errors import Reason
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
-from kmirror.ops.run.request import RunRequest
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.run_request import RunRequest
 from kmirror.state.records import PartitionState
 from kmirror.words import counted
 

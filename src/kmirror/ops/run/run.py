@@ -20,16 +20,16 @@ from kmirror.engine.control.snapshots import Snapshots
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import check as check_spark
 from kmirror.errors import RefusedError, UsageError
-from kmirror.ops.context import Destination, require_mirror
-from kmirror.ops.results import VerbResult
+from kmirror.ops.base.context import Destination, require_mirror
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.retrying import Interrupted, Retries
+from kmirror.ops.base.run_request import RunRequest
+from kmirror.ops.base.spark import StartingSpark, new_log_file, spark_options, watched
 from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.run.last_group_sync import last_group_sync
 from kmirror.ops.run.memory import keep_memory_small
 from kmirror.ops.run.outcome import outcome
-from kmirror.ops.run.request import RunRequest
-from kmirror.ops.run.retrying import Interrupted, Retries
 from kmirror.ops.run.signals import Hangup, at_hangup, stopping
-from kmirror.ops.run.spark import StartingSpark, new_log_file, spark_options, watched
 from kmirror.ops.run.supervisor import EngineSupervisor, unreadable_mirrors, wanted_mirrors
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.server import serving

@@ -25,10 +25,10 @@ from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.threads import call_in_thread, guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.retrying import FIRST_PAUSE_S, LONGEST_PAUSE_S, is_transient
+from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.engine_start import EngineStart, check_source
-from kmirror.ops.run.request import RunRequest
-from kmirror.ops.run.retrying import FIRST_PAUSE_S, LONGEST_PAUSE_S, is_transient
 from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
 from kmirror.state.lease import FencedByCommandError, has_ended
 from kmirror.state.records import EngineRecord, MirrorRecord

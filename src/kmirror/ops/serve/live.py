@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.health import KNOWN_SECONDS
 from kmirror.engine.control.snapshots import MirrorSnapshot
 from kmirror.errors import Reason
-from kmirror.ops.results import Outcome
+from kmirror.ops.base.results import Outcome
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
 from kmirror.ops.show.tables import MirrorRow, PartitionRow

@@ -13,7 +13,7 @@ from kmirror import columns
 from kmirror.columns import COUNT, DURATION, TIME, Column, Type, document, list_of, object_of
 from kmirror.engine.clock import now, now_ms
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.serve.metrics import RunStatus
 from kmirror.ops.show.events import EVENTS
 from kmirror.state.events import Event, EventPage

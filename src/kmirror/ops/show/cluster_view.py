@@ -21,7 +21,7 @@ from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup, Offs
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, Reason, UnreachableError
-from kmirror.ops.context import REACH_TIMEOUT_S, Destination, naming_cluster, now_ms, require_same_cluster
+from kmirror.ops.base.context import REACH_TIMEOUT_S, Destination, naming_cluster, now_ms, require_same_cluster
 from kmirror.state.records import MirrorRecord
 
 #: How long a read waits for a source.

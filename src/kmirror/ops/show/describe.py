@@ -8,18 +8,18 @@ from contextlib import nullcontext
 from functools import partial
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.ops.context import Destination, now_ms
-from kmirror.ops.selection import select_stored_topics
+from kmirror.ops.base.context import Destination, now_ms
+from kmirror.ops.base.selection import select_stored_topics
+from kmirror.ops.base.upstream import by_reason, unknown_loop
 from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
-from kmirror.ops.show.rows import partition_rows
-from kmirror.ops.show.tables import PartitionRow
-from kmirror.ops.stop.open_transactions import (
+from kmirror.ops.show.open_transactions import (
     SHOWN_AFTER_MS,
     is_blocked_by_transaction,
     open_transactions,
     with_transaction,
 )
-from kmirror.ops.upstream import by_reason, unknown_loop
+from kmirror.ops.show.rows import partition_rows
+from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.lease import has_ended
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord

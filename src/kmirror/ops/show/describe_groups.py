@@ -16,11 +16,11 @@ from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.columns import COUNT, DURATION, END, TEXT, TIME, Column, Table, one_of
 from kmirror.errors import Reason
-from kmirror.ops.context import Destination, naming_cluster, now_ms
+from kmirror.ops.base.context import Destination, naming_cluster, now_ms
+from kmirror.ops.base.results import GROUP_REASON
+from kmirror.ops.base.selection import select_stored_topics
 from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.facts import SourceGroups, group_views, mirrored_topics, plan_groups, read_source_groups
-from kmirror.ops.results import GROUP_REASON
-from kmirror.ops.selection import select_stored_topics
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.settings.durations import format_duration
 from kmirror.settings.patterns import TopicSelector

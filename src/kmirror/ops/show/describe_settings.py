@@ -12,10 +12,10 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.columns import TEXT, Column, Table, one_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, naming_cluster, require_same_cluster
-from kmirror.ops.selection import select_stored_topics
+from kmirror.ops.base.context import Destination, naming_cluster, require_same_cluster
+from kmirror.ops.base.selection import select_stored_topics
+from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.show.cluster_view import SOURCE_TIMEOUT_S
-from kmirror.ops.source_settings import source_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord

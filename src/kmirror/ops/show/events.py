@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from kmirror.columns import OBJECT, TEXT, TIME, Column, Table
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, known_mirror, now_ms
-from kmirror.ops.run.retrying import is_transient
+from kmirror.ops.base.context import Destination, known_mirror, now_ms
+from kmirror.ops.base.retrying import is_transient
 from kmirror.settings.durations import parse_timestamp
 from kmirror.state.events import Event, EventPage
 from kmirror.words import at_time, json_text, one_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from kmirror.ops.context import Destination, now_ms
+from kmirror.ops.base.context import Destination, now_ms
 from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
 from kmirror.ops.show.describe import engine_has_ended, read_rows
 from kmirror.ops.show.rows import mirror_row, source_trouble

@@ -16,10 +16,10 @@ from kmirror.engine.control.time_lag import time_lag
 from kmirror.engine.control.topic_state import SourceTrouble, TopicState, kind_of, topic_state_of
 from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import NOT_COPYING, Reason
-from kmirror.ops.check.link_hints import refused_text
-from kmirror.ops.context import PENDING_ADD
-from kmirror.ops.gone import is_gone
-from kmirror.ops.next_steps import failure_text
+from kmirror.ops.base.context import PENDING_ADD
+from kmirror.ops.base.gone import is_gone
+from kmirror.ops.base.link_hints import refused_text
+from kmirror.ops.base.next_steps import failure_text
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
 from kmirror.ops.show.kept import kept_offsets, with_kept

@@ -14,7 +14,7 @@ from kmirror.columns import COUNT, DURATION, END, FLAG, OFFSET, TEXT, TIME, Colu
 from kmirror.commands import on_mirror
 from kmirror.engine.control.topic_state import TopicState
 from kmirror.errors import NOT_COPYING, Reason
-from kmirror.ops.results import REASON
+from kmirror.ops.base.results import REASON
 from kmirror.ops.show.kept import kept_offsets
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState

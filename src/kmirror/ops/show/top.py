@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmirror.ops.context import Destination, known_mirror
+from kmirror.ops.base.context import Destination, known_mirror
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import read_rows, unreadable_notes, with_open_transactions
 from kmirror.ops.show.listing import mirror_rows

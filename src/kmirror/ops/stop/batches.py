@@ -17,15 +17,16 @@ from kmirror.cluster.client import EARLIEST, LATEST
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import PartitionReader
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, UsageError
-from kmirror.ops.client_gaps import gap_sentences
-from kmirror.ops.context import Destination, as_kmirror_error, now_ms, require_mirror
-from kmirror.ops.evidence import Batch, evidence_of
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
-from kmirror.ops.run.own_engine import OwnEngine
-from kmirror.ops.selection import select_topics
+from kmirror.ops.base.client_gaps import gap_sentences
+from kmirror.ops.base.context import Destination, as_kmirror_error, now_ms, require_mirror
+from kmirror.ops.base.evidence import Batch, evidence_of
+from kmirror.ops.base.own_engine import OwnEngine
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.selection import select_topics
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.clients import ClientComparison
-from kmirror.ops.stop.promote import PromoteRequest, PromoteView, Watcher, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.stop import already_stopped_rows
 from kmirror.ops.stop.work import RUN_AGAIN, is_stopped

@@ -21,8 +21,8 @@ from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.client_gaps import ClientGaps, grant_command
-from kmirror.ops.context import Destination, as_kmirror_error, cluster_id_of, now_ms, require_same_cluster
+from kmirror.ops.base.client_gaps import ClientGaps, grant_command
+from kmirror.ops.base.context import Destination, as_kmirror_error, cluster_id_of, now_ms, require_same_cluster
 from kmirror.ops.rights.client_sync import clients_record, quotas_to_sync, users_of_clients
 from kmirror.ops.rights.lift import deferred_acls, plan_lift
 from kmirror.ops.rights.protection import OPEN_BY_DEFAULT, is_mirrored

@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import read_batch_at
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, now_ms
+from kmirror.ops.base.context import Destination, now_ms
 from kmirror.ops.stop.mirrored_end import Evidence, mirrored_ends
 from kmirror.ops.stop.report import (
     at_stop_from_reports,

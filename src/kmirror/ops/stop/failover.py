@@ -15,12 +15,12 @@ from kmirror.cluster.fence import log_ends
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.commands import option
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror
-from kmirror.ops.evidence import evidence_of
-from kmirror.ops.gone import gone_topics, not_described
+from kmirror.ops.base.context import Destination, naming_cluster, now_ms, require_mirror
+from kmirror.ops.base.evidence import evidence_of
+from kmirror.ops.base.gone import gone_topics, not_described
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.selection import select_topics
 from kmirror.ops.groups.at_stop import clamp_groups
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
-from kmirror.ops.selection import select_topics
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.first_source import FirstSource

@@ -13,7 +13,7 @@ from kmirror.cluster.fence import Writer, fence, log_ends
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.spec import own_producer_id
-from kmirror.ops.stop.handover import Handover, await_handover
+from kmirror.ops.base.handover import Handover, await_handover
 from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import StopWork
 from kmirror.state.lease import EngineIdentity, Lease

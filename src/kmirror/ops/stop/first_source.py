@@ -15,9 +15,9 @@ from kmirror.cluster.acl_commands import alter_topic
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.context import as_kmirror_error, now_ms, require_same_cluster
+from kmirror.ops.base.context import as_kmirror_error, now_ms, require_same_cluster
+from kmirror.ops.base.source_settings import SourceSettings, source_settings
 from kmirror.ops.show.cluster_view import SOURCE_TIMEOUT_S
-from kmirror.ops.source_settings import SourceSettings, source_settings
 from kmirror.settings.durations import format_duration
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord

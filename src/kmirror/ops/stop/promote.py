@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,8 +25,8 @@ from kmirror.engine.control.growth import add_partitions
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.conf import check as check_spark
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError, UsageError
-from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
-from kmirror.ops.context import (
+from kmirror.ops.base.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
+from kmirror.ops.base.context import (
     Destination,
     actor,
     cluster_id_of,
@@ -35,13 +35,13 @@ from kmirror.ops.context import (
     require_same_cluster,
     source_client,
 )
-from kmirror.ops.evidence import evidence_of
+from kmirror.ops.base.evidence import evidence_of
+from kmirror.ops.base.own_engine import OwnEngine
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.selection import select_topics
 from kmirror.ops.groups.commit import refused_sentences
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import is_mirrored
-from kmirror.ops.run.own_engine import OwnEngine
-from kmirror.ops.selection import select_topics
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.promote_checks import (
@@ -61,25 +61,23 @@ from kmirror.ops.stop.promote_messages import (
     waits_for_text,
 )
 from kmirror.ops.stop.promote_readiness import (
-    Missing,
     Readiness,
     ReadinessChecker,
     check_source_after_stop,
     not_ready_until_blocked,
     topics_to_block,
 )
+from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.reverse import live_elsewhere
 from kmirror.ops.stop.stop import already_stopped_rows, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.words import counted, listed
 from kmirror.work import WorkView
 
-IDLE_MS = 10_000
 _STEP_S = 0.5
 #: Time lanes may take to report what they have copied.
 _REPORT_S = 2.0
@@ -88,39 +86,6 @@ _RESTART_ENGINE_S = 5.0
 #: Least time between two attempts to add partitions.
 _ADD_AGAIN_S = 5.0
 _MOST_NAMED = 10
-
-
-@dataclass(frozen=True, slots=True)
-class PromoteRequest:
-    """What to promote; `timeout_ms` None: wait forever, `idle_ms` None: producers may continue (--allow-producers)."""
-
-    mirror: str
-    topics: TopicSelector | None = None
-    exclude: TopicSelector | None = None
-    timeout_ms: int | None = None
-    idle_ms: int | None = IDLE_MS
-    verify: bool = False
-    master: str = "local[*]"
-    #: Stop all of the topics at once, or none.
-    together: bool = False
-    #: Deny everyone WRITE on the source's topics, instead of waiting until their ends have not moved for a while.
-    block_producers: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PromoteView:
-    """What a watcher is shown: what each topic lacks, the smallest lag first, and new `lines` of text.
-
-    `work` is the progress of a comparison of contents.
-    """
-
-    elapsed_seconds: float
-    missing: tuple[Missing, ...] = ()
-    lines: tuple[str, ...] = ()
-    work: WorkView | None = None
-
-
-Watcher = Callable[[PromoteView], None]
 
 
 def promote(

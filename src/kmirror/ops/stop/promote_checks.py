@@ -17,11 +17,11 @@ from kmirror.cluster.topic_settings import topic_settings
 from kmirror.commands import on_topics
 from kmirror.engine.control.side_jobs import JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, as_kmirror_error, naming_cluster, require_mirror, source_client
+from kmirror.ops.base.context import Destination, as_kmirror_error, naming_cluster, require_mirror, source_client
+from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
-from kmirror.ops.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.stop.promote_readiness import ReadinessChecker
 from kmirror.settings.patterns import TopicSelector
@@ -33,7 +33,7 @@ from kmirror.words import visible
 from kmirror.work import Watch
 
 if TYPE_CHECKING:
-    from kmirror.ops.stop.promote import PromoteRequest
+    from kmirror.ops.stop.promote_request import PromoteRequest
 
 _MOST_NAMED = 10
 #: What a stop needs on a topic whose copy is complete.
@@ -113,7 +113,7 @@ def verify_trouble(
 
     Raises RefusedError, UnreachableError: as `verify`.
     """
-    from kmirror.ops.bulk import SparkChoice
+    from kmirror.ops.base.bulk import SparkChoice
     from kmirror.ops.verify.verify import VerifyRequest, verify
 
     request = VerifyRequest(mirror, TopicSelector(tuple(topics)), spark=SparkChoice(master))

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from kmirror.commands import on_topics
 from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError
-from kmirror.ops.context import Destination, actor, change, now_ms
+from kmirror.ops.base.context import Destination, actor, change, now_ms
 from kmirror.state.client import boottime
 from kmirror.state.events import Event
 from kmirror.state.records import PENDING_PROMOTE, PENDING_STOP, DesiredState, Record, TopicRecord

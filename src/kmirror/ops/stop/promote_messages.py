@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from kmirror.commands import on_topics
 from kmirror.errors import Reason
-from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.stop.promote_claim import has_unfinished_promote
 from kmirror.ops.stop.promote_readiness import Missing, Readiness
 from kmirror.state.records import TopicRecord

@@ -12,8 +12,8 @@ from typing import Any
 
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.errors import Reason
-from kmirror.ops.gone import is_gone
-from kmirror.ops.results import (
+from kmirror.ops.base.gone import is_gone
+from kmirror.ops.base.results import (
     STALE_MS,
     Outcome,
     StopTotals,

@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 from kmirror.commands import on_mirror, option
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.context import Destination
-from kmirror.ops.upstream import stored_state_on
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.upstream import stored_state_on
 from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.words import counted
 

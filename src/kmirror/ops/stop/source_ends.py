@@ -17,7 +17,7 @@ from kmirror.cluster.connection import UnsupportedVersionError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.context import now_ms, require_same_cluster
+from kmirror.ops.base.context import now_ms, require_same_cluster
 from kmirror.ops.show.cluster_view import SOURCE_REQUEST_S, SOURCE_TIMEOUT_S, BackgroundQuery
 from kmirror.state.records import MirrorRecord, TopicRecord
 

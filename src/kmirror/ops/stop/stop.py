@@ -15,9 +15,9 @@ from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
-from kmirror.ops.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
-from kmirror.ops.gone import gone_topics, not_described
-from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
+from kmirror.ops.base.gone import gone_topics, not_described
+from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.fencing import fence_writers, release_topics
 from kmirror.ops.stop.make_writable import apply_settings, clamp_group_offsets, lift_protection, trim_fillers

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from kmirror.cluster.fence import FenceResult
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, Reason
-from kmirror.ops.context import Destination
-from kmirror.ops.results import GroupResult, Outcome, TopicResult
+from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.source_ends import SourceEnds

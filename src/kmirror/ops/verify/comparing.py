@@ -23,7 +23,7 @@ from kmirror.engine.compare.verification import (
 )
 from kmirror.engine.compare.visible_log import compacted_topics
 from kmirror.errors import BrokerError, KmirrorError
-from kmirror.ops.bulk import Bulk
+from kmirror.ops.base.bulk import Bulk
 from kmirror.words import counted
 from kmirror.work import Meter, Watch
 

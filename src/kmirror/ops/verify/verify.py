@@ -18,12 +18,12 @@ from kmirror.commands import option
 from kmirror.engine.compare.difference import retention_note
 from kmirror.engine.compare.verification import Extent, PartitionVerdict, Piece
 from kmirror.errors import Reason, UsageError
-from kmirror.ops.bulk import Bulk, SparkChoice
-from kmirror.ops.context import Destination, now_ms, require_mirror, source_client
-from kmirror.ops.evidence import VERB_RUN, VerbRun
-from kmirror.ops.gone import is_gone
-from kmirror.ops.results import Outcome
-from kmirror.ops.selection import select_topics
+from kmirror.ops.base.bulk import Bulk, SparkChoice
+from kmirror.ops.base.context import Destination, now_ms, require_mirror, source_client
+from kmirror.ops.base.evidence import VERB_RUN, VerbRun
+from kmirror.ops.base.gone import is_gone
+from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
 from kmirror.ops.verify.comparing import ComparisonPlan, carry_out, differing, indivisible_topics, plan_comparison
 from kmirror.ops.verify.results import (

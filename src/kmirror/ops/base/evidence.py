@@ -8,11 +8,11 @@ from typing import Any
 
 from kmirror.columns import COUNT, FLAG, OBJECT, TEXT, TIME, Column, Only, Type, document, list_of, object_of
 from kmirror.errors import ExitCode
-from kmirror.ops.blocked_producers import BLOCKED
-from kmirror.ops.client_gaps import CLIENTS
-from kmirror.ops.context import Destination, actor, now_ms
-from kmirror.ops.failback.fork import FORK
-from kmirror.ops.results import ERROR_OR_NULL, EXIT_CODE, GROUP_RESULTS, RESULTS, TOTALS, VerbResult
+from kmirror.ops.base.blocked_producers import BLOCKED
+from kmirror.ops.base.client_gaps import CLIENTS
+from kmirror.ops.base.context import Destination, actor, now_ms
+from kmirror.ops.base.fork import FORK
+from kmirror.ops.base.results import ERROR_OR_NULL, EXIT_CODE, GROUP_RESULTS, RESULTS, TOTALS, VerbResult
 from kmirror.state.records import MirrorRecord
 
 

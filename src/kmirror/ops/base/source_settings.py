@@ -13,8 +13,8 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.context import as_kmirror_error, now_ms
-from kmirror.ops.upstream import stored_state_on
+from kmirror.ops.base.context import as_kmirror_error, now_ms
+from kmirror.ops.base.upstream import stored_state_on
 from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.sync.topic_settings import as_first_source, has_a_mirror_value, has_all_mirror_values

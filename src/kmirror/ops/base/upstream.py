@@ -21,7 +21,7 @@ from kmirror.cluster.security.properties import read_properties
 from kmirror.commands import option
 from kmirror.config_file import NamedCluster, load_config_file
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
-from kmirror.ops.context import as_kmirror_error, cluster_id_of
+from kmirror.ops.base.context import as_kmirror_error, cluster_id_of
 from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.store import STATE_TOPIC, StateStore

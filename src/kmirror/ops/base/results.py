@@ -29,9 +29,9 @@ from kmirror.columns import (
     one_of,
 )
 from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
-from kmirror.ops.blocked_producers import BLOCKED, BlockedTopic
-from kmirror.ops.client_gaps import CLIENTS, ClientGaps, gap_sentences
-from kmirror.ops.converted_keys import KEYS, KeyRow
+from kmirror.ops.base.blocked_producers import BLOCKED, BlockedTopic
+from kmirror.ops.base.client_gaps import CLIENTS, ClientGaps, gap_sentences
+from kmirror.ops.base.converted_keys import KEYS, KeyRow
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import AtStop
 from kmirror.words import one_line

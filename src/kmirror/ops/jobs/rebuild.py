@@ -36,7 +36,7 @@ from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
-from kmirror.ops.context import (
+from kmirror.ops.base.context import (
     Destination,
     actor,
     change,
@@ -46,9 +46,9 @@ from kmirror.ops.context import (
     require_same_cluster,
     source_client,
 )
-from kmirror.ops.gone import not_described
+from kmirror.ops.base.gone import not_described
+from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
-from kmirror.ops.source_settings import source_settings
 from kmirror.settings.table import stored_settings
 from kmirror.state.client import Deadline
 from kmirror.state.events import Event

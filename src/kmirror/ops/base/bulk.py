@@ -93,7 +93,7 @@ class Bulk:
             return Threads()
         if self._runtime is None:
             from kmirror.engine.spark.application import SparkRuntime
-            from kmirror.ops.run.spark import new_log_file
+            from kmirror.ops.base.spark import new_log_file
 
             options = self._spark_options(self._choice.log_file or new_log_file())
             with Meter(self._watch, f"starting Spark for {self._verb} of mirror {self._mirror}"):
@@ -123,7 +123,7 @@ class Bulk:
 
     def _spark_options(self, log_file: Path) -> SparkOptions:
         from kmirror.engine.spark.conf import SparkOptions
-        from kmirror.ops.run.spark import with_secrets
+        from kmirror.ops.base.spark import with_secrets
 
         return SparkOptions(
             slots=slots_of(self._choice.master, self._lanes),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from kmirror.errors import RefusedError
-from kmirror.ops.context import known_mirror
+from kmirror.ops.base.context import known_mirror
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import State

@@ -16,7 +16,7 @@ from kmirror.engine.spark.conf import SparkOptions, holds_secret
 from kmirror.engine.spark.failures import SparkLostError
 from kmirror.engine.spark.shipping import cache_folder
 from kmirror.errors import RefusedError
-from kmirror.ops.run.request import RunRequest
+from kmirror.ops.base.run_request import RunRequest
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord
 

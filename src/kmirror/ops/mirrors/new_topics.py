@@ -6,7 +6,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.policies import settled_to_create
 from kmirror.cluster.protocol.codes import Code
 from kmirror.errors import BrokerError
-from kmirror.ops.context import now_ms
+from kmirror.ops.base.context import now_ms
 from kmirror.settings.table import Settings
 from kmirror.sync.topic_settings import MIRROR_VALUES, SettingsPlan, settled_notes
 

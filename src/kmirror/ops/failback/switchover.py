@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
-from kmirror.ops.bulk import SparkChoice
-from kmirror.ops.context import (
+from kmirror.ops.base.bulk import SparkChoice
+from kmirror.ops.base.context import (
     Destination,
     actor,
     change,
@@ -26,16 +26,17 @@ from kmirror.ops.context import (
     require_same_cluster,
     source_client,
 )
-from kmirror.ops.evidence import evidence_of
+from kmirror.ops.base.evidence import evidence_of
+from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
+from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.trust import require_usable_once_stored
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import WATCH_S, FailbackRequest
 from kmirror.ops.mirrors.create import checked_properties
-from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
-from kmirror.ops.selection import select_topics
-from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, PromoteView, Watcher, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.steps import Checkpoint
-from kmirror.ops.trust import require_usable_once_stored
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.events import Event
 from kmirror.state.records import MirrorRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kmirror.ops.serve.address import Address
+from kmirror.ops.base.address import Address
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,113 @@
+"""The command `kmirror` and its verbs.
+
+A verb's module is imported only when the verb is used, and nothing here imports Kafka or Spark clients: the time that
+this module takes to import is what a user waits for after pressing Tab.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+from click.shell_completion import CompletionItem
+
+from kmirror import __version__
+from kmirror.cli.options import VerbGroup
+
+#: The sections of `kmirror --help`: by verb, its module and its summary.
+SECTIONS = {
+    "Set up": {
+        "check": ("views", "Check connections, broker versions, rights and settings."),
+        "create": ("mirrors", "Create a mirror: store its source, filters and settings."),
+        "add": ("mirrors", "Add source topics to a mirror."),
+    },
+    "Copy": {
+        "run": ("copying", "Copy records until stopped or caught up."),
+        "pause": ("stopping", "Pause copying."),
+        "resume": ("stopping", "Resume copying."),
+    },
+    "Monitor and verify": {
+        "list": ("views", "List the mirrors on a destination."),
+        "describe": ("describe", "Show offsets, lag and state of each mirrored partition."),
+        "top": ("top", "Show rate, lag and time left of each topic, live."),
+        "wait": ("views", "Wait until topics are caught up, stopped, healthy or drained."),
+        "verify": ("copying", "Compare source and destination record by record."),
+        "events": ("views", "Show who did what to a mirror, when, and the result."),
+        "report": ("report", "Write an HTML report about a mirror."),
+    },
+    "Stop, fail over and fail back": {
+        "promote": ("stopping", "Stop mirroring topics once they are fully copied (planned migration)."),
+        "failover": ("stopping", "Stop mirroring immediately and make the topics writable."),
+        "remove": ("stopping", "Remove topics from a mirror and make them writable."),
+        "failback": ("failback", "Make the old source a mirror of the new primary."),
+        "truncate-logs": ("truncate_logs", "Truncate a stopped broker's logs as a failback plan says."),
+        "switchover": ("failback", "Swap source and destination (planned)."),
+    },
+    "Operate": {
+        "recover": ("mirrors", "Retry FAILED partitions now."),
+        "append": ("append", "Append records from a file at their offsets."),
+        "config": ("mirrors", "Show or change a mirror's settings."),
+        "delete": ("mirrors", "Delete a mirror but keep its topics."),
+        "help": ("pages", "Show a page of the documentation, or the help of a command."),
+        "completion": ("completion", "Print the shell completion script for kmirror and kafka-mirrors."),
+    },
+    "Try it out": {
+        "sandbox": ("sandbox", "Run two real Kafka clusters on this machine."),
+        "demo": ("demo", "Watch a copy, crash, failover and failback, step by step."),
+    },
+}
+#: Verb, module and summary, in the order of the help.
+VERBS = {name: verb for verbs in SECTIONS.values() for name, verb in verbs.items()}
+
+
+class Verbs(VerbGroup):
+    """A group that imports its verbs lazily."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import and return a verb."""
+        if name not in VERBS:
+            return None
+        found = getattr(importlib.import_module(f"kmirror.cli.{VERBS[name][0]}"), f"{name.replace('-', '_')}_verb")
+        assert isinstance(found, click.Command)
+        return found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete verbs, without importing them, and options."""
+        verbs = [CompletionItem(name, help=VERBS[name][1]) for name in VERBS if name.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs by section, without importing them."""
+        width = max(map(len, VERBS))
+        for title, verbs in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in verbs.items()])
+
+
+def _show_version(ctx: click.Context) -> None:
+    click.echo(f"kmirror {__version__}")
+    ctx.exit()
+
+
+kmirror = Verbs(
+    "kmirror",
+    help="Mirror Kafka topics between stock clusters with the same offsets, record for record."
+    " All commands connect to the destination; the mirror stores how to reach its source.",
+    epilog="`kmirror COMMAND --help` shows the options and examples of a command, `kmirror help` the documentation."
+    " To see kmirror work: kmirror demo",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            help="Show the version and exit.",
+            callback=lambda ctx, _, asked: _show_version(ctx) if asked and not ctx.resilient_parsing else None,
+        )
+    ],
+)

@@ -1,0 +1,1 @@
+"""What several verbs are built on."""
