@@ -93,12 +93,14 @@ ACTIVE, STOPPED = DesiredState.ACTIVE, DesiredState.STOPPED
         # Confluent Platform's Cluster Linking
         (
             f"{B} --create --link demo-link --config-file link.properties",
-            f"create --mirror demo-link {B} --mirror-config link.properties",
+            f"create --mirror demo-link {B} --from-link link.properties",
         ),
         (
             f"{B} --truncate-and-restore --topics d --link l --include-partition-data --config-file dr.properties",
             f"failback --mirror l --topics d {B} --mirror-config dr.properties --yes",
         ),
+        (f"--create --mirror m --config-file m.properties {B}", f"create --mirror m {B} --mirror-config m.properties"),
+        (f"--create --mirror m --from-link l.properties {B}", f"create --mirror m --from-link l.properties {B}"),
         (f"--create --topics demo --link demo-link {B}", f"add --mirror demo-link --topics demo {B}"),
         (f"--create --source-topic demo --link demo-link {B}", f"add --mirror demo-link --topics demo {B}"),
         (

@@ -107,12 +107,14 @@ def test_what_is_retried_is_named_where_only_failed_partitions_are_shown() -> No
     ]
 
 
-def test_kafka_mirrors_counts_attempts_of_as_many_as_there_may_be() -> None:
+def test_kafka_mirrors_counts_attempts_of_as_many_as_there_may_be_where_they_can_help() -> None:
     screen = piped()
-    TableOutput(screen).rows(KAFKA_FAILED_PARTITIONS, [FAILED])
+    refused = replace(FAILED, partition=11, reason=Reason.NOT_AUTHORIZED, error_message="no right to read")
+    TableOutput(screen).rows(KAFKA_FAILED_PARTITIONS, [FAILED, refused])
     assert written(screen)[0] == (
-        "MIRROR  TOPIC                     PARTITION  RETRY  ERROR\n"
-        "m       a-topic-with-a-long-name         10  3/-    offset 5 is missing\n"
+        "MIRROR  TOPIC                     PARTITION  RETRY         ERROR\n"
+        "m       a-topic-with-a-long-name         10  NonRetryable  offset 5 is missing\n"
+        "m       a-topic-with-a-long-name         11  3/2147483647  no right to read\n"
     )
 
 

@@ -12,7 +12,9 @@ import pytest
 
 from kmirror.cli import compat
 from kmirror.cli.name_cache import names_folder
+from kmirror.cluster.topic_settings import topic_settings
 from kmirror.ops.base.context import Destination
+from kmirror.settings.table import stored_settings
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, produce
@@ -64,31 +66,38 @@ def test_as_apache_kafka_documents_it(
     stem, mirror = unique_topic("my-topic"), unique_topic("a-to-b")
     first, second = topics_of(cluster_pair, stem, 2)
     common = "--bootstrap-server HOST:9092 --command-config client.properties"
-    kafka_mirrors(f"{common} --create --mirror {mirror} --mirror-config a-to-b.properties")
-    kafka_mirrors(f"{common} --start --topics '{stem}.*' --mirror {mirror}")
+    created = kafka_mirrors(f"{common} --create --mirror {mirror} --mirror-config a-to-b.properties")
+    assert created.splitlines()[-1] == f"Created mirror {mirror}"
+    no_topics = kafka_mirrors(f"{common} --start --topics 'no-{stem}.*' --mirror {mirror} --allow-missing")
+    assert f"No matching topics found yet. Patterns saved to mirror {mirror} for auto-discovery.\n" in no_topics
+    started = kafka_mirrors(f"{common} --start --topics '{stem}.*' --mirror {mirror}")
+    assert started.splitlines()[-1] == f"Started 2 topic(s) in mirror {mirror}: [{first}, {second}]"
 
     def described() -> dict[str, tuple[str, int, int]]:
         rows: list[dict[str, Any]] = json.loads(kafka_mirrors(f"{common} --describe --mirror {mirror} --json"))
         return {row["topic"]: (row["state"], row["destinationOffset"], row["lag"]) for row in rows}
 
     listed = kafka_mirrors(f"{common} --list").splitlines()
-    assert listed[0].split() == ["MIRROR", "TOPICS", "SOURCE-CLUSTER-ID", "SOURCE-BOOTSTRAP"]
+    assert listed[0].split() == ["MIRROR", "TOPICS", "SOURCE-CLUSTER-ID", "SOURCE-BOOTSTRAP-SERVER"]
     source = cluster_pair.source
     assert [mirror, "2", source.cluster_id, source.bootstrap_servers] in [line.split() for line in listed]
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
         assert described() == {first: ("MIRRORING", 3, 0), second: ("MIRRORING", 3, 0)}
-        kafka_mirrors(f"{common} --pause --mirror {mirror} --topics {first}")
+        paused = kafka_mirrors(f"{common} --pause --mirror {mirror} --topics {first}")
+        assert f"Paused 1 topic(s) in mirror {mirror}: [{first}]\n" in paused
         assert described()[first][0] == "PAUSED"
         produce(cluster_pair.source, first, ["four"])
-        kafka_mirrors(f"{common} --resume --mirror {mirror} --topics {first}")
+        resumed = kafka_mirrors(f"{common} --resume --mirror {mirror} --topics {first}")
+        assert f"Resumed 1 topic(s) in mirror {mirror}: [{first}]\n" in resumed
         engine.catch_up()
         assert described()[first] == ("MIRRORING", 4, 0)
         # not its topics: refused as `kmirror` refuses it, and nothing is changed
         kafka_mirrors(f"{common} --stop --mirror {mirror} --topics other", code=3)
         kafka_mirrors(f"{common} --delete --mirror {mirror}", code=3)
         kafka_mirrors(f"{common} --remove --mirror {mirror} --topics {second}")
-        kafka_mirrors(f"{common} --stop --mirror {mirror} --topics '.*'")
+        stopped = kafka_mirrors(f"{common} --stop --mirror {mirror} --topics '.*'")
+        assert f"Stopped [{first}, {second}] topic(s) in mirror {mirror}\n" in stopped
     assert {state for state, _, _ in described().values()} == {"STOPPED"}
     state = destination.state().mirror(mirror)
     assert state is not None
@@ -100,7 +109,7 @@ def test_as_apache_kafka_documents_it(
     # Tab knows the names, and forgets them with the mirror
     names = names_folder({"XDG_CACHE_HOME": str(tmp_path / "cache")}) / cluster_pair.destination.cluster_id
     assert {f"{mirror} ", f"{mirror} {first}", f"{mirror} {second}"} <= {*names.read_text().splitlines()}
-    kafka_mirrors(f"{common} --delete --mirror {mirror}")
+    assert f"Deleted mirror {mirror}\n" in kafka_mirrors(f"{common} --delete --mirror {mirror}")
     assert mirror not in column(kafka_mirrors(f"{common} --list"), "MIRROR")
     assert mirror not in names.read_text()
 
@@ -134,6 +143,28 @@ def test_failing_back_is_to_create_and_add_again_where_the_logs_agree(
             engine.catch_up()
         assert [one.value for one in shown(cluster_pair.source, agreeing)] == [b"one", b"two", b"three", b"new"]
         kafka_mirrors(f"{back} --stop --all-topics --mirror {mirror}")
+
+
+def test_a_link_is_created_from_its_file_and_its_topics_with_configs_of_theirs(
+    cluster_pair: ClusterPair, destination: Destination, kafka_mirrors: KafkaMirrors, tmp_path: Path
+) -> None:
+    (topic,) = topics_of(cluster_pair, unique_topic("demo"), 1)
+    link, server = unique_topic("demo-link"), "--bootstrap-server HOST:9092"
+    (tmp_path / "topic.properties").write_text("segment.ms=3600000\nflush.ms=1000\n", encoding="utf-8")
+    kafka_mirrors(f"{server} --create --link {link} --config-file a-to-b.properties")
+    record = destination.state().mirror(link)
+    assert record is not None
+    # a link syncs no groups unless its file says so
+    assert not stored_settings(record.settings).sync_group_offsets_enabled
+    created = kafka_mirrors(
+        f"{server} --create --mirror-topic {topic} --link {link} --config-file topic.properties --config flush.ms=2000"
+    )
+    assert created.splitlines()[-1] == f"Created topic {topic}."
+    configs = topic_settings(destination.client, [topic])[topic]
+    assert not isinstance(configs, int)
+    assert (configs["segment.ms"].value, configs["flush.ms"].value) == ("3600000", "2000")
+    stopped = kafka_mirrors(f"--failover --topics {topic} {server}")
+    assert stopped.splitlines()[-1] == f"Request for stopping topic {topic}'s mirror was successfully scheduled."
 
 
 @pytest.mark.long

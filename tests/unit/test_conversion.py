@@ -242,6 +242,7 @@ def test_no_key_of_the_other_tools_is_unknown(key: str) -> None:
         ("mirror.acl.include", "TOPIC;orders-.*;READ", KeyOutcome.TAKEN),
         ("mirror.coordinator.threads", "2", KeyOutcome.NO_MEANING),
         ("mirror.support.unclean.leader.election", "true", KeyOutcome.TAKEN),
+        ("mirror.unclean.leader.election.enable", "true", KeyOutcome.TAKEN),
         ("consumer.auto.offset.reset", "none", KeyOutcome.REFUSED),
     ],
 )

@@ -7,6 +7,7 @@ as in Confluent's scripts, it is looked up by the topics.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -65,7 +66,7 @@ def _run(session: Session, arguments: Sequence[str]) -> int:
     _, verb = action_of(arguments)
     session.verb, session.command = command_of(verb), f"kmirror {verb}"
     session.dry_run = "--dry-run" in arguments
-    request = read(arguments)
+    request = _with_topic_configs(read(arguments))
     session.mirror = ",".join(request.mirrors) or None
     lines = command_lines(request, _state(request) if _needs_state(request) else None)
     if len(lines) > 1 and request.value("--report"):
@@ -74,7 +75,7 @@ def _run(session: Session, arguments: Sequence[str]) -> int:
         raise UsageError("--together covers one mirror, but the topics belong to several", "run it once per mirror")
     codes: list[int] = []
     for line in lines:
-        codes.append(kmirror_main.main(line, kafka_columns=True))
+        codes.append(kmirror_main.main(line, kafka_action=request.action))
         if codes[-1] == INTERRUPTED:
             break
     return combined(codes)
@@ -113,6 +114,18 @@ def combined(codes: Sequence[int]) -> int:
     if not bad or bad == {ExitCode.TIMED_OUT}:
         return max(bad, default=0)
     return bad.pop() if len(bad) == 1 and all(codes) else int(ExitCode.PARTLY_DONE)
+
+
+def _with_topic_configs(request: Request) -> Request:
+    """Return the request with the configs of its file as options. Raises UsageError: the file cannot be read."""
+    if request.topic_config_file is None:
+        return request
+    from kmirror.cluster.security.properties import read_properties
+
+    configs = read_properties(request.topic_config_file)
+    # those of the command line come after those of the file, and so win
+    given = [word for key, value in configs.items() for word in ("--config", f"{key}={value}")]
+    return replace(request, rest=(*given, *request.rest))
 
 
 def _needs_state(request: Request) -> bool:

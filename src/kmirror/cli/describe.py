@@ -98,10 +98,10 @@ def describe_verb(
     tables = (
         (groups, GROUPS),
         (settings, TOPIC_SETTINGS),
-        (failed, KAFKA_FAILED_PARTITIONS if call.kafka_columns else FAILED_PARTITIONS),
+        (failed, KAFKA_FAILED_PARTITIONS if call.kafka_action else FAILED_PARTITIONS),
         (stopped, STOPPED_PARTITIONS),
         (wide, WIDE_PARTITIONS),
-        (call.kafka_columns, KAFKA_PARTITIONS),
+        (call.kafka_action is not None, KAFKA_PARTITIONS),
     )
     table: Table[Any] = next((one for is_asked, one in tables if is_asked), PARTITIONS)
     if watch:

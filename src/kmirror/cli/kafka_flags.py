@@ -48,7 +48,7 @@ _ASKING = frozenset({"recover", "failover", "failback", "remove", "delete"})
 MIRROR_FLAGS = ("--mirror", "--link", "--links")
 TOPIC_FLAGS = ("--topics", "--topic", "--mirror-topic")
 _SOURCE_TOPIC, _REPLICATION_FACTOR, _MIRROR_CONFIG = "--source-topic", "--replication-factor", "--mirror-config"
-_CONFIG_FILE, _ALL_TOPICS = "--config-file", "--all-topics"
+_CONFIG_FILE, _ALL_TOPICS, _FROM_LINK = "--config-file", "--all-topics", "--from-link"
 #: Actions that need a file about the other cluster.
 _WITH_CONFIG = ("--create", "--truncate-and-restore", "--reverse-and-start")
 _TOPIC_WORDS = (*TOPIC_FLAGS, _SOURCE_TOPIC)
@@ -73,7 +73,12 @@ OWN = {
     "--mirror-topic": OwnFlag("LIST", "Mirror topics (names on the destination)."),
     _SOURCE_TOPIC: OwnFlag("LIST", "Source topics (names on the source).", _ADDING),
     _REPLICATION_FACTOR: OwnFlag("N", "Replication factor of the topics that are created.", _ADDING),
-    _CONFIG_FILE: OwnFlag("FILE", "Same as --mirror-config.", _WITH_CONFIG),
+    _CONFIG_FILE: OwnFlag(
+        "FILE",
+        "Same as --mirror-config. With --create: with --link the configuration of a Confluent cluster link, with topics"
+        " configs of the topics that are created.",
+        _WITH_CONFIG,
+    ),
     _ALL_TOPICS: OwnFlag(None, "Same as --topics '.*'."),
     "--include-partition-data": OwnFlag(
         None, "Accepted but not needed: every partition is shown.", ("--describe", "--truncate-and-restore")
@@ -111,6 +116,8 @@ class Request:
     mirror_topics: tuple[str, ...] = ()
     source_topics: tuple[str, ...] = ()
     replication_factor: str | None = None
+    #: A file with configs of the topics that are created.
+    topic_config_file: str | None = None
     #: Passed on unchanged.
     rest: tuple[str, ...] = ()
 
@@ -224,7 +231,11 @@ def _checked(action: str, verb: str, own: Mapping[str, Sequence[str]], rest: Seq
     topics = [value for flag in ("--topics", "--topic") for value in own.get(flag, ())]
     if _ALL_TOPICS in own:
         topics.append(".*")
-    rest = [*rest, *(word for value in own.get(_CONFIG_FILE, ()) for word in (_MIRROR_CONFIG, value))]
+    config_files = own.get(_CONFIG_FILE, ())
+    is_of_link = verb == "create" and not {"--link", "--links"}.isdisjoint(own)
+    config_flag = _FROM_LINK if is_of_link else _MIRROR_CONFIG
+    # with topics the file has their configs, and is read by the caller
+    rest = [*rest, *(word for file in config_files if verb != "add" for word in (config_flag, file))]
     # Kafka's --start also restarts a topic that exists already, if its log is a prefix of the source's
     if action in _STARTING and "--adopt" not in rest:
         rest.append("--adopt")
@@ -240,6 +251,7 @@ def _checked(action: str, verb: str, own: Mapping[str, Sequence[str]], rest: Seq
         tuple(mirror_topics),
         tuple(own.get(_SOURCE_TOPIC, ())),
         factors[-1] if factors else None,
+        config_files[-1] if config_files and verb == "add" else None,
         tuple(rest),
     )
     _require(request)
@@ -268,7 +280,7 @@ def _require(request: Request) -> None:
             raise UsageError(f"{action} needs --mirror", "give --mirror M, or --link M")
         if not named:
             raise UsageError(f"{action} needs --mirror or --topics", "give one of them; --link M means --mirror M")
-    if verb in {"create", "failback", "switchover"} and _MIRROR_CONFIG not in request.rest:
+    if verb in {"create", "failback", "switchover"} and {_MIRROR_CONFIG, _FROM_LINK}.isdisjoint(request.rest):
         says = {
             "create": "FILE describes the source connection; to add topics to a mirror, name them with --topics",
             "failback": "FILE describes the connection to the new primary",
@@ -334,7 +346,7 @@ def check_replication_factor(request: Request, setting: int) -> None:
 
 def _unknown(flag: str, action: str, passed: Mapping[str, bool]) -> UsageError:
     here = {*(name for name in OWN if not OWN[name].actions or action in OWN[name].actions), *passed} - {"--yes"}
-    if action == "--create" and flag in {_MIRROR_CONFIG, _CONFIG_FILE}:
+    if action == "--create" and flag == _MIRROR_CONFIG:
         return UsageError(
             "--mirror-config and topics exclude each other: one creates a mirror, the other mirror topics",
             "run two commands: first --create --mirror-config, then --create with topics",

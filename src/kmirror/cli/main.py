@@ -25,9 +25,9 @@ from kmirror.errors import ExitCode, KmirrorError, UsageError
 _CODE_MATTERS = frozenset({"wait", "verify"})
 
 
-def main(arguments: Sequence[str], screen: Screen | None = None, *, kafka_columns: bool = False) -> int:
+def main(arguments: Sequence[str], screen: Screen | None = None, *, kafka_action: str | None = None) -> int:
     """Run one command line and return its exit code; by default it writes to this process's streams."""
-    session = Session(screen or Screen.of_this_process(), kafka_columns=kafka_columns)
+    session = Session(screen or Screen.of_this_process(), kafka_action=kafka_action)
 
     def work() -> int:
         with kmirror.make_context("kmirror", list(arguments), obj=session) as context:

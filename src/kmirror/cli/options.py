@@ -54,8 +54,8 @@ class Session:
     verbosity: int = 0
     dry_run: bool = False
     mirror: str | None = None
-    #: Whether tables have exactly the columns of Kafka's own tools.
-    kafka_columns: bool = False
+    #: The action of `kafka-mirrors` that is carried out: its columns and sentences are those of Kafka's own tools.
+    kafka_action: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Call:
     command_config: str | None = None
     cluster: str | None = None
     expect_cluster_id: str | None = None
-    kafka_columns: bool = False
+    kafka_action: str | None = None
 
     def properties(self) -> dict[str, str]:
         """Return the destination's client properties, as `destination_properties` does."""
@@ -119,7 +119,12 @@ class Call:
 
     def show(self, done: VerbResult) -> int:
         """Show what a verb did, and return its exit code."""
-        self.output.result(done)
+        if self.kafka_action is None or done.exit_code or done.dry_run:
+            self.output.result(done)
+        else:
+            from kmirror.cli.kafka_sentences import success_of
+
+            self.output.result(done, success_of(self.kafka_action, done))
         return done.exit_code
 
 
@@ -214,8 +219,8 @@ def verb(
             session.mirror = _one_name(given.get("mirror"))
             kind = _output(given) if documents else "table"
             session.output = output_for(kind, session.screen, session.verbosity)
-            columns = session.kafka_columns
-            call = Call(session.output, kafka_columns=columns, **{key: given.pop(key) for key in _CALLS & given.keys()})
+            action = session.kafka_action
+            call = Call(session.output, kafka_action=action, **{key: given.pop(key) for key in _CALLS & given.keys()})
             with _logging(session):
                 if session.verbosity:
                     _log_config_files()

@@ -115,7 +115,7 @@ class TableOutput:
         about_topics = [row for row in result.results if row.topic is not None]
         if result.totals is not None:
             about_topics = self._stopped(result.totals, about_topics)
-        if headline:
+        if headline and result.totals is None:
             about_topics = [row for row in about_topics if row.result not in (Outcome.DONE, Outcome.NOOP)]
         if about_topics:
             with_partitions = any(row.partition is not None for row in about_topics)

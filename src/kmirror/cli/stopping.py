@@ -227,8 +227,8 @@ def show_stopped(call: Call, done: VerbReport, evidence: Report | None) -> int:
         except KmirrorError as error:
             # the exit code says what happened to the clusters
             call.output.screen.note(f"kmirror: warning: {error}")
-    call.output.result(done.result)
-    if not call.dry_run and done.result.exit_code == 0:
+    code = call.show(done.result)
+    if not call.dry_run and code == 0:
         seconds = (done.evidence["endedMs"] - done.evidence["beganMs"]) / 1000
         call.output.screen.note(f"done in {tables.elapsed(seconds)}")
-    return done.result.exit_code
+    return code

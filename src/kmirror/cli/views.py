@@ -47,7 +47,7 @@ def list_verb(call: Call) -> int:
         rows = list_mirrors(destination)
         unreadable = unreadable_notes(destination)
         cache_names(destination)
-    call.output.rows(KAFKA_MIRRORS if call.kafka_columns else MIRRORS, rows)
+    call.output.rows(KAFKA_MIRRORS if call.kafka_action else MIRRORS, rows)
     return exit_code(call, unreadable)
 
 

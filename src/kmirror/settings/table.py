@@ -383,6 +383,7 @@ class Settings:
         " `recover --accept-divergence`, or records that the source no longer has are archived, the topic is"
         " rebuilt and an event is recorded.",
         Alias("mirror.support.unclean.leader.election", _divergence_policy),
+        Alias("mirror.unclean.leader.election.enable", _divergence_policy),
     )
     groups_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "groups.include",

@@ -13,12 +13,12 @@ from typing import Any
 from kmirror.columns import COUNT, DURATION, END, FLAG, OFFSET, TEXT, TIME, Column, Table, Type, one_of
 from kmirror.commands import on_mirror
 from kmirror.engine.control.topic_state import TopicState
-from kmirror.errors import NOT_COPYING, Reason
+from kmirror.errors import HISTORY_REASONS, NOT_COPYING, Reason
 from kmirror.ops.base.results import REASON
 from kmirror.ops.show.kept import kept_offsets
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
-from kmirror.words import UNKNOWN, at_time, byte_rate, counted, one_line, visible
+from kmirror.words import at_time, byte_rate, counted, one_line, visible
 
 _KEEPS_UP_MS = 10_000
 #: The reasons of partitions that are not copied, while others of their topic may be.
@@ -429,14 +429,17 @@ STOPPED_PARTITIONS = Table(
     none="no partition is STOPPED",
 )
 FAILED_PARTITIONS = Table(_PARTITION, "MIRROR TOPIC PARTITION RETRY REASON ERROR", none="no partition is FAILED")
-#: As Kafka's cluster mirroring shows it (KIP-1279), with the maximum of attempts, which kmirror does not have.
+#: The maximum of attempts where there is none: the default of `retries` in Kafka's clients.
+_NO_MAXIMUM = 2**31 - 1
+
+
+def _kafka_retry(row: PartitionRow) -> str:
+    return "NonRetryable" if row.reason in HISTORY_REASONS else f"{row.retry_attempt}/{_NO_MAXIMUM}"
+
+
+#: As Kafka's cluster mirroring shows it (KIP-1279).
 KAFKA_FAILED_PARTITIONS = Table(
-    tuple(
-        replace(one, cell=lambda row: f"{row.retry_attempt}/{UNKNOWN}", is_number=False)
-        if one.header == "RETRY"
-        else one
-        for one in _PARTITION
-    ),
+    tuple(replace(one, cell=_kafka_retry, is_number=False) if one.header == "RETRY" else one for one in _PARTITION),
     "MIRROR TOPIC PARTITION RETRY ERROR",
     none="No failed partitions found",
 )
@@ -580,7 +583,7 @@ MIRRORS: Table[MirrorRow] = Table(
 )
 #: As Kafka's cluster mirroring shows it (KIP-1279).
 KAFKA_MIRRORS: Table[MirrorRow] = Table(
-    tuple(replace(one, header="SOURCE-BOOTSTRAP") if one.header == "SOURCE" else one for one in MIRRORS.columns),
-    "MIRROR TOPICS SOURCE-CLUSTER-ID SOURCE-BOOTSTRAP",
+    tuple(replace(one, header="SOURCE-BOOTSTRAP-SERVER") if one.header == "SOURCE" else one for one in MIRRORS.columns),
+    "MIRROR TOPICS SOURCE-CLUSTER-ID SOURCE-BOOTSTRAP-SERVER",
     none="No mirrors found",
 )
