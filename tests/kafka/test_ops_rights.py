@@ -332,6 +332,10 @@ def test_with_what_check_prints_a_mirror_works(
     lines = check(as_kmirror, properties=source).lines
     (least,) = (line for line in lines if (line.cluster, line.what) == ("destination", "least rights"))
     commands = [shlex.split(line)[1:] for line in least.message.splitlines() if line.startswith("kafka-acls ")]
+    # also what deletes offsets that the source no longer has, and reads how long offsets are kept
+    granted = [(words[words.index("--operation") :], words) for words in commands]
+    assert any("--group" in words and "Delete" in rights for rights, words in granted), least.message
+    assert any("--cluster" in words and "DescribeConfigs" in rights for rights, words in granted), least.message
     for words in commands:
         kafka_tool("kafka-acls.sh", *(str(login) if word == "admin.properties" else word for word in words))
     with Destination.open(as_kmirror) as destination:

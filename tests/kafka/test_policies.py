@@ -26,6 +26,7 @@ from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.stop.failover import failover
+from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.settings.table import stored_settings
@@ -128,6 +129,8 @@ def test_old_records_that_the_destination_deletes_are_neither_loss_nor_equal_and
     assert (row.result, row.message, row.offsets) == (Outcome.DONE, "nothing to compare", 0)
     assert row.notes == ("offsets 0 to 5 were not compared: the destination's log starts at 6",)
     assert long_ago in found.warnings[0]
+    planned = promote(trip.at_b, PromoteRequest(trip.mirror, timeout_ms=5000), dry_run=True).result
+    assert any(long_ago in warning for warning in planned.warnings), planned.warnings
     done = failover(trip.at_b, trip.mirror).result
     assert (done.exit_code, done.totals and done.totals.known_lost_records) == (0, 0)
     assert long_ago in done.warnings[0]

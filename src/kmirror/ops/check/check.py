@@ -132,6 +132,7 @@ def check(
             if settings.sync_group_offsets_enabled and found is not None:
                 with findings.catching(DESTINATION, "rights on groups"):
                     _check_groups(findings, DESTINATION, client, groups, "READ")
+                    _check_dropping_offsets(findings, client, groups[:_GROUPS_ASKED])
                 with findings.catching(DESTINATION, _KEEPING):
                     _check_offsets_retention(findings, client, settings)
         if record is not None:
@@ -457,6 +458,18 @@ def _check_groups(findings: Findings, cluster: str, client: ClusterClient, group
         )
     elif some:
         findings.ok(cluster, "rights on groups", f"we have {needed} on {counted(len(some), 'group')}")
+
+
+def _check_dropping_offsets(findings: Findings, client: ClusterClient, groups: list[str]) -> None:
+    """Warn if offsets that the source drops cannot be deleted here."""
+    if lacking := groups_lacking(client, groups, "DELETE"):
+        findings.warn(
+            DESTINATION,
+            "rights on groups",
+            f"we lack DELETE on {len(lacking)} of {counted(len(groups), 'group')}: offsets that the source no longer"
+            " has remain until they expire",
+            grant_line(client.config, ("DELETE",), *options("--group", lacking[:_TOPICS_IN_HINT])),
+        )
 
 
 def _check_offsets_retention(findings: Findings, client: ClusterClient, settings: Settings) -> None:

@@ -55,7 +55,9 @@ def destination_grants(
         cluster += ("CLUSTER_ACTION",)
     if settings.sync_quotas_enabled:
         cluster += ("ALTER_CONFIGS",)
-    groups = [Grant(("--group", "*"), ("READ",))] if settings.sync_group_offsets_enabled else []
+    elif settings.sync_group_offsets_enabled:
+        cluster += ("DESCRIBE_CONFIGS",)
+    groups = [Grant(("--group", "*"), ("READ", "DELETE"))] if settings.sync_group_offsets_enabled else []
     return (
         OWN_TOPICS_GRANT,
         OWN_IDS_GRANT,

@@ -75,6 +75,7 @@ from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.sync.topic_settings import retention_notes
 from kmirror.words import counted, listed
 from kmirror.work import WorkView
 
@@ -435,9 +436,8 @@ class _Promotion:
             message = f"{name} would be stopped now: a promote had started to stop it"
             done.results.append(TopicResult(name, None, Outcome.DONE, message, Reason.PROMOTED))
         topics = {name: topic for name, topic in self.waiting.items() if name not in begun}
-        until = time.monotonic() + (request.idle_ms or 0) / 1000 + _REPORT_S
-        if self.until is not None:
-            until = min(until, self.until)
+        at_last = time.monotonic() + (request.idle_ms or 0) / 1000 + _REPORT_S
+        until = at_last if self.until is None else min(at_last, self.until)
         while not self.stopping.is_set():
             state = self.destination.state()
             readiness = self.checker.check(self.source, state, topics)
@@ -454,6 +454,7 @@ class _Promotion:
                 f"{partition} exists on the destination only: nothing was copied to it"
                 for partition in self.checker.extra_partitions(topic)
             ]
+        done.warnings += retention_notes(self.waiting.values(), now_ms())
         done.results += dry_run_rows(readiness, blockers, together=request.together)
         if request.block_producers and self.waiting:
             names = sorted(topic.source_topic for topic in self.waiting.values())
