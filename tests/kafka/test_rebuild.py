@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition as Place
 from kmirror.engine.archive import archiving
 from kmirror.engine.archive.archive_topic import Range
@@ -131,12 +131,21 @@ def test_cut_off_before_and_after_every_step(scene: Scene, monkeypatch: pytest.M
     (row,) = describe(scene.destination, scene.mirror)
     assert (row.topic_state, row.reason) == ("PENDING_MIRROR", RESET)
     assert scene.archive in (row.error_message or "")
+    here = Place(scene.archive, 0)
     for owner, name in STEPS:
         for after in (False, True):
             with monkeypatch.context() as patch:
                 cut_off(patch, owner, name, after=after)
                 with pytest.raises(CutOffError):
                     scene.rebuilder.carry_out(scene.topic)
+            if name in ("_with_ranges", "_archive") and after:
+                (row,) = describe(scene.destination, scene.mirror)
+                # a transaction's marker follows its records
+                ends = scene.destination.client.list_offsets({here: LATEST}) if name == "_archive" else {}
+                end = ends[here].offset if ends else None
+                assert (row.offsets_to_archive, row.archive_log_end) == (len(OLD), end)
+                so_far = f"({len(OLD)} offsets) are being archived in {scene.archive}, which has {end} offsets so far"
+                assert (so_far in (row.error_message or "")) == (end is not None), row.error_message
             gone = scene.topic not in scene.destination.client.metadata(None).topics
             if gone:
                 assert len(shown(scene.pair.destination, scene.archive)) == len(OLD), "deleted before it was saved"

@@ -135,6 +135,8 @@ def test_json_has_exactly_these_keys_and_values() -> None:
         "initialCopyComplete": False,
         "rebuiltAt": None,
         "archive": None,
+        "offsetsToArchive": None,
+        "archiveLogEnd": None,
         "asOf": NOW,
         "engine": "h1/app-1",
         "engineLastSeenMs": NOW - 500,
@@ -460,6 +462,7 @@ def test_a_topic_that_is_being_rebuilt_lacks_the_whole_log_of_its_source() -> No
     found = row(ENGINE, progress(), topic=replace(TOPIC, rebuild=rebuild))
     assert (found.state, found.lag) == (PartitionState.LOG_ALIGNMENT, 98), "from the source's start, 2"
     assert "its records (800 offsets) are being archived in archive.1" in (found.error_message or "")
+    assert (found.offsets_to_archive, found.archive_log_end) == (800, None)
 
 
 def test_list_sums_up_a_mirror() -> None:

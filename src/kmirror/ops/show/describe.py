@@ -112,7 +112,9 @@ def read_rows(
         living = [topic.source_topic for topic in owned if topic.desired is not DesiredState.STOPPED]
         if record is not None and living:
             wanted[name] = (record, living)
-    here, there = prober.read([topic.topic for owned in by_mirror.values() for topic in owned], wanted.values())
+    every = [topic for owned in by_mirror.values() for topic in owned]
+    archives = [topic.rebuild.archive for topic in every if topic.rebuild is not None]
+    here, there = prober.read([*(topic.topic for topic in every), *archives], wanted.values())
     rows: list[PartitionRow] = []
     for name in sorted(by_mirror):
         record = state.mirror(name)

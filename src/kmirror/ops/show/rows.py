@@ -250,7 +250,7 @@ def _with_cause(
     if status.state is PartitionState.STOPPED:
         return status
     if topic.rebuild is not None:
-        return _being_rebuilt(topic.rebuild)
+        return _being_rebuilt(topic.rebuild, shared.destination)
     if topic.pending_operation == PENDING_STOP:
         text = "it is being stopped; if that command was interrupted, run it again to finish"
         return _Status(PartitionState.STOPPING, status.since_ms, topic.stop_reason, text)
@@ -308,20 +308,33 @@ def _engine_link_status(status: _Status, report: Report | None, health: EngineHe
     return replace(status, reason=engine.source_reason, message=text)
 
 
-def _being_rebuilt(rebuild: Rebuild) -> _Status:
+def _being_rebuilt(rebuild: Rebuild, destination: ClusterSnapshot) -> _Status:
     step = {
-        RebuildStep.ARCHIVE: f"its records{_offsets_of(rebuild)} are being archived in {rebuild.archive}",
+        RebuildStep.ARCHIVE: f"its records{_offsets_of(rebuild)} are being archived in {rebuild.archive}"
+        f"{_written_to(rebuild, destination)}",
         RebuildStep.REPLACE: f"its records are in {rebuild.archive}, and it is being recreated",
     }[rebuild.step]
     message = f"the topic is being rebuilt because it does not match its source: {step}"
     return _Status(PartitionState.LOG_ALIGNMENT, rebuild.since_ms, rebuild.reason, message)
 
 
+def _written_to(rebuild: Rebuild, destination: ClusterSnapshot) -> str:
+    """Return how many offsets an archive has, after a comma; empty if that is unknown."""
+    ends = [_archive_log_end(rebuild, partition, destination) for partition in rebuild.ranges or {}]
+    known = [end for end in ends if end is not None]
+    return f", which has {counted(sum(known), 'offset')} so far" if known else ""
+
+
+def _archive_log_end(rebuild: Rebuild, partition: int, destination: ClusterSnapshot) -> int | None:
+    """Return the log end of a partition's archive, markers of its transactions included."""
+    return destination.log_end_offset.get(TopicPartition(rebuild.archive, partition))
+
+
 def _offsets_of(rebuild: Rebuild) -> str:
     """Return how many offsets a rebuild archives, in brackets; nothing before that is known."""
     if rebuild.ranges is None:
         return ""
-    return f" ({counted(sum(end - begin for found in rebuild.ranges.values() for begin, end in found), 'offset')})"
+    return f" ({counted(sum(_offsets_to_archive(rebuild, p) or 0 for p in rebuild.ranges), 'offset')})"
 
 
 def _source_topic_trouble(topic: TopicRecord, source: ClusterSnapshot | None) -> tuple[Reason | None, str | None]:
@@ -415,7 +428,15 @@ def _row(
         lane=report.record.lane if report and current else None,
         worker=_worker_of(health, report.record) if report and current else None,
         source_path=_source_path(report.record) if report and current else None,
+        offsets_to_archive=_offsets_to_archive(topic.rebuild, here.partition),
+        archive_log_end=_archive_log_end(topic.rebuild, here.partition, destination) if topic.rebuild else None,
     )
+
+
+def _offsets_to_archive(rebuild: Rebuild | None, partition: int) -> int | None:
+    if rebuild is None or rebuild.ranges is None:
+        return None
+    return sum(end - begin for begin, end in rebuild.ranges.get(partition, ()))
 
 
 def _source_path(report: ProgressRecord) -> tuple[int, int] | None:

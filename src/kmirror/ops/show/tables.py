@@ -84,6 +84,9 @@ class PartitionRow:
     worker: str | None = None
     #: While the path to the source limits that lane: over how many connections, and bytes per second in all.
     source_path: tuple[int, int] | None = None
+    #: While the topic is rebuilt: the offsets of the old log to archive, and the archive's log end.
+    offsets_to_archive: int | None = None
+    archive_log_end: int | None = None
 
     @property
     def limited_by(self) -> str | None:
@@ -344,6 +347,18 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         TEXT.null_when("there is none"),
         "the topic with the records from before the last rebuild",
         lambda row: row.archive,
+    ),
+    Column(
+        "offsetsToArchive",
+        COUNT.null_when("the topic is not being rebuilt, or that is not known yet"),
+        "while the topic is being rebuilt: how many offsets of the old log are archived first",
+        lambda row: row.offsets_to_archive,
+    ),
+    Column(
+        "archiveLogEnd",
+        COUNT.null_when("the topic is not being rebuilt, or has no archive yet"),
+        "while the topic is being rebuilt: log end of the partition's archive so far, markers of transactions included",
+        lambda row: row.archive_log_end,
     ),
     Column("asOf", TIME.null_when(_UNSEEN), "when the source's offsets were read", lambda row: row.as_of_ms),
     Column("engine", TEXT.null_when(_NO_ENGINE), "the engine in charge", lambda row: row.engine),
