@@ -9,9 +9,12 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.policies import settled_to_create
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now_ms
@@ -32,6 +35,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes
+from kmirror.sync.topic_settings import MIRROR_VALUES
 from kmirror.words import at_time
 from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, unique_topic
 from tests.support.local_engine import LocalEngine
@@ -106,6 +110,21 @@ def test_topics_get_the_closest_settings_and_what_is_weaker_is_said_before(trip:
     assert "are deleted here even if the source keeps them" in deleting[0]
     assert not any("deleted here" in note for note in compacting)
     assert synced(trip) == []
+
+
+def test_few_requests_find_the_closest_settings(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    create_topic = ClusterClient.create_topic
+
+    def counted_one(*arguments: Any, **options: Any) -> Any:
+        asked.append(arguments)
+        return create_topic(*arguments, **options)
+
+    monkeypatch.setattr(ClusterClient, "create_topic", counted_one)
+    wanted = {**MIRROR_VALUES, "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+    del wanted["message.timestamp.difference.max.ms"]  # which brokers of this version do not know
+    assert settled_to_create(trip.at_b.client, unique_topic(), 1, 1, wanted) == CLOSEST
+    assert len(asked) <= 20, "each may cost some of a quota of changes"
 
 
 @pytest.mark.slow

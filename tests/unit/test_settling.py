@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.cluster.settling import Settings, settled_for, with_settled
+from kmirror.cluster.settling import _USUAL, Settings, settled_for, with_settled
 from kmirror.sync.topic_settings import MIRROR_VALUES
 
 BATCH, TIME = "max.message.bytes", "retention.ms"
@@ -39,6 +39,14 @@ def test_a_limit_in_bytes_is_found_exactly(limit: int) -> None:
 def test_a_limit_in_time_is_found_to_the_hour_and_nothing_else_is_changed() -> None:
     asked = at_most(retention_ms=30 * DAY_MS + 1, max_message_bytes=8_388_608)
     assert asked[-1] == {**WANTED, TIME: str(30 * DAY_MS), BATCH: "8388608"}
+
+
+def test_usual_limits_are_found_with_few_questions() -> None:
+    for usual in _USUAL.values():
+        assert [*usual] == sorted({*usual}, reverse=True)
+    assert len(at_most(max_message_bytes=8_000_000)) <= 12
+    assert len(at_most(max_message_bytes=20 * 1024 * 1024, retention_ms=30 * DAY_MS)) <= 18
+    assert len(at_most(max_message_bytes=8_000_001, retention_ms=17 * DAY_MS)) <= 60
 
 
 def test_a_setting_that_may_not_be_set_at_all_is_left_out() -> None:

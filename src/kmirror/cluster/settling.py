@@ -1,12 +1,14 @@
 """Which settings of a topic to settle for where a cluster refuses those asked for. Pure.
 
 Which setting was refused, and what would be accepted, is told in words only, if at all. So it is found out by asking:
-first with the weakest values, then with each setting as close to the wanted one as it is accepted.
+first with the weakest values, then with each setting as close to the wanted one as it is accepted. Each question may
+cost some of a quota of changes, so the usual limits are asked for first, and most settings are asked for together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 _HOUR_MS, _MIB = 3_600_000, 1 << 20
 
@@ -15,6 +17,16 @@ _ALTERNATIVES: Mapping[str, Sequence[int]] = {
     "max.message.bytes": range((1 << 31) - 1, 0, -1),
     "retention.ms": range(87_600 * _HOUR_MS, 0, -_HOUR_MS),
     "retention.bytes": range(1 << 50, 0, -_MIB),
+}
+#: By setting, limits that clusters usually have, the best first.
+_USUAL: Mapping[str, Sequence[int]] = {
+    "max.message.bytes": [
+        *(number * _MIB for number in (100, 64, 50, 32, 30, 20, 16, 15, 12, 10)),
+        *(10_000_000, 8 * _MIB, 8_000_000, 5 * _MIB, 4 * _MIB, 2_097_164, 2 * _MIB),
+        *(1_048_588, _MIB, 1_000_012, 1_000_000),
+    ],
+    "retention.ms": [24 * _HOUR_MS * days for days in (3650, 730, 366, 365, 180, 90, 60, 31, 30, 28, 14, 7, 3, 2, 1)],
+    "retention.bytes": [_MIB << power for power in range(24, 9, -1)],
 }
 #: Without these a topic is no copy: a cluster that refuses them is no destination.
 _NEEDED = frozenset({"cleanup.policy", "message.timestamp.type"})
@@ -35,25 +47,54 @@ def settled_for(
     The settings `kept` stay as they are. A larger value of a setting in bytes or time must not be accepted where a
     smaller one is refused.
     """
-    settled: dict[str, str | None] = {key: None for key in settings if key not in {*_NEEDED, *kept}}
-    if not settled or not accepts(with_settled(settings, settled)):
+    changeable = [key for key in settings if key not in {*_NEEDED, *kept}]
+    # limits are the usual reason: with those left out, most often all else is accepted at once
+    for keys in ([key for key in changeable if key in ADJUSTABLE], changeable):
+        settled: dict[str, str | None] = dict.fromkeys(keys)
+        if settled and accepts(with_settled(settings, settled)):
+            break
+    else:
         return None
     for key in list(settled):
         others = {other: value for other, value in settled.items() if other != key}
         if accepts(with_settled(settings, others)):
             settled = others
-            continue
-        alternatives = _ALTERNATIVES.get(key, ())
-        low, high = 0, len(alternatives)
-        while low < high:
-            middle = (low + high) // 2
-            if accepts(with_settled(settings, {**others, key: str(alternatives[middle])})):
-                high = middle
-            else:
-                low = middle + 1
-        if low < len(alternatives):
-            settled[key] = str(alternatives[low])
+        elif key in ADJUSTABLE:
+            asked = partial(_accepts_value, settings, accepts, others, key)
+            settled[key] = _closest(_ALTERNATIVES[key], _USUAL[key], asked)
     return settled
+
+
+def _accepts_value(
+    settings: Settings, accepts: Callable[[Settings], bool], others: Settled, key: str, value: int
+) -> bool:
+    return accepts(with_settled(settings, {**others, key: str(value)}))
+
+
+def _closest(values: Sequence[int], usual: Sequence[int], accepts: Callable[[int], bool]) -> str | None:
+    """Return the first of the values, which fall, that is accepted; None if none is."""
+    low, high = 0, len(values)
+    place = _first(0, len(usual), lambda at: accepts(usual[at]))
+    if place < len(usual):
+        high = values.index(usual[place])
+        if high == 0 or not accepts(values[high - 1]):
+            return str(values[high])
+        high -= 1
+    if place > 0:
+        low = values.index(usual[place - 1]) + 1
+    found = _first(low, high, lambda at: accepts(values[at]))
+    return str(values[found]) if found < len(values) else None
+
+
+def _first(low: int, high: int, is_accepted: Callable[[int], bool]) -> int:
+    """Return the first accepted place from `low` on, `high` if there is none below it."""
+    while low < high:
+        middle = (low + high) // 2
+        if is_accepted(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def with_settled(settings: Settings, settled: Settled) -> dict[str, str | None]:
