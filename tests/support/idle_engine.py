@@ -16,6 +16,7 @@ from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import Incarnation, PartitionRecord, PartitionState, ProgressRecord, ProgressRow
 from kmirror.state.snapshot import Changes
+from kmirror.work import Watch
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, produce
 
@@ -29,7 +30,7 @@ class NoRebuilder:
     def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
         raise RefusedError(f"{topic} is not rebuilt here")
 
-    def carry_out(self, topic: str) -> None:
+    def carry_out(self, topic: str, watch: Watch) -> None:
         raise RefusedError(f"{topic} is not rebuilt here")
 
 

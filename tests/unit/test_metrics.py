@@ -16,6 +16,7 @@ from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, MirrorTotals
 from kmirror.ops.show.tables import PARTITIONS
 from kmirror.state.group_records import GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.records import DesiredState, Latencies, PartitionState, ProgressRow
+from kmirror.work import WorkView
 from tests.support.live_engine import AT, NOW_MS, mirror_record, row, silent, snapshot, topic_record
 from tests.support.metrics_page import PAGE, page
 from tests.support.scraped import OPENMETRICS, Samples, read, summary_of_metrics, summary_of_rows, value
@@ -106,6 +107,12 @@ def test_without_workers_nothing_counts_as_mirrored_and_the_lag_is_what_is_missi
     assert value(found, "kmirror_lane_report_age_seconds", mirror="m", lane="0") == 60
     assert value(found, "kmirror_topic_lag_offsets", mirror="m", topic="t") == 20
     assert value(found, "kmirror_healthy", mirror="m") == 0
+
+
+def test_a_page_shows_how_far_the_archive_of_a_rebuild_is() -> None:
+    view = WorkView("archiving t", 0.0, 1.0, "offset", 3000, 9000)
+    (found,) = live_mirror(snapshot(row(), rebuilding={"t": view})).partitions
+    assert (found.error_message or "").endswith("archiving t: 3,000 of 9,000 offsets")
 
 
 def test_an_engine_whose_heartbeats_are_not_accepted_says_so() -> None:

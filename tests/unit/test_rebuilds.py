@@ -9,6 +9,7 @@ import pytest
 
 from kmirror.engine.control.rebuilds import Rebuilds
 from kmirror.errors import Reason, RefusedError
+from kmirror.work import Watch, WorkView
 from tests.support.waiting import wait_until
 
 
@@ -19,6 +20,8 @@ class Rebuilder:
         self.may_claim = threading.Event()
         self.refusal: RefusedError | None = None
         self.begun: list[str] = []
+        self.may_end = threading.Event()
+        self.may_end.set()
         self.carried_out: list[str] = []
 
     def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
@@ -27,8 +30,10 @@ class Rebuilder:
         if self.refusal:
             raise self.refusal
 
-    def carry_out(self, topic: str) -> None:
+    def carry_out(self, topic: str, watch: Watch) -> None:
         self.carried_out.append(topic)
+        watch(WorkView(f"archiving {topic}", 0.0, 1.0, "offset", 30, 90))
+        assert self.may_end.wait(30)
 
 
 @pytest.fixture
@@ -36,6 +41,7 @@ def rebuilder() -> Iterator[Rebuilder]:
     made = Rebuilder()
     yield made
     made.may_claim.set()
+    made.may_end.set()
 
 
 def tick(rebuilds: Rebuilds, *claimed: str) -> None:
@@ -62,6 +68,17 @@ def test_a_claim_may_be_seen_before_its_thread_has_ended(rebuilder: Rebuilder) -
     wait_until(lambda: not any(thread.name == "kmirror-rebuild orders" for thread in threading.enumerate()))
     settled(rebuilds)
     assert (rebuilder.begun, set(rebuilder.carried_out)) == (["orders"], {"orders"})
+
+
+def test_how_far_a_rebuild_is_is_known_while_it_runs(rebuilder: Rebuilder) -> None:
+    rebuilder.may_end.clear()
+    rebuilds = Rebuilds(rebuilder, pytest.fail)
+    tick(rebuilds, "orders")
+    wait_until(lambda: rebuilds.progress)
+    assert {topic: (view.done, view.total) for topic, view in rebuilds.progress.items()} == {"orders": (30, 90)}
+    rebuilder.may_end.set()
+    settled(rebuilds)
+    assert rebuilds.progress == {}
 
 
 def test_a_rebuilt_topic_is_not_begun_again_while_its_claim_is_still_seen(rebuilder: Rebuilder) -> None:

@@ -304,6 +304,7 @@ class MirrorEngine:
             self.partitions.lost_records,
             self._rebuilds.done,
             tuple(self.history.recent(now_ms())),
+            self._rebuilds.progress,
         )
 
     @property

@@ -10,9 +10,11 @@ import queue
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.work import Watch, WorkView
 
 RESETS = frozenset({Reason.SOURCE_TOPIC_RECREATED, Reason.PARTITIONS_DECREASED})
 _PAUSE = 1.0
@@ -27,7 +29,7 @@ class Rebuilder(Protocol):
     def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
         """Claim a topic. Raises RefusedError if an operator must decide."""
 
-    def carry_out(self, topic: str) -> None:
+    def carry_out(self, topic: str, watch: Watch) -> None:
         """Rebuild a claimed topic, from its last finished step; after any exception it can be called again."""
 
 
@@ -39,6 +41,12 @@ class _Work:
     next_at: float = 0.0
     attempts: int = 0
     reported: str | None = None
+    #: How far its thread is, as it last reported.
+    view: WorkView | None = None
+
+    def take(self, view: WorkView) -> None:
+        """Keep what the thread reports."""
+        self.view = view
 
 
 class Rebuilds:
@@ -72,9 +80,14 @@ class Rebuilds:
             self._claims.pop(topic, None)
             work = self._work.setdefault(topic, _Work())
             if not work.is_running and at >= work.next_at and is_free(topic):
-                self._start(topic, work, lambda topic=topic: self._rebuilder.carry_out(topic))  # type: ignore[misc]
+                self._start(topic, work, partial(self._rebuilder.carry_out, topic, work.take))
         for topic in [topic for topic, work in self._work.items() if topic not in claimed and not work.is_running]:
             del self._work[topic]
+
+    @property
+    def progress(self) -> dict[str, WorkView]:
+        """How far the topics are that are being archived."""
+        return {topic: work.view for topic, work in self._work.items() if work.is_running and work.view is not None}
 
     @property
     def is_running(self) -> bool:

@@ -10,7 +10,7 @@ import queue
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -19,6 +19,7 @@ from kmirror.engine.control.counters import Counters
 from kmirror.errors import KmirrorError
 from kmirror.state.history_records import TimedPoint
 from kmirror.state.records import EngineRecord, Incarnation, Key, Lacking, ProgressRow, Record, Unknown
+from kmirror.work import WorkView
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class MirrorSnapshot:
     rebuilds: int
     #: The points of the last hour, oldest first.
     history: tuple[TimedPoint, ...] = ()
+    #: How far the archives of topics are that are being rebuilt.
+    rebuilding: Mapping[str, WorkView] = field(default_factory=dict)
 
 
 class Engine(Protocol):

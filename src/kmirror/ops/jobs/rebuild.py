@@ -67,7 +67,7 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import SettingsPlan, as_first_source, settings_for, settings_made
 from kmirror.words import counted
-from kmirror.work import Meter, unwatched
+from kmirror.work import Meter, Watch, unwatched
 
 _HOUR_MS = 3_600_000
 _CREATION_S = 60.0
@@ -133,7 +133,7 @@ class TopicRebuilder:
                 f"check the source; then: {on_mirror('recover', self._mirror)} --accept-reset",
             )
 
-    def carry_out(self, topic: str) -> None:
+    def carry_out(self, topic: str, watch: Watch = unwatched) -> None:
         """Do the remaining steps of a topic's rebuild; no lane may write to it.
 
         Raises:
@@ -148,7 +148,7 @@ class TopicRebuilder:
                 found = _require_topic(source, record.source_topic)
                 if rebuild.step is RebuildStep.ARCHIVE:
                     rebuild = self._with_ranges(destination, source, found, record, rebuild, mirror.source)
-                    archived = self._archive(destination, record, rebuild)
+                    archived = self._archive(destination, record, rebuild, watch)
                     groups = committed_on(destination.client, topic)
                     rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)
                     rebuild = self._record(destination, topic, rebuild, {"records": archived, "groups": groups})
@@ -231,7 +231,7 @@ class TopicRebuilder:
             for p, (start, end) in here.items()
         }
 
-    def _archive(self, destination: Destination, record: TopicRecord, rebuild: Rebuild) -> int:
+    def _archive(self, destination: Destination, record: TopicRecord, rebuild: Rebuild, watch: Watch) -> int:
         """Archive and compare; return the number of archived records."""
         ranges = rebuild.ranges or {}
         wanted = tuple(PartitionRanges(p, mine) for p, mine in sorted(ranges.items()) if mine)
@@ -247,7 +247,7 @@ class TopicRebuilder:
         await_topics(destination.client, [rebuild.archive], Deadline(_CREATION_S))
         spec = ArchiveSpec(self._properties, record.topic, rebuild.archive, record.destination_topic_id, wanted)
         saved = 0
-        for outcome in archive_topic(spec, self._tasks()).outcomes:
+        for outcome in archive_topic(spec, self._tasks(), watch).outcomes:
             partition = f"{record.topic}-{outcome.partition}"
             if outcome.trouble is not None:
                 raise outcome.trouble

@@ -21,7 +21,8 @@ from kmirror.ops.show.wait import Condition, judge
 from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.records import DesiredState, EngineRecord, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.words import at_time
+from kmirror.words import at_time, counted
+from kmirror.work import WorkView
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def live_mirror(snapshot: MirrorSnapshot) -> LiveMirror:
     )
     ours = {"engine_has_ended": False} if snapshot.lost is None else {}
     rows = partition_rows(state, record, topics, destination, source, now_ms, **ours)
+    rows = [_with_progress(row, snapshot.rebuilding.get(row.topic)) for row in rows]
     if snapshot.lost is None:
         rows = _explained(rows, snapshot)
     row = mirror_row(state, record, rows, source_trouble(source), now_ms, **ours)
@@ -131,6 +133,14 @@ def _source(
 def _is_fresh(snapshot: MirrorSnapshot, partition: TopicPartition) -> bool:
     reported_at = snapshot.reported_at.get(partition)
     return reported_at is not None and snapshot.at - reported_at <= KNOWN_SECONDS
+
+
+def _with_progress(row: PartitionRow, view: WorkView | None) -> PartitionRow:
+    """Return the row of a topic that is being rebuilt with how much of its archive is done."""
+    if view is None or view.total is None:
+        return row
+    done = f"{view.what}: {view.done:,} of {counted(view.total, view.unit)}"
+    return replace(row, error_message=f"{row.error_message}; {done}" if row.error_message else done)
 
 
 def _explained(rows: list[PartitionRow], snapshot: MirrorSnapshot) -> list[PartitionRow]:
