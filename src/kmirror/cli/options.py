@@ -211,6 +211,8 @@ def verb(
         _VERBOSE,
     ]
 
+    in_call = _CALLS & {option.name for option in common}  # a verb may have an option of its own with such a name
+
     def decorate(function: Callable[..., int]) -> Verb:
         @click.pass_obj
         def invoke(session: Session, /, **given: Any) -> int:
@@ -220,7 +222,7 @@ def verb(
             kind = _output(given) if documents else "table"
             session.output = output_for(kind, session.screen, session.verbosity)
             action = session.kafka_action
-            call = Call(session.output, kafka_action=action, **{key: given.pop(key) for key in _CALLS & given.keys()})
+            call = Call(session.output, kafka_action=action, **{key: given.pop(key) for key in in_call})
             with _logging(session):
                 if session.verbosity:
                     _log_config_files()

@@ -133,11 +133,9 @@ def status_verb(call: Call, directory: str | None) -> int:
     "Write records to a topic.\n\nThe topic is created if needed.",
     click.Option(["--topic"], metavar="TOPIC", required=True, help="Topic to write to."),
     click.Option(["--count"], metavar="N", type=click.IntRange(1), default=1000, help="How many. Default: 1000."),
+    click.Option(["--cluster"], type=click.Choice(("a", "b")), default="a", help="Cluster to write to. Default: a."),
     click.Option(
-        ["--cluster", "name"], type=click.Choice(("a", "b")), default="a", help="Cluster to write to. Default: a."
-    ),
-    click.Option(
-        ["--bootstrap-server", "server"],
+        ["--bootstrap-server"],
         metavar="HOST:PORT[,…]",
         help="Write to this cluster, which wants no login, instead.",
     ),
@@ -150,19 +148,21 @@ def status_verb(call: Call, directory: str | None) -> int:
     destination=False,
     documents=False,
 )
-def produce_verb(call: Call, topic: str, count: int, name: str, server: str | None, directory: str | None) -> int:
+def produce_verb(
+    call: Call, topic: str, count: int, cluster: str, bootstrap_server: str | None, directory: str | None
+) -> int:
     from kmirror.cli.demo_traffic import make_topic, write_records
     from kmirror.sandbox.registry import status
 
-    address = server
+    address = bootstrap_server
     if address is None:
         found = status(_folder(directory))
         if found.client_files:
             raise RefusedError("the clusters want a login", f"use a client of your own with {found.client_files[0]}")
-        address = found.bootstrap_servers(name)
+        address = found.bootstrap_servers(cluster)
     make_topic(address, topic, 1, if_missing=True)
     write_records(address, topic, count)
-    call.output.screen.note(f"wrote {counted(count, 'record')} to {topic} on {server or name}")
+    call.output.screen.note(f"wrote {counted(count, 'record')} to {topic} on {bootstrap_server or cluster}")
     return 0
 
 
