@@ -116,7 +116,7 @@ DOCUMENTS = {
         ),
         JsonDocument(
             "run-log",
-            "Each line that `run --log-format json` logs; operating.md says which lines have more keys",
+            "Each line that `run --log-format json` logs; watching.md says which lines have more keys",
             object_of(LINE),
         ),
         JsonDocument(
@@ -221,7 +221,7 @@ def page() -> str:
     listed = "\n".join(f"| {words} | {', '.join(f'`{code}`' for code in codes[words])} |" for words in sorted(codes))
     parts.append(
         "## Codes\n\nWhat they mean and what to do: [troubleshooting](troubleshooting.md); exit codes:"
-        f" [operating](operating.md).\n\n| type | members |\n|---|---|\n{listed}\n"
+        f" [commands](commands.md#exit-codes).\n\n| type | members |\n|---|---|\n{listed}\n"
     )
     return "\n".join(parts)
 

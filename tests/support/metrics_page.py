@@ -13,7 +13,7 @@ _INTRODUCTION = """\
 # Metrics
 
 `kmirror run --http [HOST:]PORT` serves these at `/metrics`, as text for Prometheus and as OpenMetrics for clients that
-ask for it ([Health, metrics and status over HTTP](operating.md#health-metrics-and-status-over-http)).
+ask for it ([Health, metrics and status over HTTP](http.md)).
 
 - **Unknown values are absent**, never 0. Rules on a lag also need `kmirror_partitions_lag_unknown > 0`, and `up == 0`
   or `absent(kmirror_healthy)` for a missing engine: one that is stuck answers 503.

@@ -24,7 +24,10 @@ from kmirror.state.records import PartitionState
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 ROOT = DOCS.parent
-PAGES = (*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted(DOCS.rglob("*.md")))
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *sorted(DOCS.rglob("*.md")),
+)
 #: Modules on pages that are the reader's to write.
 NOT_OURS = {
     "archives.md": {"restore.py"},
@@ -96,7 +99,7 @@ def test_every_setting_is_documented_as_it_is() -> None:
 
 
 def test_every_exit_code_is_documented() -> None:
-    text = (DOCS / "operating.md").read_text()
+    text = (DOCS / "commands.md").read_text()
     assert [code for code in ExitCode if f"| {int(code)} |" not in text] == []
 
 
@@ -132,19 +135,69 @@ def test_commands_are_found_and_wrong_ones_reported() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    broken = []
-    for page in PAGES:
-        for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
-            file = (page.parent / target) if target else page
-            if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors_of(file)):
-                broken.append((page.name, target, anchor))
-    assert broken == []
+    assert [(page.name, broken) for page in PAGES for broken in broken_links(page, page.read_text())] == []
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Return the links of a page's text to files or headings that are not there."""
+    links = re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]*))?\)", text)
+    return [f"{target}#{anchor}" for target, anchor in links if not leads(page.parent / target or page, anchor, page)]
+
+
+def leads(file: Path, anchor: str, page: Path) -> bool:
+    """Return whether a file exists and, if it is a page, has the anchor; a link without a file is one within `page`."""
+    file = page if file == page.parent else file
+    return file.exists() and (not anchor or file.suffix != ".md" or anchor in anchors_of(file))
 
 
 def anchors_of(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_broken_links_are_found_and_comments_in_code_are_no_headings() -> None:
+    page = DOCS / "distance.md"
+    text = "[a](limits.md#what-it-does-not-do) [b](limits.md#nothing) [c](none.md) [d](#what-to-set) [e](#nothing)"
+    assert broken_links(page, text) == ["limits.md#nothing", "none.md#", "#nothing"]
+    assert "# at the engine's hosts" in page.read_text()
+    assert not any("at-the-engines-hosts" in anchor for anchor in anchors_of(page))
+
+
+#: Folders whose files name pages, in messages, alerts, comments, help and generators.
+NAMING = ("src", "deploy", "tests/support", "bench", "campaign", "completions")
+
+
+def pages_named(text: str) -> set[tuple[str, str]]:
+    """Return the pages that a text names, such as `docs/groups.md`, each with the anchor behind it."""
+    return set(re.findall(r"(?<![\w./$}-])((?:[\w-]+/)*[\w-]+\.md)\b(?:#([\w-]+))?", text))
+
+
+def test_pages_that_code_and_deployments_name_are_there() -> None:
+    files = [file for folder in NAMING for file in (ROOT / folder).rglob("*") if file.is_file()]
+    texts = {file: file.read_text(errors="ignore") for file in files if "__pycache__" not in file.parts}
+    named = {(file.name, *one) for file, text in texts.items() for one in pages_named(text)}
+    assert len(named) > 30
+    assert [one for one in named if not any(leads(place / one[1], one[2], ROOT) for place in (ROOT, DOCS))] == []
+
+
+def test_every_alert_leads_to_a_section() -> None:
+    urls = re.findall(r"runbook_url: (\S+)", (ROOT / "deploy/prometheus/rules.yml").read_text())
+    assert urls
+    assert [url for url in urls if not leads(ROOT / url.partition("#")[0], url.partition("#")[2], ROOT)] == []
+
+
+def test_the_unit_names_a_page_where_the_wheel_installs_it() -> None:
+    unit = (ROOT / "deploy/systemd/kmirror@.service").read_text()
+    (page,) = re.findall(r"^Documentation=file:/opt/kmirror/share/doc/kmirror/(\S+)$", unit, re.MULTILINE)
+    assert (DOCS / page).is_file()
+
+
+def test_topics_of_help_on_pages_are_there() -> None:
+    topics = {name for page in PAGES for name in re.findall(r"`kmirror help ([a-z][\w/-]*)`", page.read_text())}
+    assert topics
+    assert {name for name in topics if not (DOCS / f"{name}.md").is_file()} <= set(VERBS)
 
 
 def missing_modules(text: str) -> set[str]:
