@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import pytest
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.transactions import ADD_PARTITIONS, END
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
+from tests.support.filling import begin_transactions
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import Leader, batch_of, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
 
-ADD_PARTITIONS, END, BEGIN = 24, 26, 22
+BEGIN = 22
 
 
 @pytest.fixture
@@ -32,108 +37,123 @@ def ends(client: ClusterClient, partitions: list[TopicPartition]) -> list[int | 
     return [found[partition].offset for partition in partitions]
 
 
+IDS = 5
+
+
+def ids_of(name: str) -> list[str]:
+    return [f"{name}-{number}" for number in range(IDS)]
+
+
 @pytest.fixture
-def transactions(client: ClusterClient) -> EmptyTransactions:
-    made = EmptyTransactions(client, unique_topic("mirror"))
-    made.settle()
-    return made
+def ids() -> list[str]:
+    return ids_of(unique_topic("mirror"))
 
 
-def test_each_partition_gets_one_marker_that_consumers_never_see(
+@pytest.fixture
+def transactions(client: ClusterClient, ids: list[str]) -> Iterator[EmptyTransactions]:
+    with closing(EmptyTransactions(client, ids)) as made:
+        made.settle()
+        yield made
+
+
+def test_each_partition_gets_so_many_markers_that_consumers_never_see(
     cluster: SandboxCluster, client: ClusterClient, transactions: EmptyTransactions
 ) -> None:
     topic = create_topic(cluster, partitions=3)
-    partitions = places_of(topic, 3)
+    first, second, third = partitions = places_of(topic, 3)
     with Leader(cluster, topic) as leader:
         assert leader.append(batch_of(2), 0) == (0, 0)
-        for number in range(1, 4):
-            transactions.fill_once(partitions)
-            assert ends(client, partitions) == [2 + number, number, number]
-        transactions.fill_once(partitions[1:])
-        assert ends(client, partitions) == [5, 4, 4]
+        for counts in ({first: 1, second: 1, third: 1}, {first: 2, second: 0, third: 300}, {second: 17}):
+            before = ends(client, partitions)
+            assert transactions.fill(counts) == counts
+            assert ends(client, partitions) == [
+                (end or 0) + counts.get(at, 0) for at, end in zip(partitions, before, strict=True)
+            ]
         assert leader.append(batch_of(1), 2) == (0, 5)
     for isolation in ("read_committed", "read_uncommitted"):
         records = librdkafka_records(cluster.bootstrap_servers, topic, 0, isolation)
         assert [record.offset for record in records] == [0, 1, 5]
         assert console_consumer(cluster, topic, 0, isolation) == records
-        assert librdkafka_records(cluster.bootstrap_servers, topic, 1, isolation) == []
+        assert librdkafka_records(cluster.bootstrap_servers, topic, 2, isolation) == []
 
 
-def test_many_partitions_in_one_transaction(
+def test_many_partitions_in_each_transaction(
     cluster: SandboxCluster, client: ClusterClient, transactions: EmptyTransactions
 ) -> None:
     partitions = places_of(create_topic(cluster, partitions=50), 50)
-    for _ in range(4):
-        transactions.fill_once(partitions)
-    assert ends(client, partitions) == [4] * 50
-    transactions.fill_once([])
-    assert ends(client, partitions) == [4] * 50
+    wanted = {partition: 4 + number for number, partition in enumerate(partitions)}
+    assert transactions.fill(wanted) == wanted
+    assert ends(client, partitions) == list(wanted.values())
+    assert transactions.fill({}) == {}
+    assert ends(client, partitions) == list(wanted.values())
+
+
+def test_what_may_not_begin_is_not_counted_and_not_written(
+    cluster: SandboxCluster, client: ClusterClient, transactions: EmptyTransactions
+) -> None:
+    (partition,) = places_of(create_topic(cluster), 1)
+    questions = 0
+
+    def may_begin() -> bool:
+        nonlocal questions
+        questions += 1
+        return questions <= 3 * IDS
+
+    written = transactions.fill({partition: 1000}, may_begin)[partition]
+    assert 0 < written <= 3 * IDS
+    assert ends(client, [partition]) == [written]
 
 
 @pytest.mark.parametrize("fate", [Fate.LOST, Fate.UNANSWERED, Fate.LATE])
-def test_an_end_without_an_answer_is_asked_for_again(
-    cluster: SandboxCluster, client: ClusterClient, wire: LateWire, transactions: EmptyTransactions, fate: Fate
-) -> None:
-    partitions = places_of(create_topic(cluster, partitions=2), 2)
-    wire.plan(fate, api_key=END)
-    transactions.fill_once(partitions)
-    assert ends(client, partitions) == [1, 1]
-    wire.deliver()
-    assert ends(client, partitions) == [1, 1]
-    transactions.fill_once(partitions)
-    assert ends(client, partitions) == [2, 2]
-
-
-@pytest.mark.parametrize(("fate", "written"), [(Fate.LOST, 0), (Fate.UNANSWERED, 1), (Fate.LATE, 0)])
-def test_a_beginning_without_an_answer_is_settled_and_reported(
+@pytest.mark.parametrize("kind", [ADD_PARTITIONS, END])
+def test_after_a_missing_answer_settling_leaves_nothing_that_could_still_write(
     cluster: SandboxCluster,
     client: ClusterClient,
     wire: LateWire,
     transactions: EmptyTransactions,
+    kind: int,
     fate: Fate,
-    written: int,
 ) -> None:
     partitions = places_of(create_topic(cluster, partitions=2), 2)
-    wire.plan(fate, api_key=ADD_PARTITIONS)
+    wire.plan(*[Fate.ANSWERED] * 12, fate, api_key=kind)
     with pytest.raises(OutcomeUnknown):
-        transactions.fill_once(partitions)
-    assert ends(client, partitions) == [written] * 2
-    wire.deliver()  # shut out by then: it begins nothing
-    transactions.fill_once(partitions)
-    assert ends(client, partitions) == [written + 1] * 2
+        transactions.fill(dict.fromkeys(partitions, 100))
+    transactions.settle()
+    written, same = ends(client, partitions)
+    assert written == same
+    assert 0 < (written or 0) < 100
+    wire.deliver()  # shut out by then: it begins and ends nothing
+    assert transactions.fill(dict.fromkeys(partitions, 10)) == dict.fromkeys(partitions, 10)
+    assert ends(client, partitions) == [(written or 0) + 10] * 2
 
 
 @pytest.mark.parametrize("fate", [Fate.LOST, Fate.UNANSWERED])
 def test_settling_without_an_answer_is_asked_for_again(
-    cluster: SandboxCluster, client: ClusterClient, wire: LateWire, fate: Fate
+    cluster: SandboxCluster, client: ClusterClient, wire: LateWire, ids: list[str], fate: Fate
 ) -> None:
-    partitions = places_of(create_topic(cluster), 1)
-    transactions = EmptyTransactions(client, unique_topic("mirror"))
-    wire.plan(fate, api_key=BEGIN)
-    transactions.settle()
-    transactions.fill_once(partitions)
-    assert ends(client, partitions) == [1]
+    (partition,) = places_of(create_topic(cluster), 1)
+    with closing(EmptyTransactions(client, ids)) as transactions:
+        wire.plan(fate, api_key=BEGIN)
+        transactions.settle()
+        transactions.fill({partition: 1})
+    assert ends(client, [partition]) == [1]
 
 
-def test_what_a_predecessor_left_open_is_ended_by_settling(
-    cluster: SandboxCluster, client: ClusterClient, wire: LateWire, transactions: EmptyTransactions
+def test_what_a_predecessor_left_open_is_ended_by_settling_which_shuts_it_out(
+    cluster: SandboxCluster, client: ClusterClient, transactions: EmptyTransactions, ids: list[str]
 ) -> None:
     partitions = places_of(create_topic(cluster, partitions=2), 2)
-    successor = EmptyTransactions(client, transactions._transactional_id)
-    wire.plan(Fate.LOST, api_key=END)
-    added = transactions._add
-
-    def add_and_be_overtaken(*args: object) -> None:
-        added(*args)  # type: ignore[arg-type]
+    begin_transactions(client, transactions, partitions)
+    with closing(EmptyTransactions(client, ids)) as successor:
         successor.settle()
-
-    transactions._add = add_and_be_overtaken  # type: ignore[assignment]
-    with pytest.raises(RefusedError, match="another client uses") as caught:
-        transactions.fill_once(partitions)
-    assert caught.value.reason is Reason.FENCED
-    assert ends(client, partitions) == [1, 1]
-    successor.fill_once(partitions)
-    assert ends(client, partitions) == [2, 2]
+        # each id had one open
+        assert ends(client, partitions) == [IDS, IDS]
+        with pytest.raises(RefusedError, match="another client uses") as caught:
+            transactions.fill(dict.fromkeys(partitions, 1))
+        assert caught.value.reason is Reason.FENCED
+        assert ends(client, partitions) == [IDS, IDS]
+        successor.fill(dict.fromkeys(partitions, 1))
+        assert ends(client, partitions) == [IDS + 1, IDS + 1]
 
 
 def test_a_partition_that_is_not_there(
@@ -141,7 +161,7 @@ def test_a_partition_that_is_not_there(
 ) -> None:
     (partition,) = places_of(create_topic(cluster), 1)
     with pytest.raises(BrokerError) as caught:
-        transactions.fill_once([partition, TopicPartition(partition.topic, 7)])
+        transactions.fill({partition: 1, TopicPartition(partition.topic, 7): 1})
     assert caught.value.code == Code.UNKNOWN_TOPIC_OR_PARTITION
     transactions.settle()
     assert ends(client, [partition]) == [0]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -26,12 +25,13 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import STATE_PARTITION
-from kmirror.engine.spec import filling_transactional_id
+from kmirror.engine.spec import filling_prefix, filling_transactional_ids
 from kmirror.errors import BrokerError, Reason, RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.acls import create_in_force
 from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.filling import begin_transactions
 from tests.support.holes import FEW, assert_alike, write_holes
 from tests.support.kafka_versions import of_long
 from tests.support.lane import Mirror
@@ -40,14 +40,20 @@ from tests.support.shared_clusters import GUARDED
 from tests.support.waiting import wait_until
 
 
-def allow(cluster: SandboxCluster, kind: ResourceType, name: str, *operations: str) -> None:
+def allow(
+    cluster: SandboxCluster,
+    kind: ResourceType,
+    name: str,
+    *operations: str,
+    pattern: ResourcePatternType = ResourcePatternType.LITERAL,
+) -> None:
     """Give rights to the user `kmirror`."""
     admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
     rules = [
         AclBinding(
             kind,
             name,
-            ResourcePatternType.LITERAL,
+            pattern,
             "User:kmirror",
             "*",
             AclOperation[operation],
@@ -101,18 +107,20 @@ def test_empty_transactions_need_write_on_the_id_and_on_the_topic(guarded_cluste
     topic, name = create_topic(guarded_cluster), unique_topic("mirror")
     partition = TopicPartition(topic, 0)
     allow(guarded_cluster, ResourceType.TOPIC, topic, "DESCRIBE")
-    with ClusterClient(client_config(guarded_cluster.client_properties("kmirror"))) as client:
-        transactions = EmptyTransactions(client, name)
+    with ExitStack() as stack:
+        config = client_config(guarded_cluster.client_properties("kmirror"))
+        client = stack.enter_context(ClusterClient(config))
+        transactions = stack.enter_context(closing(EmptyTransactions(client, [name])))
         with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
             transactions.settle()
         allow(guarded_cluster, ResourceType.TRANSACTIONAL_ID, name, "WRITE")
         transactions.settle()
         with pytest.raises(BrokerError) as refused:
-            transactions.fill_once([partition])
+            transactions.fill({partition: 1})
         assert refused.value.code == Code.TOPIC_AUTHORIZATION_FAILED
         allow(guarded_cluster, ResourceType.TOPIC, topic, "WRITE")
         transactions.settle()
-        transactions.fill_once([partition])
+        transactions.fill({partition: 1})
         assert client.list_offsets({partition: LATEST}, log_end=True)[partition].offset == 1
 
 
@@ -129,30 +137,31 @@ def restricted(guarded_cluster: SandboxCluster) -> Iterator[Mirror]:
         yield made
 
 
-def topic_of(mirror: Mirror, partitions: int) -> str:
+def topic_of(mirror: Mirror, partitions: int, first: int = 0) -> str:
+    """Make a topic with holes, and so many offsets without a record before them."""
     topic = mirror.topic(partitions)
     allow(mirror.destination, ResourceType.TOPIC, mirror.mirror_of(topic), "READ", "WRITE")
     for partition in range(partitions):
-        write_holes(mirror.source, topic, partition, stretches=FEW)
+        write_holes(mirror.source, topic, partition, stretches=[(first + at, count) for at, count in FEW])
     return topic
+
+
+def allow_transactions(mirror: Mirror) -> None:
+    prefix = filling_prefix(mirror.name)
+    kind, pattern = ResourceType.TRANSACTIONAL_ID, ResourcePatternType.PREFIXED
+    allow(mirror.destination, kind, prefix, "WRITE", "DESCRIBE", pattern=pattern)
 
 
 def test_without_the_right_to_write_markers_holes_are_filled_by_transactions(restricted: Mirror) -> None:
     topic = topic_of(restricted, 2)
-    allow(
-        restricted.destination,
-        ResourceType.TRANSACTIONAL_ID,
-        filling_transactional_id(restricted.name, 0),
-        "WRITE",
-        "DESCRIBE",
-    )
+    allow_transactions(restricted)
     lane = restricted.start()
     restricted.wait(lane, lambda: any(record.fills_by_transactions for record in restricted.progress()))
     restricted.wait_copied(lane, 120)
     assert restricted.stop(lane).clean
     assert_alike(restricted, topic, 2)
     # the next one first ends what this one may have left open
-    write_holes(restricted.source, topic, stretches=FEW)
+    write_holes(restricted.source, topic, stretches=[*FEW, (2000, 1)])
     lane = restricted.start(unsettled_lanes=(0,))
     restricted.wait_copied(lane, 120)
     restricted.stop(lane)
@@ -160,15 +169,16 @@ def test_without_the_right_to_write_markers_holes_are_filled_by_transactions(res
 
 
 def test_a_lane_that_dies_within_a_transaction_leaves_nothing_that_shifts_the_log(restricted: Mirror) -> None:
-    """Its successor ends the transaction before it looks at any log."""
-    topic = topic_of(restricted, 1)
-    name = filling_transactional_id(restricted.name, 0)
-    allow(restricted.destination, ResourceType.TRANSACTIONAL_ID, name, "WRITE", "DESCRIBE")
-    with ClusterClient(client_config(restricted.destination.client_properties("kmirror"))) as client:
-        died = EmptyTransactions(client, name)
+    """Its successor ends the transactions before it looks at any log."""
+    names = filling_transactional_ids(restricted.name, 0)
+    topic = topic_of(restricted, 1, first=len(names))
+    allow_transactions(restricted)
+    with (
+        ClusterClient(client_config(restricted.destination.client_properties("kmirror"))) as client,
+        closing(EmptyTransactions(client, names)) as died,
+    ):
         died.settle()
-        assert died._producer is not None
-        died._add(died._producer, [TopicPartition(restricted.mirror_of(topic), 0)], time.monotonic() + 30)
+        begin_transactions(client, died, [TopicPartition(restricted.mirror_of(topic), 0)])
     lane = restricted.start(unsettled_lanes=(0,))
     restricted.wait_copied(lane, 120)
     restricted.stop(lane)
@@ -185,7 +195,7 @@ def test_with_neither_right_the_partition_fails_and_names_what_is_missing(restri
     for words in (
         "ALTER on the cluster",
         "WRITE on the transactional id",
-        filling_transactional_id(restricted.name, 0),
+        filling_prefix(restricted.name),
     ):
         assert words in failure.message
     assert restricted.rows_at_stop(lane)[0].state == "FAILED"

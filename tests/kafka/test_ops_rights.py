@@ -214,7 +214,7 @@ def test_how_offsets_will_be_filled_is_shown(
         assert outcomes(add(destination, name, selector(topic))) == {topic: "DONE"}
 
     acls = granting(as_kmirror)
-    slow = "by empty transactions (slow: about 100 offsets a second per partition)"
+    slow = "by empty transactions (slower: about 3,000 offsets a second per partition)"
     only("DESCRIBE", "CREATE")
     message, hint = reported("filling offsets")
     assert message.startswith(f"{slow} (ALTER and CLUSTER_ACTION on the cluster are not granted)")

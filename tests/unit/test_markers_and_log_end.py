@@ -1,4 +1,4 @@
-"""WriteTxnMarkers and ListOffsets by hand, against the requests and answers of a second library."""
+"""WriteTxnMarkers, transactions and ListOffsets by hand, against the requests and answers of a second library."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
-from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from kafka.protocol.producer import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
 
-from kmirror.cluster.protocol import list_offsets, markers
+from kmirror.cluster.protocol import list_offsets, markers, transactions
 from kmirror.cluster.protocol.markers import Fill
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import FrameError
@@ -85,6 +92,51 @@ def test_a_marker_answer_cut_off_anywhere_is_a_frame_error() -> None:
             markers.answer(data[:cut], 1)
 
 
+# -- transactions -----------------------------------------------------------------------------------------------------
+
+PRODUCER = (1 << 40, 7)
+
+
+def test_partitions_are_added_to_the_transaction_of_a_producer() -> None:
+    partitions = [TopicPartition("orders", 3), TopicPartition("ключи", 0), TopicPartition("orders", 1)]
+    data = transactions.add_partitions(5, "kmirror", "id-1", PRODUCER, partitions)
+    read = AddPartitionsToTxnRequest.decode(data, version=transactions.VERSION, header=True, framed=True)
+    assert (read.header.correlation_id, read.header.client_id) == (5, "kmirror")
+    assert read.v3_and_below_transactional_id == "id-1"
+    assert (read.v3_and_below_producer_id, read.v3_and_below_producer_epoch) == PRODUCER
+    added = {topic.name: list(topic.partitions) for topic in read.v3_and_below_topics}
+    assert added == {"orders": [3, 1], "ключи": [0]}
+
+
+def test_a_transaction_is_committed() -> None:
+    data = transactions.commit(6, "kmirror", "id-1", PRODUCER)
+    read = EndTxnRequest.decode(data, version=transactions.VERSION, header=True, framed=True)
+    assert (read.header.correlation_id, read.transactional_id, read.committed) == (6, "id-1", True)
+    assert (read.producer_id, read.producer_epoch) == PRODUCER
+
+
+def added_answer(codes: dict[TopicPartition, int], throttle: int = 0) -> memoryview:
+    topic = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+    part = topic.AddPartitionsToTxnPartitionResult
+    topics = [
+        topic(name=name, results_by_partition=[part(partition_index=at, partition_error_code=code)])
+        for (name, at), code in codes.items()
+    ]
+    answer = AddPartitionsToTxnResponse(throttle_time_ms=throttle, results_by_topic_v3_and_below=topics)
+    return framed(answer, transactions.VERSION)
+
+
+def test_codes_of_added_partitions_and_of_a_commit_are_read() -> None:
+    codes = {TopicPartition("t", 0): 0, TopicPartition("u", 4): 29}
+    assert transactions.added(added_answer(codes, throttle=30)) == (codes, 30)
+    committed = framed(EndTxnResponse(throttle_time_ms=20, error_code=51), transactions.VERSION)
+    assert transactions.committed(committed) == (51, 20)
+    for answer, read in ((added_answer(codes), transactions.added), (committed, transactions.committed)):
+        for cut in range(4, len(answer)):
+            with pytest.raises(FrameError):
+                read(answer[:cut])
+
+
 # -- log ends ---------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +191,7 @@ def test_garbage_is_an_answer_or_a_frame_error() -> None:
     whole = (
         (bytes(marker_answer([("topic", 0, 0), ("topic", 1, 52)], 1)), lambda data: markers.answer(data, 1)),
         (bytes(offsets_answer({TopicPartition("topic", 0): (0, 3)}, 7)), lambda data: list_offsets.answer(data, 7)),
+        (bytes(added_answer({TopicPartition("topic", 0): 0})), transactions.added),
     )
     refused = 0
     for data, read in whole:

@@ -1,209 +1,291 @@
-"""Fill offsets by transactions without records, for principals that may not write markers. Blocking, and slow.
+"""Fill offsets by transactions without records, for principals that may not write markers. Blocking.
 
 The coordinator ends a transaction with one marker on each of its partitions (KIP-98), even if it has no records there.
-That needs only WRITE on the transactional id and on the topics. Some 100 offsets a second on one partition, 10,000 over
-100 partitions in one transaction.
+That needs only WRITE on the transactional ids and on the topics. One id takes some milliseconds for a transaction; many
+ids at once, over several connections to each coordinator, write some thousand offsets a second on one partition, and as
+many on each further partition of their transactions.
 
-The outcome of a request without an answer is found out, so that nothing stays in flight:
-
-* EndTxn is repeated: ending a transaction that has ended writes nothing more;
-* AddPartitionsToTxn is not: it might begin another transaction later. A new producer epoch fences it, and ends what it
-  began, with one marker on each partition, or none. The caller compares the log ends.
+A transaction is begun and committed by two requests sent together (`protocol/transactions`). Its markers are counted
+once its partitions are known to be added; the next one of its id begins when they are written. After an answer that is
+missing or says too little, nothing is repeated: new producer epochs (`settle`) fence all ids and end what they have
+begun, with one marker on each partition, or none. Then nothing is in flight, and the caller compares the log ends.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.connection import ConnectFailedError
+from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.protocol import transactions
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, UnreachableError
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 
 #: Time after which the coordinator aborts a transaction.
 TRANSACTION_TIMEOUT_MS = 60_000
 
-_CONCURRENT_TRANSACTIONS = 51
-_INVALID_TXN_STATE = 48
-_OPERATION_NOT_ATTEMPTED = 55
-_FENCED = {Code.INVALID_PRODUCER_EPOCH, 90}
-_TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+_FENCED = {Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED}
 _NOT_COORDINATOR = {
     Code.COORDINATOR_LOAD_IN_PROGRESS,
     Code.COORDINATOR_NOT_AVAILABLE,
     Code.NOT_COORDINATOR,
 }
-_NAMES = {
-    _INVALID_TXN_STATE: "INVALID_TXN_STATE",
-    _TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
-}
 #: FindCoordinator's key type for transactional ids.
 _TRANSACTION = 1
-#: The last version for clients; later ones are for brokers, with several transactions (KIP-890).
-_HIGHEST_CLIENT_VERSION = 3
-_STEP_S = 0.01
+#: The highest version for clients without transactions of the second version (KIP-890).
+_HIGHEST_BEGIN_VERSION = 4
+#: The most connections to one coordinator: a broker takes one request at a time from each.
+_CONNECTIONS = 4
+#: Connections that were idle for so long are not used again: brokers close them after ten minutes by default.
+_IDLE_S = 60.0
+_STEP_S = 0.002
+_FIND_STEP_S = 0.01
 _LONGEST_STEP_S = 0.2
+_HINT = "check that all brokers are up; the topic __transaction_state needs its in-sync replicas"
+
+
+@dataclass(slots=True)
+class _Id:
+    """One transactional id, which no other client may use at the same time."""
+
+    name: str
+    #: Producer id and epoch.
+    producer: tuple[int, int] = (-1, -1)
+    #: The coordinator's node id, host and port.
+    coordinator: tuple[int, str, int] | None = None
+    #: True while its transaction has partitions and is not known to be committed.
+    is_open: bool = False
+    #: True while markers of its last transaction may be missing.
+    is_ending: bool = False
+
+
+@dataclass(slots=True)
+class _Line:
+    """A connection to a coordinator, the ids that use it, and what was sent and is not answered."""
+
+    connection: Connection
+    ids: list[_Id] = field(default_factory=list)
+    #: By correlation id: the id, and the partitions to add; None for a commit.
+    in_flight: dict[int, tuple[_Id, list[TopicPartition] | None]] = field(default_factory=dict)
 
 
 class EmptyTransactions:
-    """Write markers with one transactional id, which no other client may use at the same time."""
+    """Write markers with these transactional ids."""
 
-    def __init__(self, client: ClusterClient, transactional_id: str) -> None:
+    def __init__(self, client: ClusterClient, transactional_ids: Sequence[str]) -> None:
         self._client = client
-        self._transactional_id = transactional_id
+        self._ids = [_Id(name) for name in transactional_ids]
         self._timeout_s = client.config.request_timeout_ms / 1000
-        #: The coordinator's node id, host and port.
-        self._coordinator: tuple[int, str, int] | None = None
-        #: Producer id and epoch; None while an earlier transaction may be open.
-        self._producer: tuple[int, int] | None = None
+        #: Connections by node id and number.
+        self._connections: dict[tuple[int, int], Connection] = {}
+        self._used_at = 0.0
+        #: True before the first `settle`, and after a fill that raised.
+        self._must_settle = True
 
     def settle(self) -> None:
-        """Fence any client that used the transactional id before, and wait until its open transaction has ended.
+        """Fence any client that used the ids before, and wait until their open transactions have ended.
 
-        That may write a marker on each of its partitions: read log ends after this, not before. Call it before the
-        first `fill_once`, and after one that raised anything but OutcomeUnknown.
+        That may write markers: read log ends after this, not before. Call it before the first `fill`, and after one
+        that raised.
 
         Raises:
             BrokerError: refused.
-            UnreachableError: the coordinator does not answer.
+            UnreachableError: a coordinator does not answer.
         """
+        for one in self._ids:
+            self._begin(one)
+        self._must_settle = False
+
+    def _begin(self, one: _Id) -> None:
         from kafka.protocol.producer import InitProducerIdRequest
 
         request = InitProducerIdRequest(
-            transactional_id=self._transactional_id,
+            transactional_id=one.name,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
             producer_id=-1,
             producer_epoch=-1,
         )
-        deadline = time.monotonic() + self._timeout_s
-        answer = self._ask(request, deadline, lambda answer: answer.error_code, highest=4, repeat=True)
-        self._require(answer.error_code, "beginning a transaction")
-        self._producer = (answer.producer_id, answer.producer_epoch)
+        answer = self._ask(one, request, time.monotonic() + self._timeout_s)
+        _require(one.name, answer.error_code, "beginning a transaction")
+        one.producer = answer.producer_id, answer.producer_epoch
 
-    def fill_once(self, partitions: Iterable[TopicPartition]) -> None:
-        """Write exactly one marker on each partition, and return when they are written.
+    def fill(
+        self, counts: Mapping[TopicPartition, int], may_begin: Callable[[], bool] = lambda: True
+    ) -> dict[TopicPartition, int]:
+        """Write so many markers on each partition, and return how many are written; fewer if `may_begin` is false.
 
         Raises:
-            OutcomeUnknown: each partition has one more marker, or none, and nothing is in flight any more.
-            BrokerError: refused; no marker was written.
-            RefusedError: another client uses the transactional id; each partition may have one more marker.
-            UnreachableError: the coordinator does not answer; a marker may still be written, until `settle`.
+            OutcomeUnknown: how many were written is not known.
+            BrokerError: refused; some may be written.
+            RefusedError: another client uses a transactional id; some may be written.
+            UnreachableError: a coordinator does not answer; some may be written.
         """
-        assert self._producer is not None, "settle first"
-        wanted = sorted(set(partitions))
-        if not wanted:
-            return
-        producer, self._producer = self._producer, None
+        assert not self._must_settle, "settle first"
+        left = {partition: count for partition, count in counts.items() if count}
+        filled = dict.fromkeys(counts, 0)
         deadline = time.monotonic() + self._timeout_s
+        self._must_settle = True
         try:
-            self._add(producer, wanted, deadline)
-            # the first answer means that the end is decided, the second that all markers are written
-            for _ in range(2):
-                self._end(producer, deadline)
-        except OutcomeUnknown:
-            self.settle()
+            lines = deque(self._lines(max(left.values(), default=0), deadline))
+            while lines:
+                line = lines.popleft()
+                moved = self._receive(line, left, filled, deadline)
+                if time.monotonic() > deadline:
+                    raise UnreachableError(f"the markers of {line.ids[0].name} are not written", _HINT)
+                if not moved:
+                    time.sleep(_STEP_S)
+                if self._send(line, left, may_begin, deadline):
+                    lines.append(line)
+        except BaseException:
+            self.close()
+            for one in self._ids:
+                one.coordinator, one.is_open, one.is_ending = None, False, False
             raise
-        self._producer = producer
+        self._must_settle, self._used_at = False, time.monotonic()
+        return filled
 
-    def _add(self, producer: tuple[int, int], partitions: list[TopicPartition], deadline: float) -> None:
-        from kafka.protocol.producer import AddPartitionsToTxnRequest
+    def _lines(self, count: int, deadline: float) -> list[_Line]:
+        """Return connections for the ids that so many transactions need."""
+        if time.monotonic() - self._used_at > _IDLE_S:
+            self.close()
+        lines: dict[tuple[int, int], _Line] = {}
+        numbers: dict[int, int] = {}
+        for one in self._ids[:count]:
+            node_id, host, port = self._coordinator_of(one, deadline)
+            number = numbers[node_id] = numbers.get(node_id, -1) + 1
+            key = node_id, number % _CONNECTIONS
+            if key not in lines:
+                connection = self._connections.get(key)
+                if connection is None or connection.must_be_replaced:
+                    connection = self._client.spare_connections.take(host, port)
+                    self._connections[key] = connection
+                lines[key] = _Line(connection)
+            lines[key].ids.append(one)
+        return list(lines.values())
 
-        by_topic: dict[str, list[int]] = defaultdict(list)
-        for topic, partition in partitions:
-            by_topic[topic].append(partition)
-        topic_type = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-        request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=self._transactional_id,
-            v3_and_below_producer_id=producer[0],
-            v3_and_below_producer_epoch=producer[1],
-            v3_and_below_topics=[topic_type(name=name, partitions=indexes) for name, indexes in by_topic.items()],
-        )
+    def _send(
+        self, line: _Line, left: dict[TopicPartition, int], may_begin: Callable[[], bool], deadline: float
+    ) -> bool:
+        """Begin and commit a transaction of each id that is free; return False if there is nothing to wait for."""
+        connection, client_id = line.connection, self._client.config.client_id
+        frames: list[bytes] = []
+        for one in line.ids:
+            if left and not one.is_open and may_begin():
+                partitions = list(left)
+                for partition in partitions:
+                    left[partition] -= 1
+                    if not left[partition]:
+                        del left[partition]
+                number = connection.next_correlation_id()
+                line.in_flight[number] = one, partitions
+                frames.append(transactions.add_partitions(number, client_id, one.name, one.producer, partitions))
+            elif not one.is_ending:
+                continue
+            number = connection.next_correlation_id()
+            line.in_flight[number] = one, None
+            frames.append(transactions.commit(number, client_id, one.name, one.producer))
+        if frames:
+            connection.wait_for_throttle(max(deadline - time.monotonic(), 0.1))
+            connection.send_frame([b"".join(frames)], max(deadline - time.monotonic(), 0.1))
+        return bool(frames)
 
-        def codes(answer: Any) -> dict[TopicPartition, int]:
-            return {
-                TopicPartition(topic.name, result.partition_index): result.partition_error_code
-                for topic in answer.results_by_topic_v3_and_below
-                for result in topic.results_by_partition
-            }
+    def _receive(
+        self, line: _Line, left: dict[TopicPartition, int], filled: dict[TopicPartition, int], deadline: float
+    ) -> bool:
+        """Take the answers on a connection; return False if the coordinator did nothing since the last time."""
+        moved = not line.in_flight
+        connection = line.connection
+        for number, (one, partitions) in line.in_flight.items():
+            frame = connection.receive_frame(number, deadline)
+            if partitions is None:
+                code, throttle_time_ms = transactions.committed(frame)
+            else:
+                codes, throttle_time_ms = transactions.added(frame)
+                found = set(codes.values()) - {0}
+                code = min(found - {Code.OPERATION_NOT_ATTEMPTED} or found, default=0)
+            connection.note_throttle(throttle_time_ms)
+            if code == Code.CONCURRENT_TRANSACTIONS:
+                for partition in partitions or ():
+                    left[partition] = left.get(partition, 0) + 1
+                continue
+            if code:
+                at = next((str(at) for at, found in codes.items() if found == code), "") if partitions else ""
+                _refuse(one.name, code, f"adding {at} to a transaction" if at else "ending a transaction")
+            moved = True
+            if partitions is None:
+                one.is_ending, one.is_open = one.is_open, False
+                continue
+            one.is_open = one.is_ending = True
+            for partition in partitions:
+                filled[partition] += 1
+        line.in_flight.clear()
+        return moved
 
-        def worst(answer: Any) -> int:
-            found = set(codes(answer).values()) - {0}
-            return min(found - {_OPERATION_NOT_ATTEMPTED} or found, default=0)
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
 
-        answer = self._ask(request, deadline, worst, highest=_HIGHEST_CLIENT_VERSION, repeat=False)
-        code = worst(answer)
-        where = next((partition for partition, found in codes(answer).items() if found == code), None)
-        self._require(code, f"adding {where} to a transaction")
-
-    def _end(self, producer: tuple[int, int], deadline: float) -> None:
-        from kafka.protocol.producer import EndTxnRequest
-
-        request = EndTxnRequest(
-            transactional_id=self._transactional_id,
-            producer_id=producer[0],
-            producer_epoch=producer[1],
-            committed=True,
-        )
-        answer = self._ask(
-            request, deadline, lambda answer: answer.error_code, highest=_HIGHEST_CLIENT_VERSION, repeat=True
-        )
-        if answer.error_code == _INVALID_TXN_STATE:
-            raise OutcomeUnknown(f"the coordinator aborted the transaction of {self._transactional_id} on its own")
-        self._require(answer.error_code, "ending a transaction")
-
-    def _ask(self, request: Any, deadline: float, code_of: Any, *, highest: int, repeat: bool) -> Any:
-        """Ask the coordinator until its answer is not "later"; repeat a request without an answer only if `repeat`."""
+    def _ask(self, one: _Id, request: Any, deadline: float) -> Any:
+        """Ask the coordinator until its answer is not "later"."""
         pause = _STEP_S
         trouble = "the coordinator is busy"
         while time.monotonic() < deadline:
             try:
-                self._coordinator = self._coordinator or self._find(deadline)
-                connection = self._client.connect(*self._coordinator)
-                answer = connection.request(request, highest=highest, timeout=max(deadline - time.monotonic(), 0.1))
-            except ConnectFailedError as error:
-                self._coordinator, trouble = None, str(error)
-            except OutcomeUnknown as error:
-                self._coordinator, trouble = None, str(error)
-                if not repeat:
-                    raise
+                connection = self._client.connect(*self._coordinator_of(one, deadline))
+                patience = max(deadline - time.monotonic(), 0.1)
+                answer = connection.request(request, highest=_HIGHEST_BEGIN_VERSION, timeout=patience)
+            except (ConnectFailedError, OutcomeUnknown) as error:
+                one.coordinator, trouble = None, str(error)
             else:
-                code = code_of(answer)
-                if code in _NOT_COORDINATOR:
-                    self._coordinator, trouble = None, code_name(code)
-                elif code != _CONCURRENT_TRANSACTIONS:
+                if answer.error_code in _NOT_COORDINATOR:
+                    one.coordinator, trouble = None, code_name(answer.error_code)
+                elif answer.error_code != Code.CONCURRENT_TRANSACTIONS:
                     return answer
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_STEP_S)
-        raise UnreachableError(
-            f"the transaction coordinator of {self._transactional_id} does not answer: {trouble}",
-            "check that all brokers are up; the topic __transaction_state needs its in-sync replicas",
-        )
+        raise UnreachableError(f"the transaction coordinator of {one.name} does not answer: {trouble}", _HINT)
 
-    def _find(self, deadline: float) -> tuple[int, str, int]:
+    def _coordinator_of(self, one: _Id, deadline: float) -> tuple[int, str, int]:
         from kafka.protocol.metadata import FindCoordinatorRequest
 
-        while True:
-            request = FindCoordinatorRequest(key_type=_TRANSACTION, coordinator_keys=[self._transactional_id])
+        while one.coordinator is None:
+            request = FindCoordinatorRequest(key_type=_TRANSACTION, coordinator_keys=[one.name])
             (found,) = self._client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1)).coordinators
             if found.error_code not in _NOT_COORDINATOR:
-                self._require(found.error_code, "looking for the transaction coordinator")
-                return found.node_id, found.host, found.port
-            if time.monotonic() > deadline:
-                message = f"{self._transactional_id} has no transaction coordinator"
-                raise UnreachableError(message, "check that all brokers are up")
-            time.sleep(_STEP_S)
+                _require(one.name, found.error_code, "looking for the transaction coordinator")
+                one.coordinator = found.node_id, found.host, found.port
+            elif time.monotonic() > deadline:
+                raise UnreachableError(f"{one.name} has no transaction coordinator", _HINT)
+            else:
+                time.sleep(_FIND_STEP_S)
+        return one.coordinator
 
-    def _require(self, code: int, what: str) -> None:
-        if code in _FENCED:
-            raise RefusedError(
-                f"another client uses the transactional id {self._transactional_id}",
-                "run only one engine per mirror at a time",
-                Reason.FENCED,
-            )
-        if code:
-            name = _NAMES.get(code) or code_name(code)
-            raise BrokerError(code, name, f"{what} with the transactional id {self._transactional_id}")
+
+def _refuse(transactional_id: str, code: int, what: str) -> NoReturn:
+    if code in _NOT_COORDINATOR:
+        raise OutcomeUnknown(f"the coordinator of {transactional_id} has moved: {code_name(code)}")
+    if code == Code.INVALID_TXN_STATE:
+        raise OutcomeUnknown(f"the coordinator aborted the transaction of {transactional_id} on its own")
+    raise _error_of(transactional_id, code, what)
+
+
+def _require(transactional_id: str, code: int, what: str) -> None:
+    if code:
+        raise _error_of(transactional_id, code, what)
+
+
+def _error_of(transactional_id: str, code: int, what: str) -> KmirrorError:
+    if code not in _FENCED:
+        return BrokerError(code, code_name(code), f"{what} with the transactional id {transactional_id}")
+    return RefusedError(
+        f"another client uses the transactional id {transactional_id}",
+        "run only one engine per mirror at a time",
+        Reason.FENCED,
+    )

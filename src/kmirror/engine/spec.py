@@ -9,6 +9,9 @@ from hashlib import blake2b
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.state.assignment import Assignment
 
+#: How many transactions a lane has under way at once where it fills offsets with them.
+_FILLING_IDS = 64
+
 
 def own_producer_id(mirror: str, topic: str, partition: int) -> int:
     """Return the producer id with which only this mirror writes this destination partition."""
@@ -38,9 +41,16 @@ class LaneSpec:
     destination_cluster_id: str | None = None
 
 
-def filling_transactional_id(mirror: str, lane: int) -> str:
-    """Return the transactional id with which a lane fills offsets when it may not write markers."""
-    return f"kmirror-{mirror}-fill-{lane}"
+def filling_transactional_ids(mirror: str, lane: int) -> list[str]:
+    """Return the transactional ids with which a lane fills offsets when it may not write markers."""
+    name = f"{filling_prefix(mirror)}{lane}"
+    # earlier versions had the first one only
+    return [name, *(f"{name}-{number}" for number in range(1, _FILLING_IDS))]
+
+
+def filling_prefix(mirror: str) -> str:
+    """Return what the transactional ids of all lanes of a mirror begin with."""
+    return f"kmirror-{mirror}-fill-"
 
 
 @dataclass(frozen=True, slots=True)

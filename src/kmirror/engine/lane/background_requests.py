@@ -29,7 +29,7 @@ from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.breadth import LONG_ROUND_TRIP
 from kmirror.engine.lane.links import LinkKind
-from kmirror.engine.spec import LaneSpec
+from kmirror.engine.spec import LaneSpec, filling_prefix, filling_transactional_ids
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
@@ -47,8 +47,8 @@ _PROBE_PAUSE = 0.5
 _PAUSE = 1.0
 #: How long known leaders are used to read log ends, before metadata is requested again.
 _LEADERS_SECONDS = 60.0
-#: The most transactions of one filling request, so that the lane learns how far it is.
-_ROUNDS = 50
+#: How long one filling request begins transactions: small gaps and other requests wait no longer for large gaps.
+_FILL_SECONDS = 0.1
 
 
 class BackgroundRequests:
@@ -113,9 +113,11 @@ class BackgroundRequests:
         configs = self._configs
         with ClusterClient(configs["source"]) as source, ClusterClient(configs["destination"]) as destination:
             self._source, self._destination = source, destination
-            self._transactions: dict[str, EmptyTransactions] = {}
+            self._transactions: dict[int, EmptyTransactions] = {}
             while (background_request := self._writes.get()) is not None:
                 background_request()
+            for transactions in self._transactions.values():
+                transactions.close()
 
     def inspect(self, assignments: Sequence[Assignment], done: Callable[[list[Facts]], None]) -> None:
         """Inspect these partitions."""
@@ -254,84 +256,80 @@ class BackgroundRequests:
 
         self._writes.put(background_request)
 
-    def settle(
-        self, transactional_ids: Sequence[str], done: Callable[[], None], troubled: Callable[[Trouble], None]
-    ) -> None:
-        """Fence earlier lanes that filled by transactions, and wait for the end of their open transactions."""
+    def settle(self, lanes: Sequence[int], done: Callable[[], None], troubled: Callable[[Trouble], None]) -> None:
+        """Fence earlier runs of lanes that filled by transactions, and wait for the end of their open transactions."""
 
         def background_request() -> None:
-            if all(self._settle(transactional_id, troubled) for transactional_id in transactional_ids):
+            if all(self._settle(lane, troubled) for lane in lanes):
                 done()
 
         self._writes.put(background_request)
 
-    def _settle(self, transactional_id: str, troubled: Callable[[Trouble], None]) -> bool:
-        """Settle one transactional id, however long it takes; return False if this lane ends before."""
+    def _settle(self, lane: int, troubled: Callable[[Trouble], None]) -> bool:
+        """Settle one lane's transactions, however long it takes; return False if this lane ends before."""
         while not self._stopping.is_set():
-            trouble = self._try_to_settle(transactional_id)
+            trouble = self._try_to_settle(lane)
             if trouble is None:
                 return True
             troubled(trouble)
             self._stopping.wait(_PAUSE)
         return False
 
-    def _try_to_settle(self, transactional_id: str) -> Trouble | None:
-        transactions = self._transactions.get(transactional_id) or EmptyTransactions(
-            self._destination, transactional_id
-        )
+    def _try_to_settle(self, lane: int) -> Trouble | None:
+        ids = filling_transactional_ids(self._spec.mirror, lane)
+        transactions = self._transactions.get(lane) or EmptyTransactions(self._destination, ids)
         try:
             transactions.settle()
         except (KmirrorError, OutcomeUnknown) as error:
-            return _fill_trouble(error, transactional_id)
-        self._transactions[transactional_id] = transactions
+            return self._fill_trouble(error)
+        self._transactions[lane] = transactions
         return None
 
     def fill(
         self,
-        transactional_id: str,
         gaps: Mapping[TopicPartition, int],
         may_continue: Callable[[], bool],
-        filled: Callable[[int], None],
+        filled: Callable[[Mapping[TopicPartition, int]], None],
         troubled: Callable[[Trouble], None],
         uncertain: Callable[[Trouble], None],
     ) -> None:
-        """Fill the same number of offsets of several partitions by transactions.
+        """Fill offsets of several partitions by this lane's transactions, at most so many of each.
 
-        Ends with `filled(count)`; or with `uncertain`, if an unknown number was filled and nothing is in flight any
-        more. Until then `troubled` reports why it takes long.
+        Ends with `filled` and how many of each; or with `uncertain`, if an unknown number was filled and nothing is in
+        flight any more. Until then `troubled` reports why it takes long.
         """
+        lane = self._spec.lane
 
         def background_request() -> None:
-            if transactional_id not in self._transactions and (trouble := self._try_to_settle(transactional_id)):
+            if lane not in self._transactions and (trouble := self._try_to_settle(lane)):
                 uncertain(trouble)
                 return
-            count = 0
+            until = now() + _FILL_SECONDS
             try:
-                while count < min(_ROUNDS, *gaps.values()) and not self._stopping.is_set() and may_continue():
-                    self._transactions[transactional_id].fill_once(gaps)
-                    count += 1
+                found = self._transactions[lane].fill(
+                    gaps, lambda: now() < until and may_continue() and not self._stopping.is_set()
+                )
             except (KmirrorError, OutcomeUnknown) as error:
-                trouble = _fill_trouble(error, transactional_id)
+                trouble = self._fill_trouble(error)
                 troubled(trouble)
-                if self._settle(transactional_id, troubled):
+                if self._settle(lane, troubled):
                     uncertain(trouble)
                 return
-            filled(count)
+            filled(found)
 
         self._writes.put(background_request)
 
-
-def _fill_trouble(error: KmirrorError | OutcomeUnknown, transactional_id: str) -> Trouble:
-    if isinstance(error, BrokerError) and error.code in {
-        Code.TOPIC_AUTHORIZATION_FAILED,
-        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }:
-        message = (
-            "offsets without records cannot be filled: that takes ALTER on the cluster or, for transactions, WRITE on "
-            f"the transactional id {transactional_id} and on the topic ({error})"
-        )
-        return Trouble(Reason.NOT_AUTHORIZED, message, True)
-    return destination_trouble(error, "filling by transactions")
+    def _fill_trouble(self, error: KmirrorError | OutcomeUnknown) -> Trouble:
+        if isinstance(error, BrokerError) and error.code in {
+            Code.TOPIC_AUTHORIZATION_FAILED,
+            Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        }:
+            message = (
+                "offsets without records cannot be filled: that takes ALTER on the cluster or, for transactions, WRITE "
+                f"on the transactional ids {filling_prefix(self._spec.mirror)}* and on the topic ({error})"
+            )
+            return Trouble(Reason.NOT_AUTHORIZED, message, True)
+        return destination_trouble(error, "filling by transactions")
 
 
 def _above_high_watermark(found: Batches) -> Silence:

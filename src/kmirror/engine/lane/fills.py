@@ -25,10 +25,9 @@ from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import FillLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import Status
-from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import OutcomeUnknown
 
-#: The most partitions to fill in one transaction.
+#: The most partitions to fill in one request by transactions.
 _TRANSACTION_PARTITIONS = 200
 
 
@@ -48,7 +47,6 @@ class Fills:
         self._to_trim: dict[PartitionCopy, int] = {}
         self._probing: set[PartitionCopy] = set()
         spec = lane.spec
-        self._transactional_id = filling_transactional_id(spec.mirror, spec.lane)
         self._by_transactions = False
         self._transaction_is_under_way = False
         #: How many requests to end open transactions of earlier lanes are in progress.
@@ -61,7 +59,7 @@ class Fills:
 
         Earlier calls are completed first.
         """
-        spec, control = self._lane.spec, self._lane.control
+        control = self._lane.control
         if not lanes and not self._settling:
             done()
             return
@@ -77,7 +75,7 @@ class Fills:
                 partition.retry.trouble = trouble
 
         self._background_requests.settle(
-            [filling_transactional_id(spec.mirror, lane) for lane in lanes],
+            lanes,
             lambda: self._post(lambda _: settled()),
             lambda trouble: self._post(lambda _: troubled(trouble)),
         )
@@ -300,10 +298,10 @@ class Fills:
         for partition in gaps:
             partition.fill.sent()
 
-        def filled(count: int, at: float) -> None:
+        def filled(counts: Mapping[TopicPartition, int], at: float) -> None:
             self._transaction_is_under_way = False
             for partition in gaps:
-                partition.filled_by_transactions(count, at)
+                partition.filled_by_transactions(counts[partition.assignment.destination], at)
                 self._continue(partition)
 
         def troubled(trouble: Trouble, at: float) -> None:
@@ -318,10 +316,9 @@ class Fills:
 
         control = self._lane.control
         self._background_requests.fill(
-            self._transactional_id,
             {p.assignment.destination: count for p, count in gaps.items()},
             lambda: now() < control.deadline,
-            lambda count: self._post(lambda at: filled(count, at)),
+            lambda counts: self._post(lambda at: filled(counts, at)),
             lambda trouble: self._post(lambda at: troubled(trouble, at)),
             lambda trouble: self._post(lambda at: uncertain(trouble, at)),
         )

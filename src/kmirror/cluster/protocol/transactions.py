@@ -1,0 +1,105 @@
+"""The AddPartitionsToTxn and EndTxn requests (KIP-98), version 3: add partitions to a transaction, and commit it.
+
+A coordinator carries out the requests on one connection in order, so both may be sent at once. What a code means here:
+
+* 51: it still writes the markers of the id's last transaction; nothing was begun;
+* 14, 15, 16: it is loading, or has moved; what was asked may be in its log;
+* 47, 90: another client uses the transactional id by now;
+* 48: there is no transaction to commit: the coordinator has aborted it.
+
+AddPartitionsToTxn is repeated only after a refusal: for a transaction that is open it changes nothing and returns 0,
+and for one that has ended meanwhile it opens another. EndTxn may be repeated: what has ended stays as it is. It returns
+51 until all markers of the transaction are written.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterable
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.wire import (
+    INT16,
+    INT32,
+    NO_TAGS,
+    compact_string,
+    decodes,
+    framed,
+    read_compact_string,
+    read_unsigned_varint,
+    request_header,
+    skip_tagged_fields,
+    unsigned_varint,
+)
+
+ADD_PARTITIONS = 24
+END = 26
+#: The first flexible version, and the last for clients; all supported brokers know it.
+VERSION = 3
+
+_PRODUCER = struct.Struct(">qh")
+_RESULT = struct.Struct(">ih")
+_COMMIT = b"\x01"
+
+
+def add_partitions(
+    correlation_id: int,
+    client_id: str,
+    transactional_id: str,
+    producer: tuple[int, int],
+    partitions: Iterable[TopicPartition],
+) -> bytes:
+    """Encode one framed request that adds partitions to the transaction of a producer id and epoch."""
+    by_topic: dict[str, list[int]] = defaultdict(list)
+    for topic, partition in partitions:
+        by_topic[topic].append(partition)
+    out = bytearray(request_header(ADD_PARTITIONS, VERSION, correlation_id, client_id))
+    out += compact_string(transactional_id) + _PRODUCER.pack(*producer) + unsigned_varint(len(by_topic) + 1)
+    for topic, indexes in by_topic.items():
+        out += compact_string(topic) + unsigned_varint(len(indexes) + 1)
+        out += struct.pack(f">{len(indexes)}i", *indexes) + NO_TAGS
+    return framed(out + NO_TAGS)
+
+
+def commit(correlation_id: int, client_id: str, transactional_id: str, producer: tuple[int, int]) -> bytes:
+    """Encode one framed request that commits the transaction of a producer id and epoch."""
+    header = request_header(END, VERSION, correlation_id, client_id)
+    return framed(header + compact_string(transactional_id) + _PRODUCER.pack(*producer) + _COMMIT + NO_TAGS)
+
+
+@decodes("AddPartitionsToTxn")
+def added(frame: memoryview) -> tuple[dict[TopicPartition, int], int]:
+    """Decode one frame (from its correlation id on) into error codes and the throttle in milliseconds.
+
+    Raises:
+        FrameError: not such an answer.
+    """
+    codes: dict[TopicPartition, int] = {}
+    position = skip_tagged_fields(frame, 4)
+    (throttle_time_ms,) = INT32.unpack_from(frame, position)
+    topics, position = read_unsigned_varint(frame, position + INT32.size)
+    for _ in range(topics - 1):
+        topic, position = read_compact_string(frame, position)
+        count, position = read_unsigned_varint(frame, position)
+        for _ in range(count - 1):
+            partition, code = _RESULT.unpack_from(frame, position)
+            position = skip_tagged_fields(frame, position + _RESULT.size)
+            codes[TopicPartition(topic or "", partition)] = code
+        position = skip_tagged_fields(frame, position)
+    skip_tagged_fields(frame, position)
+    return codes, throttle_time_ms
+
+
+@decodes("EndTxn")
+def committed(frame: memoryview) -> tuple[int, int]:
+    """Decode one frame (from its correlation id on) into the error code and the throttle in milliseconds.
+
+    Raises:
+        FrameError: not such an answer.
+    """
+    position = skip_tagged_fields(frame, 4)
+    (throttle_time_ms,) = INT32.unpack_from(frame, position)
+    (code,) = INT16.unpack_from(frame, position + INT32.size)
+    skip_tagged_fields(frame, position + INT32.size + INT16.size)
+    return code, throttle_time_ms

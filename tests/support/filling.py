@@ -1,0 +1,22 @@
+"""Transactions as a lane that died left them: with partitions, and not committed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.empty_transaction import EmptyTransactions
+from kmirror.cluster.protocol import transactions
+from kmirror.cluster.protocol.metadata import TopicPartition
+
+
+def begin_transactions(client: ClusterClient, settled: EmptyTransactions, partitions: Sequence[TopicPartition]) -> None:
+    """Add partitions to a transaction of each id, and leave them open."""
+    deadline = time.monotonic() + 30
+    for one in settled._ids:
+        connection = client.connect(*settled._coordinator_of(one, deadline))
+        number = connection.next_correlation_id()
+        connection.send_frame([transactions.add_partitions(number, "test", one.name, one.producer, partitions)], 10)
+        codes, _ = transactions.added(connection.receive_frame(number, deadline))
+        assert set(codes.values()) == {0}
