@@ -12,9 +12,10 @@ from kmirror.cluster.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.transactions import ADD_PARTITIONS, END
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import unique_topic
+from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.filling import begin_transactions
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import Leader, batch_of, create_topic
@@ -165,3 +166,16 @@ def test_a_partition_that_is_not_there(
     assert caught.value.code == Code.UNKNOWN_TOPIC_OR_PARTITION
     transactions.settle()
     assert ends(client, [partition]) == [0]
+
+
+@pytest.mark.long
+def test_brokers_that_find_one_coordinator_at_a_time(make_cluster: MakeCluster, ids: list[str]) -> None:
+    old = make_cluster("old", kafka_version="2.8.2")
+    (partition,) = places_of(create_topic(old), 1)
+    with (
+        ClusterClient(client_config(old.client_properties())) as client,
+        closing(EmptyTransactions(client, ids)) as transactions,
+    ):
+        transactions.settle()
+        assert transactions.fill({partition: 100}) == {partition: 100}
+        assert ends(client, [partition]) == [100]

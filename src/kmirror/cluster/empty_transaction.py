@@ -256,8 +256,10 @@ class EmptyTransactions:
         from kafka.protocol.metadata import FindCoordinatorRequest
 
         while one.coordinator is None:
-            request = FindCoordinatorRequest(key_type=_TRANSACTION, coordinator_keys=[one.name])
-            (found,) = self._client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1)).coordinators
+            request = FindCoordinatorRequest(key_type=_TRANSACTION, key=one.name, coordinator_keys=[one.name])
+            answer = self._client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
+            # brokers before Kafka 3.0 find one at a time
+            found = answer.coordinators[0] if answer.coordinators else answer
             if found.error_code not in _NOT_COORDINATOR:
                 _require(one.name, found.error_code, "looking for the transaction coordinator")
                 one.coordinator = found.node_id, found.host, found.port
