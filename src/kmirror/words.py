@@ -30,6 +30,11 @@ def byte_rate(bytes_per_second: float) -> str:
     return f"{bytes_per_second:.0f} B/s"
 
 
+def byte_count(size: float) -> str:
+    """Format bytes: `12 B`, `85.0 MB`, as in `byte_rate`."""
+    return byte_rate(size).removesuffix("/s")
+
+
 def at_time(epoch_ms: int) -> str:
     """Format a time as `2026-11-22T18:59:13Z`; one out of range, which a record may carry, as milliseconds."""
     try:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
+from kmirror.ops.add import filling
 from kmirror.ops.add import steps as add_steps
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import TopicAdmin
@@ -26,6 +27,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.holes import write_holes
 from tests.support.mirrors import (
     delete_topic,
     make_topic,
@@ -448,3 +450,36 @@ def test_kafka_3_9_on_both_sides_and_its_own_timestamp_limit(
         found = settings_of(cluster_pair.destination, back)
         assert "message.timestamp.difference.max.ms" not in found
         assert found["segment.bytes"] == "1048576"
+
+
+def test_what_takes_long_to_fill_is_warned_of_with_its_cost(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, compacted, plain = (unique_topic() for _ in range(3))
+    make_topic(cluster_pair.source, late, 2)
+    make_topic(cluster_pair.source, compacted, cleanup_policy="compact")
+    make_topic(cluster_pair.source, plain)
+    write_holes(cluster_pair.source, compacted, stretches=((5, 10), (3000, 5)))
+    for topic in (late, plain):
+        produce(cluster_pair.source, topic, [str(number) for number in range(40)])
+    admin = AdminClient(properties_of(cluster_pair.source))
+    for done in admin.delete_records([TopicPartition(late, 0, 30)]).values():
+        assert done.result(30).low_watermark == 30
+    name = new_mirror(destination, cluster_pair.source)
+    topics = selector(f"{late},{compacted},{plain}")
+    assert add(destination, name, topics, dry_run=True).warnings == ()
+    monkeypatch.setattr(filling, "_MANY_BELOW_START", 30)
+    monkeypatch.setattr(filling, "_MANY_HOLES", 2500)
+    below, holes = add(destination, name, topics, dry_run=True).warnings
+    assert below == (
+        f"{late} begins at offset 30: 30 offsets below are filled and deleted again before its first record is copied, "
+        "for a while about 21 B at the destination, in about 1s"
+    )
+    assert holes == (
+        f"{compacted} is compacted: by samples of 1 partition, about 3,000 offsets hold no record; they are filled "
+        "with markers, about 234.4 KB at the destination until its cleaner removes them, in about 1s, longer without "
+        "the right to write markers"
+    )
+    assert add(destination, name, topics).warnings == (below, holes)
+    # they are mirror topics by now
+    assert add(destination, name, topics).warnings == ()

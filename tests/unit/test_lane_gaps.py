@@ -203,9 +203,11 @@ def test_forbidden_markers_leave_the_gap_to_transactions(copying: Shell) -> None
     copying.copy.fill.sent()
     assert copying.copy.gap_to_fill() is None
     copying.copy.filled_by_transactions(2, copying.now)
+    assert copying.copy.filling == (12, 13)
     assert copying.copy.gap_to_fill() == Gap(12, 13, 2)
     copying.copy.fill.sent()
     copying.copy.filled_by_transactions(1, copying.now)
+    assert not copying.copy.fill.reached
     copying.check()
     assert copying.counts.offsets_filled == 3
     assert [sequence_of(batch) for batch in copying.send()] == [10, 11]

@@ -88,6 +88,38 @@ def test_rates_and_the_last_moment_without_lag_are_those_of_the_copy(monkeypatch
     assert row(140, 60, 60, 1400).caught_up_ms == behind.caught_up_ms
 
 
+def test_a_long_gap_is_reported_with_what_is_left_and_its_speed_and_so_is_filler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(report, "now", lambda: clock)
+    copy = PartitionCopy(ASSIGNMENT)
+    copy.status, copy.progress.is_aligned, copy.progress.acknowledged = Status.COPYING, True, 5
+    reports = Reports(lambda _: clock)
+
+    def row(at: float, reached: tuple[int, int] | None) -> tuple[int | None, float | None]:
+        nonlocal clock
+        clock, copy.fill.reached = at, reached
+        found = reported(reports, copy)
+        return found.offsets_to_fill, found.offsets_per_second
+
+    assert row(100, None) == (None, None)
+    assert row(110, (100_005, 1_000_005)) == (900_000, 10_000)
+    assert row(120, (200_005, 1_000_005)) == (800_000, 10_000)
+    assert row(121, (999_000, 1_000_005))[0] is None, "few"
+    copy.progress.acknowledged = 1_000_005
+    assert row(130, None)[0] is None
+    # below the log start; its speed says nothing of what comes before or after
+    copy.progress.is_aligned, copy.progress.acknowledged = False, 0
+    copy.log_start.fill_then_trim(10**9, 0)
+    assert row(140, None) == (10**9, None)
+    copy.progress.acknowledged = 10**8
+    assert row(150, None) == (9 * 10**8, 10**7)
+    copy.log_start.trim(None)
+    copy.progress.is_aligned = True
+    assert row(151, None) == (None, None)
+
+
 def test_a_partition_at_rest_is_observed_when_something_has_happened_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(report, "now", lambda: clock)

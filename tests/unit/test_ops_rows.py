@@ -144,6 +144,7 @@ def test_json_has_exactly_these_keys_and_values() -> None:
         "bytesPerSecond": 5_000,
         "recordsPerSecond": 4.0,
         "etaMs": 2_500,
+        "offsetsToFill": None,
         "lane": 0,
         "worker": "h1",
         "limitedBy": None,
@@ -157,6 +158,19 @@ def test_a_path_that_is_the_limit_is_named_with_its_connections() -> None:
     assert PARTITIONS.notes is not None
     assert "m: limited by: source path, 32 connections of 2.0 MB/s each" in list(PARTITIONS.notes([found]))
     assert row(ENGINE, progress()).limited_by is None
+
+
+def test_a_long_gap_is_told_with_what_is_left_and_for_how_long() -> None:
+    found = row(ENGINE, progress(offsets_to_fill=1_200_000, offsets_per_second=16_000.0))
+    assert PARTITIONS.document(found)["offsetsToFill"] == 1_200_000
+    assert PARTITIONS.notes is not None
+    note = "partition fills offsets at which the source has no records: 1,200,000 left"
+    assert f"m: 1 {note}, 16,000 a second, about 1m15s" in list(PARTITIONS.notes([found]))
+    slow = replace(found, partition=1, records_per_second=None)
+    several = "m: 2 partitions fill offsets at which the source has no records: 2,400,000 left"
+    assert several in list(PARTITIONS.notes([found, slow]))
+    # a lane that is gone fills nothing
+    assert row(progress(offsets_to_fill=1_200_000)).offsets_to_fill is None
 
 
 def test_a_source_that_is_silent_leaves_the_last_known_values_with_their_age() -> None:

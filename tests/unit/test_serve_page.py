@@ -92,6 +92,9 @@ def test_partitions_are_summed_up_and_what_is_unknown_stays_unknown(js: Script) 
     shown = StrictHtml(f"<table>{js('topicRow', unknown, False)}</table>").text()
     assert shown.endswith("2----")
     assert topics["shop.payments"]["lag"] is None
+    filling = js("topicsOf", [{**status()["partitions"][0], "offsetsToFill": left} for left in (7000, None, 5000)])[0]
+    assert "12,000 offsets without records to fill" in js("topicRow", filling, False)
+    assert "to fill" not in js("topicRow", partly, False)
 
 
 @pytest.mark.parametrize(

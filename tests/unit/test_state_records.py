@@ -171,6 +171,7 @@ PROGRESS = ProgressRecord(
             records_copied=3,
             bytes_copied=300,
             source_lost_ms=935,
+            offsets_to_fill=50_000,
         ),
     ),
     fills_by_transactions=True,
@@ -319,13 +320,13 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'"source_high_watermark","source_log_start",'
         b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to",'
         b'"lost_from","lost_until","again_from","again_until","last_epoch","source_seen_ms","retry_attempt","recovery",'
-        b'"failed_offset","records_per_second","offsets_per_second","caught_up_ms","records_copied","bytes_copied","source_lost_ms"],"connections_refused":"no",'
+        b'"failed_offset","records_per_second","offsets_per_second","caught_up_ms","records_copied","bytes_copied","source_lost_ms","offsets_to_fill"],"connections_refused":"no",'
         b'"fetch_latencies":[[0,1,2,3,4,5,6,7,8,9,10,11,12,13],2.5],'
         b'"fetched_bytes":5000,"fills_by_transactions":true,"generation":2,"given_up":3,"host":"host-1","lease_id":"L",'
         b'"offsets_filled":4,"pages":1,"path_bytes_per_second":64000000,"path_connections":32,"pid":4711,"produce_latencies":[[0,0,0,0,0,0,0,0,0,0,0,0,0,0],0.0],'
-        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9,3,800,0,2,null,null,null,null,0,0,null],'
+        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9,3,800,0,2,null,null,null,null,0,0,null,null],'
         b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null,null,null,null,null,0,null,9,'
-        b"1.5,7.5,940,3,300,935]],"
+        b"1.5,7.5,940,3,300,935,50000]],"
         b'"taken":4,"throttled_ms":70,"time_ms":1000,"v":1}',
     ),
     (
@@ -334,9 +335,9 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'{"attempt":1,"columns":["topic","partition","source_offset","source_high_watermark","source_log_start",'
         b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to",'
         b'"lost_from","lost_until","again_from","again_until","last_epoch","source_seen_ms","retry_attempt","recovery",'
-        b'"failed_offset","records_per_second","offsets_per_second","caught_up_ms","records_copied","bytes_copied","source_lost_ms"],'
+        b'"failed_offset","records_per_second","offsets_per_second","caught_up_ms","records_copied","bytes_copied","source_lost_ms","offsets_to_fill"],'
         b'"generation":2,"lease_id":"L","rows":[["pay",0,3,3,0,3,null,"MIRRORING",null,null,0.0,false,null,null,null,null,'
-        b'null,null,null,0,null,null,null,null,null,0,0,null]],"v":1}',
+        b'null,null,null,0,null,null,null,null,null,0,0,null,null]],"v":1}',
     ),
     (
         CHANGE,

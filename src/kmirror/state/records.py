@@ -323,6 +323,8 @@ class ProgressRow(NamedTuple):
     bytes_copied: int = 0
     #: When a connection to the source broke for the first time after that; None: none has.
     source_lost_ms: int | None = None
+    #: How many offsets without records the lane still fills before it copies the next record; None: few or none.
+    offsets_to_fill: int | None = None
 
 
 class LaneRun(NamedTuple):

@@ -197,6 +197,11 @@ class FillPlan:
         return self._set(self._next_part())
 
     @property
+    def filled_to(self) -> int:
+        """Where the log ends, as far as is known."""
+        return self._log_end
+
+    @property
     def unused_coordinator_epoch(self) -> int:
         """A coordinator epoch above all that were sent: the first marker of a plan that begins with it fences them."""
         return min(self.coordinator_epoch + 2, MAX_COORDINATOR_EPOCH)

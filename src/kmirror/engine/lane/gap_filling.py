@@ -27,6 +27,8 @@ class GapFilling:
         self._intake = intake
         self._plan: FillPlan | None = None
         self.is_under_way = False
+        #: Up to where the gap under way is filled, and where it ends; None without one.
+        self.reached: tuple[int, int] | None = None
         #: True when the leader said that we may not write markers.
         self.is_forbidden = False
         #: Higher than every coordinator epoch that the leader may have seen.
@@ -46,6 +48,7 @@ class GapFilling:
                 producer_epoch=self._assignment.producer_epoch,
                 coordinator_epoch=self._coordinator_epoch,
             )
+            self.reached = gap.base_offset, gap.next_offset
         step = self._plan.step
         assert isinstance(step, WriteMarkers | ReadLeader), f"the plan has ended: {self._plan!r}"
         return step
@@ -80,9 +83,11 @@ class GapFilling:
 
     def _outcome(self) -> Filled:
         step = self._plan.step if self._plan else None
+        if self._plan is not None:
+            self.reached = self._plan.filled_to, self._plan.end
         if isinstance(step, Done):
             self._coordinator_epoch = step.coordinator_epoch
-            self._plan = None
+            self._plan = self.reached = None
             return self._intake.end_gap()
         return self._obstacle(step) if isinstance(step, Failed) else None
 
@@ -104,6 +109,7 @@ class GapFilling:
 
     def drop(self) -> None:
         """Abandon the gap; its coordinator epochs are not used again."""
+        self.reached = None
         if self._plan:
             self._coordinator_epoch = self._plan.unused_coordinator_epoch
             self._plan = None

@@ -500,11 +500,14 @@ class PartitionCopy:
         self.fill.is_under_way = False
         if self.status is Status.COPYING and self.queue:
             gap = self.queue[0]
-            if gap.base_offset + count == gap.next_offset:
+            filled_to = gap.base_offset + count
+            if filled_to == gap.next_offset:
+                self.fill.reached = None
                 self.progress.filled(self.intake.end_gap())
             else:
+                self.fill.reached = filled_to, gap.next_offset
                 self.intake.shorten_gap(count)
-                self.progress.filled_up_to(gap.base_offset + count, count)
+                self.progress.filled_up_to(filled_to, count)
             self._made_progress()
         self.advance(now)
 
@@ -513,6 +516,12 @@ class PartitionCopy:
         self.interrupted(trouble, now)
         self.fill.is_under_way = False
         self.advance(now)
+
+    @property
+    def filling(self) -> tuple[int, int] | None:
+        """Up to where a gap, or the log below its start, is filled, and where that ends; None if nothing is filled."""
+        to = self.log_start.fill_to
+        return self.fill.reached if to is None else (min(self.progress.acknowledged or 0, to), to)
 
     # -- log start ------------------------------------------------------------------------------------------------
 

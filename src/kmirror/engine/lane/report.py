@@ -18,6 +18,8 @@ from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRow
 _RATE_SECONDS = 0.5
 #: The shortest time over which the growth of a log end is measured.
 _GROWTH_SECONDS = 5.0
+#: Fewer offsets to fill are not reported: that takes less than a second, or a few without the right to write markers.
+_MANY_OFFSETS = 10_000
 
 
 class _Speed(NamedTuple):
@@ -34,15 +36,18 @@ class _Growth(NamedTuple):
     at: float
     end: int
     per_second: float | None = None
+    #: True while the log is filled below its start, which is much faster than anything else.
+    is_filler: bool = False
 
     def until(self, at: float, end: int) -> _Growth:
         """Return the growth at a later time, smoothed: a quarter of it is the earlier value."""
         if end < self.end:
-            return _Growth(at, end)
+            return self._replace(at=at, end=end, per_second=None)
         if at - self.at < _GROWTH_SECONDS:
             return self
         measured = (end - self.end) / (at - self.at)
-        return _Growth(at, end, round(measured if self.per_second is None else (self.per_second + 3 * measured) / 4, 1))
+        smoothed = measured if self.per_second is None else (self.per_second + 3 * measured) / 4
+        return self._replace(at=at, end=end, per_second=round(smoothed, 1))
 
 
 #: Everything that determines a partition's row except time; rates and counts follow what is copied.
@@ -189,6 +194,7 @@ def _fingerprint_of(partition: PartitionCopy) -> _Fingerprint:
         retry.trouble,
         retry.failure,
         partition.log_start.target,
+        partition.filling,
     )
 
 
@@ -204,11 +210,15 @@ def _speed(partition: PartitionCopy, before: _Speed | None, at: float) -> _Speed
 
 
 def _growth(partition: PartitionCopy, before: _Growth | None, at: float) -> _Growth | None:
-    """Return the growth of a partition's copy; None while nothing is copied."""
-    end = partition.progress.acknowledged
-    if end is None or not partition.progress.is_aligned:
+    """Return the growth of a partition's copy; None while nothing is copied or filled."""
+    filling = partition.filling
+    end = filling[0] if filling else partition.progress.acknowledged
+    if end is None or not (filling or partition.progress.is_aligned):
         return None
-    return _Growth(at, end) if before is None else before.until(at, end)
+    is_filler = partition.log_start.fill_to is not None
+    if before is None or before.is_filler is not is_filler:
+        return _Growth(at, end, is_filler=is_filler)
+    return before.until(at, end)
 
 
 def _source_growth(partition: PartitionCopy, before: _Growth | None, seen_at: float | None) -> _Growth | None:
@@ -234,6 +244,7 @@ def row_of(copy: PartitionCopy) -> ProgressRow:
         state = PartitionState.MIRRORING
     lost_from, lost_until = progress.lost or (None, None)
     again_from, again_until = progress.again or (None, None)
+    filled_to, fill_end = copy.filling or (0, 0)
     return ProgressRow(
         topic=assignment.topic,
         partition=assignment.partition,
@@ -257,4 +268,5 @@ def row_of(copy: PartitionCopy) -> ProgressRow:
         failed_offset=failed.offset if failed else None,
         records_copied=progress.records_copied,
         bytes_copied=progress.bytes_copied,
+        offsets_to_fill=fill_end - filled_to if fill_end - filled_to >= _MANY_OFFSETS else None,
     )

@@ -21,6 +21,7 @@ from kmirror.cluster.topic_settings import topic_settings
 from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add.adopt import Clusters, refusals
+from kmirror.ops.add.filling import filling_warnings
 from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
 from kmirror.ops.add.settle import settle_new, settle_present
 from kmirror.ops.add.steps import carry_out, refusal_of, rows_of_plan
@@ -107,6 +108,7 @@ def add(
             start_is_named=start_from is not None,
         )
         _plan(source, facts, work, names, adopt=adopt, named=topics.names)
+        work.warnings += filling_warnings(source, work.plans.values())
     with ExitStack() as stack:
         if bulk is None:
             own = Bulk(spark or SparkChoice(), "add", mirror, settings.copy_lanes, watch)

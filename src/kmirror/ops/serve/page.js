@@ -86,6 +86,7 @@ function topicsOf(partitions) {
       partitions: rows.length, failed: rows.filter(row => row.state === "FAILED").length,
       lag: lag.sum, lagUnknown: lag.unknown,
       timeLagMs: largest(living.map(row => row.timeLagMs)),
+      toFill: sumOf(living.map(row => row.offsetsToFill)).sum,
       bytesPerSecond: sumOf(living.map(row => row.bytesPerSecond)).sum,
       etaMs: largest(living.map(row => row.etaMs)),
     };
@@ -132,7 +133,8 @@ function topicRow(row, several) {
   const name = escaped(row.topic) + (several ? ` <small>${escaped(row.mirror)}</small>` : "");
   const state = [row.state, ...row.reasons.slice(0, 3).map(reason => `(${reason})`)].join(" ") + (row.failed ? `, ${row.failed} FAILED` : "");
   const message = row.message && kindOf(row.state, row.reasons, row.failed) !== "ok" && !stopped ? `<small class="prose">${prose(row.message)}</small>` : "";
-  return "<tr>" + cell("TOPIC", name, "prose") + cell("STATE", escaped(state) + message, kindOf(row.state, row.reasons, row.failed) + " words") +
+  const filling = row.toFill ? `<small class="prose">${counted(row.toFill, "offset")} without records to fill</small>` : "";
+  return "<tr>" + cell("TOPIC", name, "prose") + cell("STATE", escaped(state) + message + filling, kindOf(row.state, row.reasons, row.failed) + " words") +
     cell("PARTITIONS", number(row.partitions), "", true) + cell("LAG", stopped ? UNKNOWN : number(row.lag, least), "", true) +
     cell("TIME LAG", stopped ? UNKNOWN : duration(row.timeLagMs), "", true) + cell("RATE", rate(row.bytesPerSecond), "", true) +
     cell("ETA", stopped ? UNKNOWN : duration(row.etaMs), "", true) + "</tr>";

@@ -425,6 +425,7 @@ def _row(
         bytes_per_second=int(current.bytes_per_second) if current else None,
         records_per_second=current.offsets_per_second if current else None,
         source_records_per_second=current.records_per_second if current else None,
+        offsets_to_fill=current.offsets_to_fill if current else None,
         lane=report.record.lane if report and current else None,
         worker=_worker_of(health, report.record) if report and current else None,
         source_path=_source_path(report.record) if report and current else None,

@@ -79,6 +79,8 @@ class PartitionRow:
     bytes_per_second: int | None = None
     records_per_second: float | None = None
     source_records_per_second: float | None = None
+    #: How many offsets at which the source has no records are still to be filled before the next record.
+    offsets_to_fill: int | None = None
     #: The lane that reports on the partition, and where it runs.
     lane: int | None = None
     worker: str | None = None
@@ -179,6 +181,8 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
         stopped = [row for row in of_mirror if row.state is PartitionState.STOPPED]
         if (limit := of_mirror[0].throttle_bytes_per_second) is not None and len(stopped) < len(of_mirror):
             yield f"{mirror}: copying is limited to {limit:,} bytes/s (throttle.bytes.per.second)"
+        if note := _filling_note(of_mirror):
+            yield f"{mirror}: {note}"
         for path in dict.fromkeys(row.limited_by for row in of_mirror if row.limited_by):
             yield f"{mirror}: limited by: {path}"
         if first := of_mirror[0].first_topics:
@@ -196,6 +200,20 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
             known = [row.last_known_lag for row in silent if row.last_known_lag is not None]
             last = f"; the last known lag of these partitions is {sum(known):,}" if known else ""
             yield f"{mirror}: the source does not answer for {counted(len(silent), 'partition')}{last}"
+
+
+def _filling_note(rows: Sequence[PartitionRow]) -> str | None:
+    """Return how far partitions are that fill many offsets; None if there are none."""
+    filling = [(row.offsets_to_fill, row.records_per_second) for row in rows if row.offsets_to_fill]
+    if not filling:
+        return None
+    who = counted(len(filling), "partition fills", "partitions fill")
+    note = f"{who} offsets at which the source has no records: {sum(left for left, _ in filling):,} left"
+    times = [eta_ms(left, rate) if rate else None for left, rate in filling]
+    if None in times:
+        return note
+    speed = sum(rate or 0 for _, rate in filling)
+    return f"{note}, {speed:,.0f} a second, about {shown_duration(max(time or 0 for time in times))}"
 
 
 def shown_rate(bytes_per_second: int | None) -> str | None:
@@ -409,6 +427,12 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         "ETA",
         cell=lambda row: shown_duration(row.eta_ms),
         is_number=True,
+    ),
+    Column(
+        "offsetsToFill",
+        COUNT.null_when(f"{_NO_LANE}, or there are few or none"),
+        "offsets at which the source has no records, before the next one: they are filled first",
+        lambda row: row.offsets_to_fill,
     ),
     Column("lane", COUNT.null_when(_NO_LANE), "the lane that copies the partition", lambda row: row.lane),
     Column(

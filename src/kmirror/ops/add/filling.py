@@ -1,0 +1,125 @@
+"""Estimate what has to be filled before the records of new mirror topics are copied, to warn of it.
+
+Log starts are known exactly. How many offsets of a compacted log hold no record is estimated from samples: each shows
+how many offsets its batch takes, how many records it has, and how long the gap before it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.protocol.batch import BatchHeader, CorruptBatchError
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.read_up_to import Batches, NoBatches
+from kmirror.cluster.reader import PartitionReader
+from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.ops.add.plan import TopicPlan
+from kmirror.settings.durations import format_duration
+from kmirror.words import byte_count, counted, visible
+
+#: As measured: filler below a log's start, which is deleted again, and markers.
+_FILLER_BYTES, _FILLER_PER_SECOND = 0.7, 9_000_000
+_MARKER_BYTES, _MARKERS_PER_SECOND = 78, 16_000
+#: What takes a second is not worth a warning, but what takes ten is.
+_MANY_BELOW_START = 10 * _FILLER_PER_SECOND
+_MANY_HOLES = 10 * _MARKERS_PER_SECOND
+_SAMPLES = 16
+#: No more partitions than these, the longest, are sampled.
+_MOST_SAMPLED = 16
+_PATIENCE_S = 3.0
+
+
+def filling_warnings(source: ClusterClient, plans: Iterable[TopicPlan]) -> list[str]:
+    """Return a warning for each topic before whose records much has to be filled; what is unknown is left out."""
+    new = {
+        TopicPartition(plan.source_topic, index): plan
+        for plan in plans
+        for index in range(plan.partitions)
+        if index not in plan.begun
+    }
+    try:
+        starts = source.list_offsets(dict.fromkeys(new, EARLIEST), timeout=_PATIENCE_S)
+        ends = source.list_offsets(dict.fromkeys(new, LATEST), timeout=_PATIENCE_S)
+    except (KmirrorError, OutcomeUnknown):
+        return []
+    ranges = {
+        partition: (plan.first_offsets.get(partition.partition, start), end)
+        for partition, plan in new.items()
+        if (start := starts[partition].offset) is not None and (end := ends[partition].offset) is not None
+    }
+    return [*_below_starts(ranges), *_holes(source, new, ranges)]
+
+
+def _below_starts(ranges: Mapping[TopicPartition, tuple[int, int]]) -> Iterator[str]:
+    for topic in dict.fromkeys(partition.topic for partition in ranges):
+        begins = [begin for partition, (begin, _) in ranges.items() if partition.topic == topic]
+        if (count := sum(begins)) >= _MANY_BELOW_START:
+            yield (
+                f"{visible(topic)} begins at offset {max(begins):,}: {counted(count, 'offset')} below are filled and "
+                f"deleted again before its first record is copied, for a while about "
+                f"{byte_count(count * _FILLER_BYTES)} at the destination, in {_about(count / _FILLER_PER_SECOND)}"
+            )
+
+
+def _holes(
+    source: ClusterClient,
+    plans: Mapping[TopicPartition, TopicPlan],
+    ranges: Mapping[TopicPartition, tuple[int, int]],
+) -> Iterator[str]:
+    compacted = [
+        partition
+        for partition, (begin, end) in ranges.items()
+        if "compact" in plans[partition].settings.now.get("cleanup.policy", "") and end - begin >= _MANY_HOLES
+    ]
+    compacted.sort(key=lambda partition: ranges[partition][0] - ranges[partition][1])
+    for topic in dict.fromkeys(partition.topic for partition in compacted):
+        sampled = [partition for partition in compacted[:_MOST_SAMPLED] if partition.topic == topic]
+        found = {partition: _sample(source, partition, *ranges[partition]) for partition in sampled}
+        if (count := sum(found.values())) >= _MANY_HOLES:
+            yield (
+                f"{visible(topic)} is compacted: by samples of {counted(len(sampled), 'partition')}, about "
+                f"{counted(_rounded(count), 'offset')} hold no record; they are filled with markers, about "
+                f"{byte_count(count * _MARKER_BYTES)} at the destination until its cleaner removes them, in "
+                f"{_about(count / _MARKERS_PER_SECOND)}, longer without the right to write markers"
+            )
+
+
+def _sample(source: ClusterClient, partition: TopicPartition, begin: int, end: int) -> int:
+    """Return about how many offsets from `begin` to `end` hold no record; what cannot be read counts as records."""
+    reader = PartitionReader(source, partition, read_committed=True, patience_s=_PATIENCE_S)
+    step, count = -(-(end - begin) // _SAMPLES), 0
+    for at in range(begin, end, step):
+        until = min(at + step, end)
+        try:
+            found = reader.read(at, max_bytes=1)
+        except (KmirrorError, OutcomeUnknown, CorruptBatchError):
+            break
+        if isinstance(found, Batches):
+            count += holes_by_sample(found.headers, at, until)
+        elif isinstance(found, NoBatches):
+            count += until - at
+        else:
+            break
+    return count
+
+
+def holes_by_sample(headers: Sequence[BatchHeader], at: int, until: int) -> int:
+    """Return about how many offsets from `at` to `until` hold no record, if all batches are like the first one."""
+    if not headers:
+        return 0
+    first = headers[0]
+    gap = min(max(first.base_offset - at, 0), until - at)
+    span = first.next_offset - first.base_offset
+    records = 0 if first.is_control else max(first.record_count, 0)
+    return gap + round((until - at - gap) * (1 - min(records / span, 1.0))) if span > 0 else gap
+
+
+def _rounded(count: int) -> int:
+    """Return a count with two digits, as it is not known better."""
+    digits = len(str(count)) - 2
+    return round(count, -digits) if digits > 0 else count
+
+
+def _about(seconds: float) -> str:
+    return f"about {format_duration(max(round(seconds), 1) * 1000)}"
