@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 import pytest
@@ -20,6 +20,8 @@ from tests.support.filling import begin_transactions
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import Leader, batch_of, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
+from tests.support.spawned import PROCESSES
+from tests.support.waiting import wait_until
 
 BEGIN = 22
 
@@ -155,6 +157,35 @@ def test_what_a_predecessor_left_open_is_ended_by_settling_which_shuts_it_out(
         assert ends(client, partitions) == [IDS, IDS]
         successor.fill(dict.fromkeys(partitions, 1))
         assert ends(client, partitions) == [IDS + 1, IDS + 1]
+
+
+def fill_until_killed(properties: Mapping[str, str], ids: Sequence[str], partition: TopicPartition, many: int) -> None:
+    """Fill more offsets than there is time for, in a process of its own."""
+    with ClusterClient(client_config(properties)) as client:
+        transactions = EmptyTransactions(client, ids)
+        transactions.settle()
+        transactions.fill({partition: many})
+
+
+def test_one_that_is_killed_leaves_nothing_that_its_successor_does_not_end(
+    cluster: SandboxCluster, client: ClusterClient, ids: list[str]
+) -> None:
+    (partition,) = places_of(create_topic(cluster), 1)
+    arguments = cluster.client_properties(), ids, partition, 1_000_000
+    process = PROCESSES.Process(target=fill_until_killed, args=arguments)
+    process.start()
+    wait_until(lambda: (ends(client, [partition])[0] or 0) > 50, 60)
+    process.kill()
+    process.join()
+    with closing(EmptyTransactions(client, ids)) as successor:
+        successor.settle()
+        (end,) = ends(client, [partition])
+        assert end is not None
+        assert successor.fill({partition: 20}) == {partition: 20}
+        # nothing of the killed one's has come in between, or does later
+        assert ends(client, [partition]) == [end + 20]
+        successor.settle()
+        assert ends(client, [partition]) == [end + 20]
 
 
 def test_a_partition_that_is_not_there(
