@@ -6,13 +6,17 @@ how many offsets its batch takes, how many records it has, and how long the gap 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import BatchHeader, CorruptBatchError
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.add.plan import TopicPlan
 from kmirror.settings.durations import format_duration
@@ -73,34 +77,38 @@ def _holes(
         if "compact" in plans[partition].settings.now.get("cleanup.policy", "") and end - begin >= _MANY_HOLES
     ]
     compacted.sort(key=lambda partition: ranges[partition][0] - ranges[partition][1])
-    for topic in dict.fromkeys(partition.topic for partition in compacted):
-        sampled = [partition for partition in compacted[:_MOST_SAMPLED] if partition.topic == topic]
-        found = {partition: _sample(source, partition, *ranges[partition]) for partition in sampled}
-        if (count := sum(found.values())) >= _MANY_HOLES:
+    sampled = compacted[:_MOST_SAMPLED]
+    if not sampled:
+        return
+    # over a long path one after the other would take long
+    with ThreadPoolExecutor(len(sampled), "kmirror-samples") as threads:
+        counts = threads.map(lambda partition: _sample(source.config, partition, *ranges[partition]), sampled)
+        found = dict(zip(sampled, counts, strict=True))
+    for topic in dict.fromkeys(partition.topic for partition in sampled):
+        of_topic = [count for partition, count in found.items() if partition.topic == topic]
+        if (count := sum(of_topic)) >= _MANY_HOLES:
             yield (
-                f"{visible(topic)} is compacted: by samples of {counted(len(sampled), 'partition')}, about "
+                f"{visible(topic)} is compacted: by samples of {counted(len(of_topic), 'partition')}, about "
                 f"{counted(_rounded(count), 'offset')} hold no record; they are filled with markers, about "
                 f"{byte_count(count * _MARKER_BYTES)} at the destination until its cleaner removes them, in "
                 f"{_about(count / _MARKERS_PER_SECOND)}, longer without the right to write markers"
             )
 
 
-def _sample(source: ClusterClient, partition: TopicPartition, begin: int, end: int) -> int:
+def _sample(config: ClientConfig, partition: TopicPartition, begin: int, end: int) -> int:
     """Return about how many offsets from `begin` to `end` hold no record; what cannot be read counts as records."""
-    reader = PartitionReader(source, partition, read_committed=True, patience_s=_PATIENCE_S)
-    step, count = -(-(end - begin) // _SAMPLES), 0
-    for at in range(begin, end, step):
-        until = min(at + step, end)
-        try:
+    step, count, deadline = -(-(end - begin) // _SAMPLES), 0, time.monotonic() + _PATIENCE_S
+    with ClusterClient(config) as client, suppress(KmirrorError, OutcomeUnknown, CorruptBatchError):
+        reader = PartitionReader(client, partition, read_committed=True, patience_s=_PATIENCE_S)
+        for at in range(begin, end, step):
+            until = min(at + step, end)
             found = reader.read(at, max_bytes=1)
-        except (KmirrorError, OutcomeUnknown, CorruptBatchError):
-            break
-        if isinstance(found, Batches):
-            count += holes_by_sample(found.headers, at, until)
-        elif isinstance(found, NoBatches):
-            count += until - at
-        else:
-            break
+            if isinstance(found, Batches):
+                count += holes_by_sample(found.headers, at, until)
+            elif isinstance(found, NoBatches):
+                count += until - at
+            if not isinstance(found, Batches | NoBatches) or time.monotonic() > deadline:
+                break
     return count
 
 
