@@ -16,11 +16,16 @@ import pytest
 from hypothesis import strategies as st
 from kafka.protocol.consumer import ListOffsetsResponse
 from kafka.protocol.metadata import MetadataResponse
-from kafka.protocol.producer import ProduceResponse, WriteTxnMarkersResponse
+from kafka.protocol.producer import (
+    AddPartitionsToTxnResponse,
+    EndTxnResponse,
+    ProduceResponse,
+    WriteTxnMarkersResponse,
+)
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from kmirror.cluster.connection import ConnectFailedError, Connection, Stream
-from kmirror.cluster.protocol import fetch, list_offsets, markers, metadata, produce
+from kmirror.cluster.protocol import fetch, list_offsets, markers, metadata, produce, transactions
 from kmirror.cluster.protocol.wire import FrameError, unsigned_varint
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.sasl import authenticate
@@ -62,6 +67,13 @@ def marked() -> bytes:
     return encoded(WriteTxnMarkersResponse(markers=[marker(producer_id=5, topics=topics)]), 1)
 
 
+def added() -> bytes:
+    topic = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+    part = topic.AddPartitionsToTxnPartitionResult(partition_index=1, partition_error_code=51)
+    topics = [topic(name="t", results_by_partition=[part])]
+    return encoded(AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics), transactions.VERSION)
+
+
 def listed() -> bytes:
     topic = ListOffsetsResponse.ListOffsetsTopicResponse
     part = topic.ListOffsetsPartitionResponse(partition_index=0, error_code=0, timestamp=-1, offset=9, leader_epoch=2)
@@ -94,6 +106,8 @@ DECODERS: dict[str, tuple[bytes, Callable[[memoryview], object]]] = {
     "produce": (produced(), lambda frame: produce.answer(frame, 12)),
     "produce by id": (produced(), lambda frame: produce.answer(frame, 13)),
     "markers": (marked(), lambda frame: markers.answer(frame, 1)),
+    "partitions of a transaction": (added(), transactions.added),
+    "end of a transaction": (encoded(EndTxnResponse(error_code=51), transactions.VERSION), transactions.committed),
     "offsets": (listed(), lambda frame: list_offsets.answer(frame, 9)),
     "metadata": (described(12), lambda frame: metadata.answer(frame, 12)),
     "metadata without ids": (described(9), lambda frame: metadata.answer(frame, 9)),
