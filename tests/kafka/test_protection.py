@@ -17,6 +17,7 @@ from kmirror.cluster.acls import await_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.fence import log_ends
 from kmirror.cluster.principal_probe import PROBE_PREFIX, probe_principal
+from kmirror.cluster.process_mark import process_mark
 from kmirror.cluster.protocol.acl_binding import Permission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
@@ -233,7 +234,7 @@ class _Killed:
 
 def test_probes_that_run_are_left_alone() -> None:
     now = int(time.time())
-    machine = principal_probe._machine()
+    machine = process_mark().split("-")[1]
     is_abandoned = principal_probe._is_abandoned
     assert not is_abandoned(f"{PROBE_PREFIX}{now}-{machine}-{os.getpid()}-x-0")
     assert not is_abandoned(f"{PROBE_PREFIX}{now}-00000000-1-x-0")

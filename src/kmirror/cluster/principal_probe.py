@@ -11,19 +11,14 @@ machine, so that the next one deletes them.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
 import time
-import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from uuid import UUID
 
 from kmirror.cluster.acls import broker_acls, create_acls, delete_acls
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.process_mark import is_abandoned, process_mark
 from kmirror.cluster.protocol.acl_binding import (
     ANY_HOST,
     EVERYONE,
@@ -40,9 +35,6 @@ from kmirror.errors import KmirrorError
 PROBE_PREFIX = "kmirror-probe-"
 #: Older ACLs of processes elsewhere were left by one that died: no probe takes this long, however the clocks differ.
 _STALE_S = 300
-_NAME = re.compile(
-    re.escape(PROBE_PREFIX) + r"(?P<made>[0-9]{1,12})-(?P<machine>[0-9a-f]{8})-(?P<process>[0-9]{1,9})-.*"
-)
 _VISIBLE_WITHIN_S = 10.0
 _PAUSE_S = 0.02
 _BROKER = 4
@@ -68,7 +60,7 @@ def probe_principal(
         UnreachableError: no answer, or we lack ALTER or DESCRIBE on the cluster (NOT_AUTHORIZED).
         KmirrorError: another client deleted the ACLs of the probe.
     """
-    name = f"{PROBE_PREFIX}{int(time.time())}-{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    name = f"{PROBE_PREFIX}{process_mark()}"
     asked = [EVERYONE, *sorted(set(candidates) - {EVERYONE})]
     names = {f"{name}-{index}": principal for index, principal in enumerate(asked)}
     covered = any(one.covers(ResourceType.TOPIC, name) for one in acls)
@@ -163,16 +155,4 @@ def remove_abandoned(client: ClusterClient, acls: Collection[AclBinding]) -> Non
 
 
 def _is_abandoned(name: str) -> bool:
-    found = _NAME.fullmatch(name)
-    if found is None:
-        return False
-    if found["machine"] == _machine() and not Path("/proc", found["process"]).exists():
-        return True
-    return time.time() - int(found["made"]) > _STALE_S
-
-
-@cache
-def _machine() -> str:
-    """Return what processes that see each other in /proc have in common."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    return hashlib.sha256(f"{boot}{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]
+    return name.startswith(PROBE_PREFIX) and is_abandoned(name.removeprefix(PROBE_PREFIX), _STALE_S)
