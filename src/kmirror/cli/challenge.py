@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from kmirror.cli import tables
-from kmirror.cli.demo_stage import Stage, StepFailedError, ended_by_signals
+from kmirror.cli.demo_stage import Stage, StepFailedError
+from kmirror.cli.interrupts import ended_by_signals
 from kmirror.cli.options import Call, verb
 from kmirror.errors import ExitCode
 

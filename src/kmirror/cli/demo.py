@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from kmirror.cli import tables
 from kmirror.cli.demo_output import CommandRunner, RunningCommand
-from kmirror.cli.demo_stage import Stage, StepFailedError, ended_by_signals
+from kmirror.cli.demo_stage import Stage, StepFailedError
+from kmirror.cli.interrupts import ended_by_signals
 from kmirror.cli.options import Call, verb
 from kmirror.commands import on_mirror
 from kmirror.errors import ExitCode

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from kmirror.cli import tables
 from kmirror.cli.demo_output import CommandRunner, DemoOutput
@@ -81,22 +79,3 @@ class Stage:
         code = kmirror.run(*arguments)
         if code:
             raise StepFailedError(f"kmirror {' '.join(arguments)}", code)
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the demo as Ctrl-C does, and let no signal disturb the cleanup."""
-
-    def end(*_: object) -> NoReturn:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number in before:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
