@@ -139,8 +139,12 @@ class Client:
         mirror: str | None = None,
         mirror_config: Properties | None = None,
         config: Mapping[str, str] | None = None,
+        probe: bool = False,
     ) -> CheckReport:
-        """Check connections, broker versions, rights and settings of a mirror, or of a file before it becomes one."""
+        """Check connections, broker versions, rights and settings of a mirror, or of a file before it becomes one.
+
+        With `probe`, what the copy relies on is tried at the destination, on a topic that is created and deleted.
+        """
         if mirror is not None and mirror_config is not None:
             raise UsageError("mirror and mirror_config exclude each other", "give one of them")
         if config and mirror_config is None:
@@ -150,6 +154,7 @@ class Client:
             mirror=mirror,
             properties=None if mirror_config is None else {**_properties(mirror_config), **(config or {})},
             expect_cluster_id=self._expect_cluster_id,
+            probe=probe,
         )
         if report.exit_code is not ExitCode.OK:
             bad = [line for line in report.lines if not line.ok]

@@ -251,6 +251,8 @@ def test_check(source_cluster: SandboxCluster, destination_cluster: SandboxClust
     report = json.loads(ill.stdout)
     assert report["exitCode"] == 6
     assert {(line["cluster"], line["ok"]) for line in report["checks"]} == {("destination", True), ("source", False)}
+    probed = typed(destination_cluster, "check", "--probe", "--json")
+    assert (probed.returncode, "HOLDS" in probed.stdout) == (0, True)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,15 @@ def test_a_working_mirror_is_ok_on_both_sides(cluster_pair: ClusterPair) -> None
     assert said["destination", "trimming logs"] == "we have DELETE on 1 topic"
     assert [line.what for line in report.lines if line.hint] == []  # nothing to warn of
     assert list(report.to_json()) == ["exitCode", "checks"]
-    assert list(CHECKS.document(report.lines[0])) == ["cluster", "check", "ok", "message", "hint", "reason"]
+    assert list(CHECKS.document(report.lines[0])) == [
+        "cluster",
+        "check",
+        "ok",
+        "message",
+        "hint",
+        "reason",
+        "guarantee",
+    ]
 
 
 def test_one_side_that_does_not_answer_does_not_hide_the_other(cluster_pair: ClusterPair) -> None:

@@ -26,6 +26,7 @@ from kmirror.ops.base.results import Outcome
 from kmirror.ops.check.check import check
 from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
+from kmirror.ops.probe.guarantees import Verdict
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.stop.failover import failover
@@ -101,6 +102,9 @@ def test_topics_get_the_closest_settings_and_what_is_weaker_is_said_before(trip:
     assert f"{BATCH}=2147483647, and {LARGEST_BATCH} is the closest it accepts" in said
     assert f"{TIME}=-1, and {LONGEST_RETENTION_MS} is the closest it accepts" in said
     assert at_time(now_ms() - LONGEST_RETENTION_MS)[:10] in said
+    probed = [line for line in check(trip.at_b.properties, probe=True).lines if line.guarantee is Verdict.WEAKER]
+    assert [line.what for line in probed] == ["topic settings", "topic settings", "batch size", "ACLs"]
+    assert f"batches of {LARGEST_BATCH:,} bytes are accepted" in probed[2].message
     done = add(trip.at_b, trip.mirror, selector(topic, other))
     assert done.exit_code == 0
     for one in (topic, other):

@@ -74,6 +74,7 @@ class Wire:
         self._faults: list[tuple[int | None, Fault]] = []
         self._chance: Callable[[], Fault | None] = lambda: None
         self._lies: dict[int | None, Fault] = {}
+        self._rewriting: dict[int, Callable[[bytes], bytes]] = {}
         self._frozen: set[tuple[str, int]] = set()
         self._thawed = threading.Condition()
         self._freeze_new = False
@@ -104,6 +105,15 @@ class Wire:
             del self._lies[api_key]
         else:
             self._lies[api_key] = fault
+
+    def rewrite(self, api_key: int, change: Callable[[bytes], bytes]) -> None:
+        """From now on change all requests of a kind (size included) on their way; `calm` stops it."""
+        self._rewriting[api_key] = change
+
+    def calm(self) -> None:
+        """Tell no lies and rewrite nothing any more."""
+        self._lies.clear()
+        self._rewriting.clear()
 
     @property
     def all_fired(self) -> bool:
@@ -194,6 +204,8 @@ class Wire:
             api_key, _, correlation_id = struct.unpack_from(">hhi", frame, 4)
             self._asked[broker, correlation_id] = api_key, self.turns.asked(client, api_key)
             self._wait_for_thaw(address)
+            if (change := self._rewriting.get(api_key)) is not None:
+                frame = change(frame)
             time.sleep(len(frame) / self.bytes_per_second)
             broker.sendall(frame)
         broker.shutdown(socket.SHUT_WR)

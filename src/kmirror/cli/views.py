@@ -1,12 +1,13 @@
-"""`list`, `wait`, `check`, `events`: read-only verbs, besides `describe` and `top`."""
+"""`list`, `wait`, `check`, `events`: verbs that leave everything as it is, besides `describe` and `top`."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import click
 
+from kmirror.cli.interrupts import ended_by_signals
 from kmirror.cli.name_cache import cache_names
 from kmirror.cli.options import (
     ALL_MIRRORS,
@@ -103,29 +104,35 @@ def wait_verb(
 @verb(
     "check",
     "Check connections, broker versions, rights and settings.\n\nChecks a stored mirror (--mirror), or a file before"
-    " you create a mirror from it (--mirror-config). Prints the kafka-acls commands that grant missing rights.",
+    " you create a mirror from it (--mirror-config). Prints the kafka-acls commands that grant missing rights.\n\nWith"
+    " --probe it also finds out whether the destination's brokers guarantee what copying relies on, by appends,"
+    " markers, fences and deletions on a topic of its own, which it deletes again. Exits with 3 if they do not.",
     mirror_option(required=False),
     file_option("--mirror-config", "File to check, as for `kmirror create`."),
     assignments_option("--config", "Set or override one property of FILE. Repeatable."),
+    click.Option(["--probe"], is_flag=True, help="Try what copying relies on, on a temporary topic."),
     examples=(
         "kmirror check --mirror-config source.properties --bootstrap-server b:9092",
+        "kmirror check --probe --bootstrap-server b:9092",
         "kmirror check --mirror dr --bootstrap-server b:9092 --command-config kmirror.properties",
     ),
 )
-def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config: dict[str, str]) -> int:
+def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config: dict[str, str], probe: bool) -> int:
     from kmirror.ops.check.check import check
 
     if mirror and mirror_config:
         raise UsageError("--mirror and --mirror-config exclude each other", "give one of them")
     if config and not mirror_config:
         raise UsageError("--config requires --mirror-config", "give both, or --mirror alone")
-    report = check(
-        call.properties(),
-        mirror=mirror,
-        properties={**call.read_properties(mirror_config), **config} if mirror_config else None,
-        expect_cluster_id=call.expect_cluster_id,
-        on_line=call.output.check_line,
-    )
+    with ended_by_signals() if probe else nullcontext():
+        report = check(
+            call.properties(),
+            mirror=mirror,
+            properties={**call.read_properties(mirror_config), **config} if mirror_config else None,
+            expect_cluster_id=call.expect_cluster_id,
+            probe=probe,
+            on_line=call.output.check_line,
+        )
     call.output.check(report)
     return report.exit_code
 

@@ -168,7 +168,7 @@ class OffsetAppender:
         epoch, in_doubt = max(self._producer_epoch, above), False
         for attempt in range(_TRIES):
             epoch = min(epoch + 1, MAX_PRODUCER_EPOCH)
-            code = self._write_markers(WriteMarkers(1, epoch, self._coordinator_epoch))
+            code = self.write_markers(WriteMarkers(1, epoch, self._coordinator_epoch))
             if code in _MARKERS_REFUSED:
                 message = f"{self._partition}: no right to write markers (ALTER on the cluster)"
                 raise self._refusal(Failed(Obstacle.NOT_AUTHORIZED, message, self.log_end_offset))
@@ -208,7 +208,7 @@ class OffsetAppender:
                 raise _no_progress(f"filling {self._partition} up to offset {end} makes no progress", plan.in_doubt)
             match plan.step:
                 case WriteMarkers() as step:
-                    code = self._write_markers(step)
+                    code = self.write_markers(step)
                     troubles = 0 if code == Code.NONE else troubles + 1
                     if code is None:
                         plan.unanswered()
@@ -242,8 +242,11 @@ class OffsetAppender:
             coordinator_epoch=self._coordinator_epoch,
         )
 
-    def _write_markers(self, step: WriteMarkers) -> int | None:
-        """Return the leader's error code; None without an answer, LEADER_NOT_AVAILABLE if nothing was sent."""
+    def write_markers(self, step: WriteMarkers) -> int | None:
+        """Send one request for markers as it is.
+
+        Returns the leader's error code; None without an answer, LEADER_NOT_AVAILABLE if nothing was sent.
+        """
         topic, partition = self._partition
         fill = markers.Fill(
             topic, partition, self._producer_id, step.producer_epoch, step.count, step.coordinator_epoch
@@ -283,7 +286,7 @@ class OffsetAppender:
         """Append a batch at the log end; `in_doubt` if it was sent before without an answer. Raises as `append`."""
         for attempt in range(_TRIES):
             self.assign_sequence(run)
-            answer = self._produce(run)
+            answer = self.send(run)
             code = answer.error_code if answer else None
             if answer and code == Code.NONE:
                 if answer.base_offset != run.base_offset:
@@ -317,8 +320,11 @@ class OffsetAppender:
                 self.resume(state)
         raise _no_progress(f"appending to {self._partition} makes no progress", in_doubt)
 
-    def _produce(self, run: Run) -> produce.AppendAnswer | None:
-        """Return the leader's answer; None without one, LEADER_NOT_AVAILABLE if nothing was sent."""
+    def send(self, run: Run) -> produce.AppendAnswer | None:
+        """Send one batch with the producer fields that it has.
+
+        Returns the leader's answer; None without one, LEADER_NOT_AVAILABLE if nothing was sent.
+        """
         topic, partition = self._partition
 
         def encode(connection: Connection, correlation_id: int, topic_id: bytes) -> tuple[int, Sequence[Buffer]]:

@@ -13,6 +13,7 @@ from kmirror.cluster.protocol.codes import Code
 _TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 _TOPICS_AT_ONCE = 200
 _FIND_COORDINATOR = 10
+_TIMEOUT_MS = 10_000
 #: Kafka's AclOperation codes by name.
 OPERATIONS: Mapping[str, int] = {operation.value: code for operation, code in OPERATION_CODES.items()}
 
@@ -97,3 +98,17 @@ def may_write_transactions(client: ClusterClient, transactional_id: str) -> bool
     request = EndTxnRequest(transactional_id=transactional_id, producer_id=0, producer_epoch=0, committed=False)
     answer = client.ask_any(request, highest=4)
     return bool(answer.error_code != _TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+
+
+def may_delete(client: ClusterClient, topic: str) -> bool:
+    """Return whether DELETE on a topic that does not exist is granted. Changes nothing.
+
+    It deletes no records: without the right a broker refuses before it looks the topic up. Raises UnreachableError.
+    """
+    from kafka.protocol.admin import DeleteRecordsRequest
+
+    topic_type = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = topic_type.DeleteRecordsPartition(partition_index=0, offset=0)
+    request = DeleteRecordsRequest(topics=[topic_type(name=topic, partitions=[partition])], timeout_ms=_TIMEOUT_MS)
+    (found,) = client.ask_any(request).topics
+    return all(one.error_code != Code.TOPIC_AUTHORIZATION_FAILED for one in found.partitions)

@@ -14,13 +14,11 @@ from kmirror.cluster.acls import describe_acls
 from kmirror.cluster.authorized import (
     OPERATIONS,
     cluster_operations,
-    groups_lacking,
     marker_operations,
     missing_operations,
     missing_rights,
 )
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import visible_groups
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.security.client_config import ClientConfig, client_config
@@ -35,6 +33,8 @@ from kmirror.ops.base.versions import Role, broker_version, too_old
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.check.clients import check_clients, check_powers
 from kmirror.ops.check.findings import DESTINATION, SOURCE, CheckLine, CheckReport, Findings
+from kmirror.ops.check.groups import KEEPING, check_dropping_offsets, check_groups, check_offsets_retention, check_source_groups
+from kmirror.ops.mirrors.new_topics import weaker_topics
 from kmirror.ops.check.partitions import check_partitions
 from kmirror.ops.check.rights import (
     destination_grants,
@@ -49,6 +49,11 @@ from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.mirrors.new_topics import weaker_topics
 from kmirror.ops.mirrors.replication import replication_of, weak_replication
 from kmirror.settings.durations import format_duration
+from kmirror.ops.base.versions import Role, broker_version, too_old
+from kmirror.ops.base.context import REACH_TIMEOUT_S, require_mirror, require_own_brokers, require_same_cluster
+from kmirror.ops.mirrors.create import checked_properties
+from kmirror.ops.probe.probe import probe_destination
+from kmirror.ops.base.trust import refusal_once_stored, unlimited_sources
 from kmirror.settings.table import Settings, parse_settings, stored_settings
 from kmirror.state.client import require_login
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
@@ -68,10 +73,6 @@ _NEEDED_TO_TRIM = ("DELETE",)
 _SCHEMAS = "_schemas"
 #: The most topics that a hint names one by one.
 _TOPICS_IN_HINT = 20
-#: The line about how long offsets of groups are kept.
-_KEEPING = "keeping group offsets"
-#: The most groups whose rights are checked one by one.
-_GROUPS_ASKED = 200
 
 
 def check(
@@ -80,12 +81,14 @@ def check(
     mirror: str | None = None,
     properties: Mapping[str, str] | None = None,
     expect_cluster_id: str | None = None,
+    probe: bool = False,
     on_line: Callable[[CheckLine], None] | None = None,
 ) -> CheckReport:
     """Check the destination and, if a mirror or its file (`properties`) is named, the source.
 
     Problems with a cluster are lines, not exceptions; `on_line` is called with each line at once. The exit code is 0;
-    6 if a cluster does not answer or refuses us; 3 if something else would be refused.
+    6 if a cluster does not answer or refuses us; 3 if something else would be refused. With `probe`, what the copy
+    relies on is tried at the destination, on a topic that is created and deleted.
 
     Raises:
         UsageError: an invalid property.
@@ -131,10 +134,10 @@ def check(
             groups = _check_source(findings, source, record, destination_id, topics, settings, client)
             if settings.sync_group_offsets_enabled and found is not None:
                 with findings.catching(DESTINATION, "rights on groups"):
-                    _check_groups(findings, DESTINATION, client, groups, "READ")
-                    _check_dropping_offsets(findings, client, groups[:_GROUPS_ASKED])
-                with findings.catching(DESTINATION, _KEEPING):
-                    _check_offsets_retention(findings, client, settings)
+                    check_groups(findings, DESTINATION, client, groups, "READ")
+                    check_dropping_offsets(findings, client, groups)
+                with findings.catching(DESTINATION, KEEPING):
+                    check_offsets_retention(findings, client, settings)
         if record is not None:
             with findings.catching(SOURCE, "blocked producers"), closing(StateStore(client.config)) as store:
                 _check_blocked(findings, store, record)
@@ -142,6 +145,9 @@ def check(
                 _check_topics(findings, DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
             with findings.catching(DESTINATION, "trimming logs"):
                 _check_trimming(findings, client, [topic.topic for topic in topics])
+        if probe and found is not None:
+            with findings.catching(DESTINATION, "probe"):
+                probe_destination(client, settings.replication_factor, findings.tried)
     return findings.report()
 
 
@@ -344,7 +350,7 @@ def _check_source(
             _check_cluster(findings, SOURCE, client, found, Role.SOURCE)
             if settings.sync_group_offsets_enabled:
                 with findings.catching(SOURCE, "rights on groups"):
-                    groups = _check_source_groups(findings, client, settings)
+                    groups = check_source_groups(findings, client, settings)
             another = found.cluster_id != destination_id
             findings.add(
                 SOURCE,
@@ -428,76 +434,6 @@ def _check_blocked(findings: Findings, store: StateStore, record: MirrorRecord) 
             findings.warn(SOURCE, "blocked producers", found.message, found.hint)
         else:
             findings.add(SOURCE, "blocked producers", False, found.message, found.hint)
-
-
-def _check_source_groups(findings: Findings, client: ClusterClient, settings: Settings) -> list[str]:
-    groups = [group for group in visible_groups(client) if settings.selects_group(group)]
-    if groups:
-        _check_groups(findings, SOURCE, client, groups, "DESCRIBE")
-    elif not has_authorizer(client):
-        findings.ok(SOURCE, "rights on groups", "there is no group to sync offsets of")
-    else:
-        message = "no group is visible to sync offsets of: there is none, or kmirror lacks DESCRIBE on groups"
-        findings.warn(SOURCE, "rights on groups", message, grant_line(client.config, ("DESCRIBE",), "--group", "*"))
-    return groups
-
-
-def _check_groups(findings: Findings, cluster: str, client: ClusterClient, groups: list[str], needed: str) -> None:
-    some = groups[:_GROUPS_ASKED]
-    lacking = groups_lacking(client, some, needed)
-    if lacking:
-        names = options("--group", lacking[:_TOPICS_IN_HINT])
-        findings.add(
-            cluster,
-            "rights on groups",
-            False,
-            f"we lack {needed} on {len(lacking)} of {counted(len(some), 'group')}: their offsets cannot be synced",
-            grant_line(client.config, (needed,), *names),
-            Reason.NOT_AUTHORIZED,
-        )
-    elif some:
-        findings.ok(cluster, "rights on groups", f"we have {needed} on {counted(len(some), 'group')}")
-
-
-def _check_dropping_offsets(findings: Findings, client: ClusterClient, groups: list[str]) -> None:
-    """Warn if offsets that the source drops cannot be deleted here."""
-    if lacking := groups_lacking(client, groups, "DELETE"):
-        findings.warn(
-            DESTINATION,
-            "rights on groups",
-            f"we lack DELETE on {len(lacking)} of {counted(len(groups), 'group')}: offsets that the source no longer"
-            " has remain until they expire",
-            grant_line(client.config, ("DELETE",), *options("--group", lacking[:_TOPICS_IN_HINT])),
-        )
-
-
-def _check_offsets_retention(findings: Findings, client: ClusterClient, settings: Settings) -> None:
-    """Check how long the destination keeps offsets of groups without members, and so of all synced groups."""
-    retention = offsets_retention(client)
-    kept, again = (format_duration(int(seconds * 1000)) for seconds in (retention.seconds, retention.refresh_s))
-    interval_s = settings.sync_group_offsets_interval_seconds
-    if not retention.is_known:
-        findings.warn(
-            DESTINATION,
-            _KEEPING,
-            f"{OFFSETS_RETENTION} is not reported by the brokers: {kept} is assumed, and offsets are committed again "
-            f"every {again}; if it is shorter, they expire in between",
-            grant_line(client.config, ("DESCRIBE_CONFIGS",), "--cluster"),
-        )
-    elif interval_s * 3 > retention.seconds:
-        findings.warn(
-            DESTINATION,
-            _KEEPING,
-            f"{kept} ({OFFSETS_RETENTION}), too short for syncing every {interval_s} s: they may expire in between",
-            f"raise {OFFSETS_RETENTION} of the brokers, or lower sync.group.offsets.interval.seconds",
-        )
-    else:
-        again = format_duration(int(max(retention.refresh_s, interval_s) * 1000))
-        findings.ok(
-            DESTINATION,
-            _KEEPING,
-            f"{kept} without a member or a commit ({OFFSETS_RETENTION}); an engine commits them again every {again}",
-        )
 
 
 def _check_schemas(findings: Findings, client: ClusterClient, mirrored: Collection[str]) -> None:

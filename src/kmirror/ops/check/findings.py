@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kmirror.columns import FLAG, TEXT, Column, Table, document
+from kmirror.columns import FLAG, TEXT, Column, Table, document, one_of
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
 from kmirror.ops.base.results import EXIT_CODE, REASON
+from kmirror.ops.probe.guarantees import Guarantee, Verdict
 from kmirror.words import one_line, visible
 
 SOURCE, DESTINATION = "source", "destination"
 _SILENT = {SOURCE: Reason.SOURCE_UNREACHABLE, DESTINATION: Reason.DESTINATION_UNREACHABLE}
+_VERDICTS = {
+    Verdict.HOLDS: "holds",
+    Verdict.WEAKER: "weaker",
+    Verdict.UNKNOWN: "unknown",
+    Verdict.BROKEN: "does not hold",
+}
 
 
 class Grade(StrEnum):
@@ -35,6 +42,8 @@ class CheckLine:
     message: str
     hint: str | None = None
     reason: Reason | None = None
+    #: Only what `--probe` found.
+    guarantee: Verdict | None = None
 
     @property
     def grade(self) -> Grade:
@@ -58,6 +67,12 @@ CHECKS: Table[CheckLine] = Table(
         ),
         Column("hint", TEXT.null_when("there is nothing to advise"), "what to do about it", lambda line: line.hint),
         Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda line: line.reason),
+        Column(
+            "guarantee",
+            one_of("guarantee", Verdict).null_when("it is not what `--probe` tries"),
+            "whether a guarantee that the copy relies on holds; WEAKER: kmirror copes, as the message says",
+            lambda line: line.guarantee,
+        ),
     ),
     "RESULT CLUSTER CHECK MESSAGE",
 )
@@ -88,6 +103,7 @@ class Findings:
         self._lines: list[CheckLine] = []
         self._codes: set[ExitCode] = set()
         self._on_line = on_line
+        self._has_untried = False
 
     def ok(self, cluster: str, what: str, message: str) -> None:
         """Add a line on something that is ok."""
@@ -105,6 +121,21 @@ class Findings:
     def warn(self, cluster: str, what: str, message: str, hint: str) -> None:
         """Add a warning: something works, but the hint would improve it."""
         self._write(CheckLine(cluster=cluster, what=what, ok=True, message=message, hint=hint), ExitCode.OK)
+
+    def tried(self, found: Guarantee) -> None:
+        """Add a line on a guarantee of the destination that was tried."""
+        is_silent = found.reason is Reason.DESTINATION_UNREACHABLE
+        line = CheckLine(
+            cluster=DESTINATION,
+            what=found.what,
+            ok=found.verdict is not Verdict.BROKEN and not is_silent,
+            message=visible(f"{_VERDICTS[found.verdict]}: {found.message}"),
+            hint=found.hint,
+            reason=found.reason,
+            guarantee=found.verdict,
+        )
+        self._has_untried |= is_silent
+        self._write(line, ExitCode.REFUSED if found.verdict is Verdict.BROKEN else ExitCode.OK)
 
     @contextmanager
     def catching(self, cluster: str, what: str) -> Iterator[None]:
@@ -132,8 +163,13 @@ class Findings:
             self._write(line, ExitCode.UNREACHABLE)
 
     def report(self) -> CheckReport:
-        """Return all lines with the exit code: an unreachable cluster outweighs what would be refused."""
+        """Return all lines with the exit code: an unreachable cluster outweighs what would be refused.
+
+        A guarantee that could not be tried for lack of an answer does not: one that is broken says more.
+        """
         worst = ExitCode.UNREACHABLE if ExitCode.UNREACHABLE in self._codes else max(self._codes, default=ExitCode.OK)
+        if worst is ExitCode.OK and self._has_untried:
+            worst = ExitCode.UNREACHABLE
         return CheckReport(tuple(self._lines), worst)
 
     def _write(self, line: CheckLine, code: ExitCode) -> None:

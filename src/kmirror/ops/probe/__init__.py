@@ -1,0 +1,1 @@
+"""`check --probe`: what does this destination guarantee?"""

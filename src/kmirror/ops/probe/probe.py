@@ -1,0 +1,75 @@
+"""Find out what a destination guarantees, on a topic of its own: whatever the brokers call themselves.
+
+Each guarantee has a partition of its own, so that one that is broken does not hide the others, and is tried with the
+code that copies, fills, fences and trims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.ops.context import REACH_TIMEOUT_S, now_ms
+from kmirror.ops.probe.appends import SEQUENCES, append_guarantees
+from kmirror.ops.probe.guarantees import Guarantee, Verdict, failed, holds, weaker
+from kmirror.ops.probe.logs import LOG_STARTS, TOPIC_IDS, recreation_guarantees, trim_guarantees
+from kmirror.ops.probe.markers import FENCE, MARKERS, fence_guarantees, marker_guarantees
+from kmirror.ops.probe.records import RECORDS, record_guarantees
+from kmirror.ops.probe.topic import ProbeTopic
+from kmirror.ops.rights.protection import NO_AUTHORIZER, OPEN_BY_DEFAULT, survey
+from kmirror.sync.topic_settings import SettingsPlan, settled_notes
+
+SETTINGS, ACLS = "topic settings", "ACLs"
+
+
+def probe_destination(
+    client: ClusterClient, replication_factor: int, on_guarantee: Callable[[Guarantee], None]
+) -> None:
+    """Create a topic, try each guarantee, and delete the topic; `on_guarantee` is called with each one found.
+
+    Raises:
+        RefusedError: another probe is running, or a right on the topic is missing (NOT_AUTHORIZED).
+        BrokerError: the topic is refused.
+        UnreachableError, OutcomeUnknown: no answer; the message names the topic if it may be left.
+    """
+
+    def attempt(what: str, trial: Callable[[], list[Guarantee]]) -> None:
+        try:
+            found = trial()
+        except (KmirrorError, OutcomeUnknown) as error:
+            found = [failed(what, error)]
+            if found[0].reason is Reason.DESTINATION_UNREACHABLE:
+                client.metadata([], timeout=REACH_TIMEOUT_S)  # the others would wait in vain
+        for one in found:
+            on_guarantee(one)
+
+    with ProbeTopic(client, replication_factor) as topic:
+        attempt(SETTINGS, lambda: _settings(topic))
+        attempt(SEQUENCES, lambda: append_guarantees(client, topic.partition(0)))
+        attempt(RECORDS, lambda: record_guarantees(client, topic.partition(1), topic.largest_batch))
+        attempt(MARKERS, lambda: marker_guarantees(client, topic.partition(2)))
+        attempt(FENCE, lambda: fence_guarantees(client, topic.partition(3)))
+        attempt(LOG_STARTS, lambda: trim_guarantees(client, topic.partition(4)))
+        attempt(TOPIC_IDS, lambda: recreation_guarantees(client, topic, topic.partition(5)))
+    attempt(ACLS, lambda: [_acls(client)])
+
+
+def _settings(topic: ProbeTopic) -> list[Guarantee]:
+    # brokers of each version lack some limits of time: what is accepted is tried with records
+    settled = {key: value for key, value in topic.settled.items() if not key.endswith(".max.ms")}
+    plan = SettingsPlan({"cleanup.policy": "delete"}, {}, settled=settled)
+    notes = settled_notes({"new mirror topics": plan}, now_ms())
+    hint = "ask who runs the destination to allow it (a topic policy)"
+    return [weaker(SETTINGS, note, hint) for note in notes] or [holds(SETTINGS, "those of mirror topics are accepted")]
+
+
+def _acls(client: ClusterClient) -> Guarantee:
+    """Create ACLs for a name that no topic has, and delete them, as the protection of mirror topics does."""
+    ground = survey(client, [])
+    if ground.detected_only is None:
+        return holds(ACLS, "they can be created, so mirror topics can be protected from other clients")
+    message = f"mirror topics are not protected, foreign writes are detected afterwards: {ground.detected_only}"
+    if ground.detected_only.startswith((NO_AUTHORIZER, OPEN_BY_DEFAULT)):
+        return weaker(ACLS, message, ground.hint or "")
+    return Guarantee(ACLS, Verdict.UNKNOWN, message, ground.hint)
