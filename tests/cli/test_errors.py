@@ -212,6 +212,11 @@ def _failing(error: BaseException) -> Callable[[Call], None]:
     return destination
 
 
+def _noted(error: BaseException, note: str) -> BaseException:
+    error.add_note(note)
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "reported"),
     [
@@ -240,6 +245,7 @@ def _failing(error: BaseException) -> Callable[[Call], None]:
             "  this is a bug in kmirror, please report it; -vv shows the traceback\n",
         ),
         (KeyboardInterrupt(), 130, "kmirror: interrupted\n"),
+        (_noted(KeyboardInterrupt(), "topic t may be left"), 130, "kmirror: interrupted\n  topic t may be left\n"),
     ],
 )
 def test_exit_codes(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, reported: str) -> None:

@@ -28,8 +28,8 @@ from tests.support.kafka_versions import of_long
 from tests.support.mirrors import properties_of
 from tests.support.shared_clusters import SMALL_HEAP, ForgetfulCluster
 from tests.support.waiting import wait_until
-from tests.support.weak_brokers import MARKERS, weaken
-from tests.support.wire import Wire, swallow
+from tests.support.weak_brokers import DELETE_TOPICS, MARKERS, weaken
+from tests.support.wire import Wire, hang_up, swallow
 
 HOLDS, WEAKER, UNKNOWN, BROKEN = Verdict.HOLDS, Verdict.WEAKER, Verdict.UNKNOWN, Verdict.BROKEN
 
@@ -62,6 +62,8 @@ def test_a_stock_broker_guarantees_everything(cluster_pair: ClusterPair) -> None
     ]
     assert "zstd" in guarantees(report)["batches"].message
     assert guarantees(report)["ACLs"].message.startswith("weaker: mirror topics are not protected")
+    elsewhere = check(properties_of(cluster_pair.destination), expect_cluster_id="another", probe=True)
+    assert (elsewhere.exit_code, verdicts(elsewhere)) == (ExitCode.REFUSED, {})
     documents = {one["check"]: one["guarantee"] for one in report.to_json()["checks"]}
     assert (documents["fence"], documents["reachable"]) == ("HOLDS", None)
 
@@ -149,7 +151,18 @@ def test_a_missing_right_is_named_and_nothing_is_left(guarded_cluster: SandboxCl
     assert (not_holding(full), verdicts(full)["ACLs"], left(guarded_cluster)) == ({}, HOLDS, [])
 
 
+def test_a_topic_that_may_be_left_is_named(weak: Wire) -> None:
+    weak.lie(DELETE_TOPICS, hang_up)
+    report = check({"bootstrap.servers": f"{weak.host}:{weak.port}"}, probe=True)
+    *_, last = report.lines
+    assert (verdicts(report)["topic ids"], last.ok, report.exit_code) == (UNKNOWN, False, ExitCode.UNREACHABLE)
+    assert last.message.startswith(f"topic {PROBE_TOPICS}")
+    assert "may be left" in last.message
+    assert (last.hint or "").startswith("kafka-topics --bootstrap-server")
+
+
 def test_it_runs_once_at_a_time_and_its_topic_goes_with_it(forgetful: ForgetfulCluster, weak: Wire) -> None:
+    assert PROBE_TOPICS.startswith("__kmirror_")  # which no filter, `add` or discovery takes
     wired, there = forgetful.behind_wire, properties_of(forgetful.cluster)
     weak.lie(MARKERS, swallow)
 

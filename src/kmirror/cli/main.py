@@ -45,8 +45,10 @@ def guarded(session: Session, arguments: Sequence[str], work: Callable[[], int])
         code = work()
     except click.exceptions.Exit as done:
         code = done.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as interruption:
         session.screen.note("kmirror: interrupted")
+        for what_is_left in getattr(interruption, "__notes__", ()):
+            session.screen.note(f"  {what_is_left}")
         code = INTERRUPTED
     except OSError as error:
         # a help text has no reader or no room; verbs write through `Screen`, which handles that

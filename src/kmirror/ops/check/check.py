@@ -145,7 +145,7 @@ def check(
                 _check_topics(findings, DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
             with findings.catching(DESTINATION, "trimming logs"):
                 _check_trimming(findings, client, [topic.topic for topic in topics])
-        if probe and found is not None:
+        if probe and found is not None and expect_cluster_id in (None, found.cluster_id):
             with findings.catching(DESTINATION, "probe"):
                 probe_destination(client, settings.replication_factor, findings.tried)
     return findings.report()

@@ -47,8 +47,10 @@ class CheckLine:
 
     @property
     def grade(self) -> Grade:
-        """How it went: `ok` with a hint is a warning."""
-        return (Grade.WARN if self.hint else Grade.OK) if self.ok else Grade.FAIL
+        """How it went: `ok` with a hint, or without a guarantee that holds, is a warning."""
+        if not self.ok:
+            return Grade.FAIL
+        return Grade.WARN if self.hint or self.guarantee in (Verdict.WEAKER, Verdict.UNKNOWN) else Grade.OK
 
 
 #: Tables show the first line of a message only.
@@ -148,7 +150,7 @@ class Findings:
             silent = error.exit_code == ExitCode.UNREACHABLE
             reason = error.reason or (_SILENT[cluster] if silent else None)
             line = CheckLine(
-                cluster=cluster, what=what, ok=False, message=visible(error.message), hint=error.hint, reason=reason
+                cluster=cluster, what=what, ok=False, message=_with_notes(error), hint=error.hint, reason=reason
             )
             self._write(line, ExitCode.UNREACHABLE if silent else ExitCode.REFUSED)
         except OutcomeUnknown as error:
@@ -156,7 +158,7 @@ class Findings:
                 cluster=cluster,
                 what=what,
                 ok=False,
-                message=visible(str(error)),
+                message=_with_notes(error),
                 hint="try again",
                 reason=_SILENT[cluster],
             )
@@ -177,3 +179,9 @@ class Findings:
         self._codes.add(code)
         if self._on_line is not None:
             self._on_line(line)
+
+
+def _with_notes(error: KmirrorError | OutcomeUnknown) -> str:
+    """Return an error as text, with what could not be cleaned up after it."""
+    text = error.message if isinstance(error, KmirrorError) else str(error)
+    return visible("; ".join((text, *getattr(error, "__notes__", ()))))

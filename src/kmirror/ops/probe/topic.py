@@ -60,9 +60,9 @@ class ProbeTopic:
         try:
             self._remove_abandoned()
             self.create()
-            self._refuse_others()
             if lacking := missing_rights(self._client, [self.name], _NEEDED[1:]).get(self.name):
                 raise self._lacking(lacking)
+            self._refuse_others()
         except BaseException as error:
             self._remove_after(error)
             raise
