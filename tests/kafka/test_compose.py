@@ -10,13 +10,13 @@ from typing import Any
 import click
 import yaml
 
-from kmirror.cli.main import kmirror
 from kmirror.cli.main import main as run_kmirror
+from kmirror.cli.verbs import kmirror
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import read_properties
-from kmirror.ops.context import Destination
+from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic

@@ -30,7 +30,8 @@ from kmirror.ops.probe.guarantees import Verdict
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.stop.failover import failover
-from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.settings.table import stored_settings

@@ -6,7 +6,7 @@ the action.
 
 from __future__ import annotations
 
-from kmirror.ops.results import VerbResult
+from kmirror.ops.base.results import VerbResult
 
 #: By action, with the topics' number and names.
 _ON_TOPICS = {

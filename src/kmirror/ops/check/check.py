@@ -33,8 +33,13 @@ from kmirror.ops.base.versions import Role, broker_version, too_old
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.check.clients import check_clients, check_powers
 from kmirror.ops.check.findings import DESTINATION, SOURCE, CheckLine, CheckReport, Findings
-from kmirror.ops.check.groups import KEEPING, check_dropping_offsets, check_groups, check_offsets_retention, check_source_groups
-from kmirror.ops.mirrors.new_topics import weaker_topics
+from kmirror.ops.check.groups import (
+    KEEPING,
+    check_dropping_offsets,
+    check_groups,
+    check_offsets_retention,
+    check_source_groups,
+)
 from kmirror.ops.check.partitions import check_partitions
 from kmirror.ops.check.rights import (
     destination_grants,
@@ -44,16 +49,10 @@ from kmirror.ops.check.rights import (
     protection_view,
     source_grants,
 )
-from kmirror.ops.groups.expiry import OFFSETS_RETENTION, offsets_retention
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.mirrors.new_topics import weaker_topics
 from kmirror.ops.mirrors.replication import replication_of, weak_replication
-from kmirror.settings.durations import format_duration
-from kmirror.ops.base.versions import Role, broker_version, too_old
-from kmirror.ops.base.context import REACH_TIMEOUT_S, require_mirror, require_own_brokers, require_same_cluster
-from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.probe.probe import probe_destination
-from kmirror.ops.base.trust import refusal_once_stored, unlimited_sources
 from kmirror.settings.table import Settings, parse_settings, stored_settings
 from kmirror.state.client import require_login
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from kmirror.cluster.acl_commands import PREFIXED, grant_line
 from kmirror.cluster.authorized import marker_operations
 from kmirror.cluster.client import ClusterClient
@@ -11,7 +13,7 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fill_plan import MAX_COORDINATOR_EPOCH, WriteMarkers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import option
-from kmirror.engine.spec import filling_transactional_id
+from kmirror.engine.spec import filling_transactional_ids
 from kmirror.errors import BrokerError, Reason, RefusedError
 from kmirror.ops.probe.guarantees import Guarantee, Verdict, broken, holds, is_denied, weaker
 from kmirror.ops.probe.partition import ProbePartition, probe_partition, run_of
@@ -22,7 +24,7 @@ EMPTY_TRANSACTIONS = "empty transactions"
 _RECORDS, _GAP = 2, 5
 #: No mirror has this name.
 _NO_MIRROR = "~probe"
-_SLOWLY = "gaps are filled by empty transactions instead, about 100 offsets a second on a partition"
+_SLOWLY = "gaps are filled by empty transactions instead, about 3,000 offsets a second on a partition"
 _NO_FENCE = (
     "a forgotten engine is not fenced at the brokers, only by its lease, or by one visible record per partition "
     "(failover --fence-with-record)"
@@ -68,11 +70,11 @@ def _filled(trial: ProbePartition) -> Guarantee:
 
 def _empty_transactions(trial: ProbePartition) -> Guarantee:
     """Fill one offset by a transaction without records."""
-    transactions = EmptyTransactions(trial.client, filling_transactional_id(_NO_MIRROR, 0))
     before = trial.log_end()
     try:
-        transactions.settle()
-        transactions.fill_once([trial.partition])
+        with closing(EmptyTransactions(trial.client, filling_transactional_ids(_NO_MIRROR, 0)[:1])) as transactions:
+            transactions.settle()
+            transactions.fill({trial.partition: 1})
     except BrokerError as error:
         if not is_denied(error):
             return broken(EMPTY_TRANSACTIONS, error.message)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import REACH_TIMEOUT_S, now_ms
+from kmirror.ops.base.context import REACH_TIMEOUT_S, now_ms
 from kmirror.ops.probe.appends import SEQUENCES, append_guarantees
 from kmirror.ops.probe.guarantees import Guarantee, Verdict, failed, holds, weaker
 from kmirror.ops.probe.logs import LOG_STARTS, TOPIC_IDS, recreation_guarantees, trim_guarantees
