@@ -161,7 +161,10 @@ class EmptyTransactions:
             key = node_id, number % _CONNECTIONS
             if key not in lines:
                 connection = self._connections.get(key)
-                if connection is None or connection.must_be_replaced:
+                if connection is not None and connection.must_be_replaced:
+                    connection.close()
+                    connection = None
+                if connection is None:
                     connection = self._client.spare_connections.take(host, port)
                     self._connections[key] = connection
                 lines[key] = _Line(connection)
