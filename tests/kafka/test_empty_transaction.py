@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
@@ -20,6 +21,7 @@ from tests.support.filling import begin_transactions
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import Leader, batch_of, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
+from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.spawned import PROCESSES
 from tests.support.waiting import wait_until
 
@@ -128,6 +130,27 @@ def test_after_a_missing_answer_settling_leaves_nothing_that_could_still_write(
     wire.deliver()  # shut out by then: it begins and ends nothing
     assert transactions.fill(dict.fromkeys(partitions, 10)) == dict.fromkeys(partitions, 10)
     assert ends(client, partitions) == [(written or 0) + 10] * 2
+
+
+def test_an_answer_that_names_no_partition_counts_for_nothing(forgetful: ForgetfulCluster, ids: list[str]) -> None:
+    """The request was carried out all the same: settling ends it, and the log end says how many markers there are."""
+    (partition,) = places_of(create_topic(forgetful.cluster, partitions=1), 1)
+    config = client_config({"bootstrap.servers": forgetful.behind_wire.bootstrap_servers})
+    with ClusterClient(config) as client, closing(EmptyTransactions(client, ids[:1])) as transactions:
+        transactions.settle()
+        # no throttle, no topic, no tag
+        forgetful.wire.spoil(lambda frame: frame_of(frame[4:8] + bytes(5) + b"\x01" + bytes(1)), api_key=ADD_PARTITIONS)
+        with pytest.raises(OutcomeUnknown, match="says nothing of some partitions"):
+            transactions.fill({partition: 1})
+        assert forgetful.wire.all_fired
+        transactions.settle()
+        (end,) = ends(client, [partition])
+        assert transactions.fill({partition: 2}) == {partition: 2}
+        assert ends(client, [partition]) == [(end or 0) + 2]
+
+
+def frame_of(content: bytes) -> bytes:
+    return struct.pack(">i", len(content)) + content
 
 
 @pytest.mark.parametrize("fate", [Fate.LOST, Fate.UNANSWERED])

@@ -219,6 +219,8 @@ class EmptyTransactions:
             if code:
                 at = next((str(at) for at, found in codes.items() if found == code), "") if partitions else ""
                 _refuse(one.name, code, f"adding {at} to a transaction" if at else "ending a transaction")
+            if partitions is not None and codes.keys() != set(partitions):
+                raise OutcomeUnknown(f"the coordinator says nothing of some partitions of {one.name}")
             moved = True
             if partitions is None:
                 one.is_ending, one.is_open = one.is_open, False
