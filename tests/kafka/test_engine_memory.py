@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
@@ -25,13 +23,13 @@ from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import remove
 from kmirror.settings.table import StartFrom
-from kmirror.state.client import client
 from kmirror.state.history_records import points_of
 from kmirror.state.records import Incarnation, PartitionRecord, PartitionState, decode
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.idle_engine import ALIGNING, MIRRORING, Run, mirror, row, topic
 from tests.support.mirrors import delete_topic, make_topic, properties_of, selector
+from tests.support.stores import LostAnswers, Written
 
 __all__ = ["mirror", "topic"]
 
@@ -236,46 +234,11 @@ def test_a_lane_is_sent_a_misplaced_batch_of_an_earlier_engine(
 # -- answers that are lost --------------------------------------------------------------------------------------------
 
 
-class LostAnswers:
-    """The engine's producers: what says that a partition is given up is written, and then nobody answers any more."""
-
-    def __init__(self) -> None:
-        self.is_cut_off = False
-
-    def client(self, factory: Any, settings: dict[str, Any], watch: Any) -> Any:
-        """Stand in for what the state's writers make their clients with."""
-        if not settings.get("transactional.id", "").startswith("kmirror-engine-"):
-            return client(factory, settings, watch)
-        if self.is_cut_off:
-            settings = {**settings, "bootstrap.servers": "127.0.0.1:1"}
-        return _LosingProducer(client(factory, settings, watch), self)
-
-
-class _LosingProducer:
-    def __init__(self, real: Any, answers: LostAnswers) -> None:
-        self._real, self._answers, self._gives_up = real, answers, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def produce(self, topic: str, *, key: bytes, value: bytes | None, **more: Any) -> None:
-        record = decode(key, value)
-        if isinstance(record, PartitionRecord) and record.state is PartitionState.STOPPING:
-            self._gives_up = True
-        self._real.produce(topic, key=key, value=value, **more)
-
-    def commit_transaction(self, timeout: float) -> None:
-        self._real.commit_transaction(30)
-        if self._gives_up:
-            self._answers.is_cut_off = True
-            raise KafkaException(KafkaError(KafkaError._FENCED, "the answer was lost", fatal=True))
-
-
 def test_a_word_whose_answer_was_lost_is_not_said_again_over_what_a_stop_recorded_since(
     monkeypatch: pytest.MonkeyPatch, destination: Destination, mirror: str, topic: str
 ) -> None:
-    answers = LostAnswers()
-    monkeypatch.setattr("kmirror.state.writer.client", answers.client)
+    # what says that a partition is given up is written, and then nobody answers the engine any more
+    answers = LostAnswers(monkeypatch, _gives_up, ids="kmirror-engine-", cuts_off=True)
     add(destination, mirror, selector(topic))
     with Run(destination, mirror) as run, ThreadPoolExecutor(1) as pool:
         run.until(lambda: bool(run.lanes.specs))
@@ -310,6 +273,11 @@ def test_a_stop_of_a_topic_that_was_deleted_waits_until_the_engine_has_given_it_
         assert removed.result().exit_code == 0
         run.heartbeat()
         assert run.stored(topic).state is PartitionState.STOPPED
+
+
+def _gives_up(written: Written) -> bool:
+    records = [decode(key, value) for key, value in written.get(TopicPartition("__kmirror_state", 0), ()) if value]
+    return any(isinstance(one, PartitionRecord) and one.state is PartitionState.STOPPING for one in records)
 
 
 def _removed(properties: Mapping[str, str], mirror: str, topic: str) -> VerbResult:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kmirror.errors import OutcomeUnknown, Reason, RefusedError, UnreachableError, UsageError
-from kmirror.state.client import Deadline, boottime, client
+from kmirror.state.client import Deadline, boottime
 from kmirror.state.events import Event
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.lock import transact
@@ -31,7 +31,7 @@ from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
 from kmirror.state.writer import Writer
 from tests.support.spawned import PROCESSES
-from tests.support.stores import state_store
+from tests.support.stores import LostAnswers, state_store
 
 ME = EngineIdentity.of_this_process("app-me", "local[*]")
 OTHER_HOST = replace(ME, host="far-away", boot_id="another", pid=7, application_id="app-far")
@@ -160,9 +160,9 @@ def test_taking_over_ends_the_first_engine_with_a_clear_message(store: StateStor
     assert fenced.value.reason is Reason.FENCED
     assert store.read_complete(Deadline(30)).partition(name, "orders", 0) is None
     # and the one out of date has not disturbed its successor: the producer it opened still writes
-    producer = second._writer._producer
+    producer = second._writer._writer
     second.heartbeat({0: Incarnation(2, 0)})
-    assert second._writer._producer is producer
+    assert second._writer._writer is producer
     with pytest.raises(RefusedError, match="no longer in charge"):
         first.release()
     assert engine_of(store, name) == second.record
@@ -266,6 +266,7 @@ def test_an_engine_whose_mirror_was_deleted_learns_it(
     writer = Writer(state_store(config), "engine", name)
     writer.open(Deadline(30))
     writer.commit(Changes(tombstones=(("mirror", name), ("engine", name))), Deadline(30))
+    writer.close()
     with pytest.raises(UnreachableError, match="cannot be read at the moment"):
         lease.heartbeat({})  # it may be a leader that hides its last records
 
@@ -286,7 +287,7 @@ def test_of_many_engines_at_once_one_gets_the_lease(store: StateStore, config: A
 
     def begin(number: int) -> None:
         try:
-            Lease.acquire(state_store(config), name, replace(OTHER_HOST, host=f"far-{number}"), timeout=60)
+            Lease.acquire(state_store(config), name, replace(OTHER_HOST, host=f"far-{number}"), timeout=60).close()
             outcomes.append("in charge")
         except RefusedError as refused:
             outcomes.append(str(refused.reason))
@@ -330,33 +331,14 @@ def test_a_standby_can_be_stopped(store: StateStore, name: str) -> None:
     lease.close()
 
 
-class LostAnswer:
-    """A producer whose commits after the first are carried out and not answered."""
-
-    def __init__(self, real: Any, commits: list[int]) -> None:
-        self._real, self._commits = real, commits
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def commit_transaction(self, timeout: float) -> None:
-        self._real.commit_transaction(30)
-        self._commits.append(len(self._commits))
-        if len(self._commits) == 2:
-            from confluent_kafka import KafkaError, KafkaException
-
-            raise KafkaException(KafkaError(KafkaError._FENCED, "the answer was lost", fatal=True))
-
-
 def test_a_heartbeat_without_an_answer_is_not_written_twice(
     monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str
 ) -> None:
-    commits: list[int] = []
-    monkeypatch.setattr("kmirror.state.writer.client", lambda *given: LostAnswer(client(*given), commits))
     lease = Lease.acquire(store, name, ME)
+    answers = LostAnswers(monkeypatch, lambda _: answers.lost == 0)
     event = Event(1, name, "partition-failed", "engine", "DONE")
     lease.heartbeat({0: Incarnation(1, 0)}, (), (event,))
-    assert commits == [0, 1]
+    assert answers.lost == 1
     assert store.read_events(name) == (event,)
     assert engine_of(store, name) == lease.record
     lease.close()
@@ -365,20 +347,13 @@ def test_a_heartbeat_without_an_answer_is_not_written_twice(
 def test_a_heartbeat_with_an_unknown_outcome_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str
 ) -> None:
-    commits: list[int] = []
-
-    def cut_off_after_the_second_commit(factory: Any, settings: dict[str, Any], watch: Any) -> Any:
-        if len(commits) > 1:
-            settings = {**settings, "bootstrap.servers": "127.0.0.1:1"}
-        return LostAnswer(client(factory, settings, watch), commits)
-
-    monkeypatch.setattr("kmirror.state.writer.client", cut_off_after_the_second_commit)
     lease = Lease.acquire(store, name, ME)
-    with pytest.raises(OutcomeUnknown, match="the answer was lost"):
-        lease.heartbeat({0: Incarnation(1, 0)}, timeout=2)
-    with pytest.raises(UnreachableError, match="Connection refused"):
-        lease.heartbeat({0: Incarnation(1, 0)}, timeout=1)
-    monkeypatch.undo()
+    with monkeypatch.context() as cut_off:
+        LostAnswers(cut_off, lambda _: True, cuts_off=True)
+        with pytest.raises(OutcomeUnknown, match="the answer was lost"):
+            lease.heartbeat({0: Incarnation(1, 0)}, timeout=2)
+        with pytest.raises(UnreachableError, match="connection refused"):
+            lease.heartbeat({0: Incarnation(1, 0)}, timeout=1)
     lease.heartbeat({0: Incarnation(1, 1)})
     assert engine_of(store, name) == lease.record
     lease.close()

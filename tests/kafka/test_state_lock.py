@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import string
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
+from kmirror.cluster.transactional_writer import TransactionalWriter
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError
-from kmirror.state import writer
-from kmirror.state.client import Deadline, client
+from kmirror.state.client import Deadline
 from kmirror.state.events import Event
 from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
 from tests.support.spawned import PROCESSES
-from tests.support.stores import state_store
+from tests.support.stores import LostAnswers, state_store
 
 AT_ONCE, INCREMENTS = 8, 6
 
 
 def counter(name: str, count: int) -> MirrorRecord:
     return MirrorRecord(name, {}, {}, None, "eve@ops", count)
+
+
+def random_letters(count: int) -> str:
+    """Return what takes more than half of its size when it is compressed."""
+    return "".join(random.Random(1).choices(string.ascii_letters, k=count))
 
 
 def increment(store: StateStore, name: str, timeout: float = 120) -> None:
@@ -130,16 +136,10 @@ def test_a_record_of_a_newer_version_is_left_alone(store: StateStore, config: di
 
 
 def die_in_the_middle(config: dict[str, Any], name: str) -> None:
-    from confluent_kafka import Producer
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    class Dying(Producer):  # type: ignore[misc]
-        def commit_transaction(self, timeout: float) -> None:
-            self.flush(30)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    import confluent_kafka
-
-    confluent_kafka.Producer = Dying
+    TransactionalWriter._commit = die  # type: ignore[assignment]
     increment(state_store(config), name)
 
 
@@ -156,38 +156,14 @@ def test_a_command_killed_in_the_middle_leaves_nothing_and_blocks_no_other(
     assert [event.time_ms for event in store.read_events(name)] == [1, 2]
 
 
-class LostAnswer:
-    """A producer whose first commit gets no answer, whether or not it was carried out."""
-
-    def __init__(self, real: Any, carried_out: bool, lost: list[str]) -> None:
-        self._real, self._carried_out, self._lost = real, carried_out, lost
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def commit_transaction(self, timeout: float) -> None:
-        if self._lost:
-            self._real.commit_transaction(timeout)
-            return
-        self._lost.append("answer")
-        if self._carried_out:
-            self._real.commit_transaction(30)
-        else:
-            assert self._real.flush(30) == 0
-        from confluent_kafka import KafkaError, KafkaException
-
-        raise KafkaException(KafkaError(KafkaError._FENCED, "the answer was lost", fatal=True))
-
-
 @pytest.mark.parametrize("carried_out", [True, False])
 def test_a_commit_without_an_answer_is_neither_doubled_nor_lost(
     monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str, carried_out: bool
 ) -> None:
     increment(store, name)
-    lost: list[str] = []
-    monkeypatch.setattr("kmirror.state.writer.client", lambda *given: LostAnswer(client(*given), carried_out, lost))
+    answers = LostAnswers(monkeypatch, lambda _: answers.lost == 0, carried_out=carried_out)
     increment(store, name)
-    assert lost == ["answer"]
+    assert answers.lost == 1
     assert store.read().mirror(name) == counter(name, 2)
     assert [event.time_ms for event in store.read_events(name)] == [1, 2]
 
@@ -196,25 +172,17 @@ def test_a_commit_with_an_unknown_outcome_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str
 ) -> None:
     increment(store, name)
-    lost: list[str] = []
-
-    def cut_off_after_the_commit(factory: Any, settings: dict[str, Any], watch: Any) -> Any:
-        if lost:
-            settings = {**settings, "bootstrap.servers": "127.0.0.1:1"}
-        return LostAnswer(client(factory, settings, watch), True, lost)
-
-    monkeypatch.setattr("kmirror.state.writer.client", cut_off_after_the_commit)
-    monkeypatch.setattr("kmirror.state.writer._SETTLE_S", 1.0)
-    with pytest.raises(OutcomeUnknown, match=r"not confirmed .*the answer was lost.* Connection refused"):
-        increment(store, name, timeout=2)
-    monkeypatch.undo()
+    with monkeypatch.context() as cut_off:
+        LostAnswers(cut_off, lambda _: True, cuts_off=True)
+        with pytest.raises(OutcomeUnknown, match=r"not confirmed .*the answer was lost.* connection refused"):
+            increment(store, name, timeout=2)
     assert store.read_complete(Deadline(30)).mirror(name) == counter(name, 2)
 
 
 def test_a_record_too_large_for_the_broker_is_a_known_failure(store: StateStore, name: str) -> None:
     increment(store, name)
-    big = MirrorRecord(name, {}, {"topics.include": "x" * 1_100_000}, None, "eve@ops", 7)
-    with pytest.raises(BrokerError, match=r"writing to __kmirror_state and __kmirror_events: .*(?i:too large)"):
+    big = MirrorRecord(name, {}, {"topics.include": random_letters(1_500_000)}, None, "eve@ops", 7)
+    with pytest.raises(BrokerError, match=r"writing to __kmirror_state and __kmirror_events: .*(?i:too.large)"):
         transact(store, name, lambda state: Changes((counter(f"{name}-with", 1), big)), timeout=20)
     increment(store, name)
     assert store.read().mirror(name) == counter(name, 2)
@@ -224,20 +192,3 @@ def test_a_record_too_large_for_the_broker_is_a_known_failure(store: StateStore,
 def test_an_unreachable_cluster_is_reported_at_once(name: str) -> None:
     with pytest.raises(UnreachableError, match="connection refused"):
         transact(state_store({"bootstrap.servers": "127.0.0.1:1"}), name, lambda state: Changes(), timeout=250)
-
-
-def test_a_writer_fenced_before_it_produces_a_record_decides_again(
-    store: StateStore, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client library says only that the producer is broken then, not why."""
-    produce = writer._produce
-    refusals = [KafkaError(KafkaError._FATAL, "Unable to produce message: Local: Fatal error", fatal=True)]
-
-    def broken(*arguments: Any) -> None:
-        if refusals:
-            raise KafkaException(refusals.pop())
-        produce(*arguments)
-
-    monkeypatch.setattr(writer, "_produce", broken)
-    increment(store, name)
-    assert store.read().mirror(name) == counter(name, 1)

@@ -107,7 +107,7 @@ DECODERS: dict[str, tuple[bytes, Callable[[memoryview], object]]] = {
     "produce by id": (produced(), lambda frame: produce.answer(frame, 13)),
     "markers": (marked(), lambda frame: markers.answer(frame, 1)),
     "partitions of a transaction": (added(), transactions.added),
-    "end of a transaction": (encoded(EndTxnResponse(error_code=51), transactions.VERSION), transactions.committed),
+    "end of a transaction": (encoded(EndTxnResponse(error_code=51), transactions.VERSION), transactions.ended),
     "offsets": (listed(), lambda frame: list_offsets.answer(frame, 9)),
     "metadata": (described(12), lambda frame: metadata.answer(frame, 12)),
     "metadata without ids": (described(9), lambda frame: metadata.answer(frame, 9)),

@@ -130,8 +130,8 @@ def test_codes_of_added_partitions_and_of_a_commit_are_read() -> None:
     codes = {TopicPartition("t", 0): 0, TopicPartition("u", 4): 29}
     assert transactions.added(added_answer(codes, throttle=30)) == (codes, 30)
     committed = framed(EndTxnResponse(throttle_time_ms=20, error_code=51), transactions.VERSION)
-    assert transactions.committed(committed) == (51, 20)
-    for answer, read in ((added_answer(codes), transactions.added), (committed, transactions.committed)):
+    assert transactions.ended(committed) == (51, 20)
+    for answer, read in ((added_answer(codes), transactions.added), (committed, transactions.ended)):
         for cut in range(4, len(answer)):
             with pytest.raises(FrameError):
                 read(answer[:cut])

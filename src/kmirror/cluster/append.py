@@ -331,9 +331,16 @@ class OffsetAppender:
             lowest, highest = produce.LOWEST_VERSION, produce.HIGHEST_VERSION
             version = connection.version_for(produce.API_KEY, lowest, highest, "Produce")
             append = produce.Append(topic, topic_id, partition, run.data)
-            options = {"acks": produce.ACKS_ALL, "timeout_ms": self._client.config.request_timeout_ms}
-            client_id = self._client.config.client_id
-            return version, produce.request(correlation_id, version, client_id, [append], **options)
+            config = self._client.config
+            buffers = produce.request(
+                correlation_id,
+                version,
+                config.client_id,
+                [append],
+                acks=produce.ACKS_ALL,
+                timeout_ms=config.request_timeout_ms,
+            )
+            return version, buffers
 
         try:
             version, frame = self._exchange(encode)

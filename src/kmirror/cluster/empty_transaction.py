@@ -206,7 +206,7 @@ class EmptyTransactions:
         for number, (one, partitions) in line.in_flight.items():
             frame = connection.receive_frame(number, deadline)
             if partitions is None:
-                code, throttle_time_ms = transactions.committed(frame)
+                code, throttle_time_ms = transactions.ended(frame)
             else:
                 codes, throttle_time_ms = transactions.added(frame)
                 found = set(codes.values()) - {0}

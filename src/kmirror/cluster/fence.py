@@ -13,24 +13,27 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.batch import BatchHeader, set_producer
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fill_plan import MAX_COORDINATOR_EPOCH, MAX_PRODUCER_EPOCH
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
+from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.reader import PartitionReader
 
 #: How long to look for leaders that are away.
 _PATIENCE_S = 5.0
-#: Time that markers may take: the first ones of many partitions are slow on a busy broker.
-_ANSWER_S = 10.0
+#: Partitions of a request, and the time it may take: the first markers of a partition are slow on a busy broker.
 _AT_ONCE = 200
+_ANSWER_S = 10.0
 _ROUNDS = 3
 #: A writer that fills offsets may have moved to a higher epoch since its epoch was read.
 _EPOCHS_AHEAD = 10
@@ -163,33 +166,34 @@ def _is_fence(records: memoryview, header: BatchHeader) -> bool:
 def _send_markers(
     client: ClusterClient, writers: Mapping[TopicPartition, Writer], metadata: ClusterMetadata | None
 ) -> dict[TopicPartition, int]:
-    from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
+    def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> list[Exchange]:
+        led = [TopicPartition(topic, partition) for topic, partitions in by_topic.items() for partition in partitions]
+        # sent together: over a distance each turn costs a round trip
+        return [_markers(writers, led[start : start + _AT_ONCE]) for start in range(0, len(led), _AT_ONCE)]
 
-    marker_type = WriteTxnMarkersRequest.WritableTxnMarker
-    topic_type = marker_type.WritableTxnMarkerTopic
+    def read(answers: list[dict[tuple[str, int], int]]) -> Iterable[tuple[TopicPartition, int, None]]:
+        for codes in answers:
+            for partition, code in codes.items():
+                yield TopicPartition(*partition), code, None
 
-    def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> Any:
-        markers = [
-            marker_type(
-                producer_id=writer.producer_id,
-                producer_epoch=writer.producer_epoch,
-                transaction_result=True,
-                topics=[topic_type(name=topic, partition_indexes=[partition])],
-                coordinator_epoch=MAX_COORDINATOR_EPOCH,
-            )
-            for topic, partitions in by_topic.items()
-            for partition in partitions
-            if (writer := writers[TopicPartition(topic, partition)])
-        ]
-        return WriteTxnMarkersRequest(markers=markers)
+    patience = _ANSWER_S * (1 + len(writers) // _AT_ONCE)
+    answers = client.per_leader(sorted(writers), build, read, metadata=metadata, timeout=patience)
+    return {partition: code for partition, (code, _) in answers.items()}
 
-    def read(answer: Any) -> Iterable[tuple[TopicPartition, int, None]]:
-        for marker in answer.markers:
-            for topic in marker.topics:
-                for p in topic.partitions:
-                    yield TopicPartition(topic.name, p.partition_index), p.error_code, None
 
-    return _in_parts(client, writers, build, read, metadata)
+def _markers(writers: Mapping[TopicPartition, Writer], partitions: Iterable[TopicPartition]) -> Exchange:
+    fills = [
+        markers.Fill(*one, writers[one].producer_id, writers[one].producer_epoch, 1, MAX_COORDINATOR_EPOCH)
+        for one in partitions
+    ]
+    return Exchange(
+        markers.API_KEY,
+        "WriteTxnMarkers",
+        markers.LOWEST_VERSION,
+        markers.HIGHEST_VERSION,
+        partial(markers.request, fills=fills),
+        lambda frame, version: (markers.answer(frame, version), 0),
+    )
 
 
 def _send_records(
@@ -218,26 +222,11 @@ def _send_records(
             for p in topic.partition_responses:
                 yield TopicPartition(name, p.index), p.error_code, None
 
-    return _in_parts(client, writers, build, read, metadata)
+    answers = client.per_leader(sorted(writers), build, read, metadata=metadata, timeout=_ANSWER_S)
+    return {partition: code for partition, (code, _) in answers.items()}
 
 
 def _record(writer: Writer) -> bytes:
     batch = make_batch([Record(0, time.time_ns() // 1_000_000, _KEY, _VALUE)])
     set_producer(memoryview(batch), writer.producer_id, writer.producer_epoch, 0)
     return bytes(batch)
-
-
-def _in_parts(
-    client: ClusterClient,
-    writers: Mapping[TopicPartition, Writer],
-    build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
-    read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
-    metadata: ClusterMetadata | None,
-) -> dict[TopicPartition, int]:
-    codes: dict[TopicPartition, int] = {}
-    partitions = sorted(writers)
-    for start in range(0, len(partitions), _AT_ONCE):
-        part = partitions[start : start + _AT_ONCE]
-        answers = client.per_leader(part, build, read, metadata=metadata, timeout=_ANSWER_S)
-        codes |= {partition: code for partition, (code, _) in answers.items()}
-    return codes

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
 
 from kmirror.cluster.client import ClusterClient, require
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.settling import Settings, set_to, settled_for, with_settled
+from kmirror.cluster.topic_settings import alteration
 from kmirror.errors import BrokerError
 
 #: Error codes of a cluster that refuses a topic's settings.
 _REFUSES_SETTINGS = (Code.POLICY_VIOLATION, Code.INVALID_CONFIG)
-_TOPIC = 2
-_SET, _DELETE = 0, 1
 
 
 def refuses_settings(error: BaseException | None) -> bool:
@@ -107,17 +105,8 @@ def _settled(
 
 
 def _validate_change(client: ClusterClient, topic: str, settings: Settings) -> None:
-    from kafka.protocol.admin import IncrementalAlterConfigsRequest
-
     if not settings:
         return
-    resource_type = IncrementalAlterConfigsRequest.AlterConfigsResource
-    config_type = resource_type.AlterableConfig
-    configs = [
-        config_type(name=key, config_operation=_DELETE if value is None else _SET, value=value)
-        for key, value in settings.items()
-    ]
-    resource = resource_type(resource_type=_TOPIC, resource_name=topic, configs=configs)
-    answer: Any = client.ask_any(IncrementalAlterConfigsRequest(resources=[resource], validate_only=True))
+    answer = client.ask_any(alteration({topic: settings}, validate_only=True))
     for result in answer.responses:
         require(result.error_code, f"changing the settings of {topic}", result.error_message)

@@ -1,9 +1,11 @@
-"""Read the settings of topics (DescribeConfigs), of many at a time."""
+"""Read and change the settings of topics (DescribeConfigs, IncrementalAlterConfigs), of many at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import topic_configs
@@ -11,6 +13,19 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC, TopicSettings
 
 _TOPICS_AT_ONCE = 200
+#: AlterConfigOp.OpType.
+_SET, _DELETE = 0, 1
+#: Nothing was changed, or repeating it changes nothing more.
+_PASSING = {
+    Code.LEADER_NOT_AVAILABLE,
+    Code.NOT_LEADER_OR_FOLLOWER,
+    Code.REQUEST_TIMED_OUT,
+    Code.BROKER_NOT_AVAILABLE,
+    Code.NETWORK_EXCEPTION,
+    Code.NOT_CONTROLLER,
+    Code.THROTTLING_QUOTA_EXCEEDED,
+}
+_STEP_S = 0.05
 
 
 def topic_settings(
@@ -65,3 +80,47 @@ def topic_defaults(cluster: ClusterClient, topic: str) -> dict[str, str]:
             if value is not None and name.endswith(entry.name):
                 defaults[entry.name] = value
     return defaults
+
+
+def alteration(changes: Mapping[str, Mapping[str, str | None]], *, validate_only: bool = False) -> Any:
+    """Return the request that sets some settings of topics; None resets to the brokers' default."""
+    from kafka.protocol.admin import IncrementalAlterConfigsRequest
+
+    resource_type = IncrementalAlterConfigsRequest.AlterConfigsResource
+    config_type = resource_type.AlterableConfig
+    resources = [
+        resource_type(
+            resource_type=TOPIC,
+            resource_name=topic,
+            configs=[
+                config_type(name=key, config_operation=_DELETE if value is None else _SET, value=value)
+                for key, value in settings.items()
+            ],
+        )
+        for topic, settings in changes.items()
+    ]
+    return IncrementalAlterConfigsRequest(resources=resources, validate_only=validate_only)
+
+
+def set_topic_settings(
+    cluster: ClusterClient, changes: Mapping[str, Mapping[str, str | None]], timeout: float
+) -> dict[str, tuple[int, str | None]]:
+    """Set some settings of topics with one request; return code and message of each topic.
+
+    What may pass is tried again for `timeout` seconds.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    deadline = time.monotonic() + timeout
+    left = dict(changes)
+    found: dict[str, tuple[int, str | None]] = dict.fromkeys(changes, (int(Code.UNKNOWN_SERVER_ERROR), "no answer"))
+    while left:
+        answer = cluster.ask_any(alteration(left), timeout=max(deadline - time.monotonic(), _STEP_S))
+        found |= {one.resource_name: (one.error_code, one.error_message) for one in answer.responses}
+        left = {topic: left[topic] for topic in left if found[topic][0] in _PASSING}
+        if time.monotonic() > deadline:
+            break
+        if left:
+            time.sleep(max((answer.throttle_time_ms or 0) / 1000, _STEP_S))
+    return found

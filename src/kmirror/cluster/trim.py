@@ -22,11 +22,11 @@ from kmirror.cluster.client import ClusterClient, require
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC
+from kmirror.cluster.topic_settings import alteration
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError
 
 #: DeleteRecords' answer if cleanup.policy lacks `delete`.
 
-_SET, _DELETE = 0, 1
 _POLICY, _TIME, _BYTES = "cleanup.policy", "retention.ms", "retention.bytes"
 _COMPACT, _BOTH = "compact", "compact,delete"
 _STEP_S = 0.1
@@ -249,23 +249,8 @@ def _protect(client: ClusterClient, marked: Mapping[str, Mapping[str, str]]) -> 
 
 def _alter(client: ClusterClient, changes: Mapping[str, Mapping[str, str | None]]) -> None:
     """Set these settings, all of one topic at once; None resets one to the brokers' default."""
-    from kafka.protocol.admin import IncrementalAlterConfigsRequest
-
-    resource_type = IncrementalAlterConfigsRequest.AlterConfigsResource
-    config_type = resource_type.AlterableConfig
-    resources = [
-        resource_type(
-            resource_type=TOPIC,
-            resource_name=topic,
-            configs=[
-                config_type(name=name, config_operation=_DELETE if value is None else _SET, value=value)
-                for name, value in settings.items()
-            ],
-        )
-        for topic, settings in changes.items()
-    ]
-    if not resources:
+    if not changes:
         return
-    answer = client.ask_any(IncrementalAlterConfigsRequest(resources=resources, validate_only=False))
+    answer = client.ask_any(alteration(changes))
     for result in answer.responses:
         require(result.error_code, f"changing the settings of {result.resource_name}", result.error_message)

@@ -30,7 +30,7 @@ _REFRESH_S = 1.0
 #: not the controller, leader epoch too old or too new.
 _TRANSIENT = (-195, 5, 6, 7, 8, 9, 13, 41, 74, 75)
 
-_SLOW_HINT = "the brokers answered before: they may be slow, restarting or changing leaders; try again"
+SLOW_HINT = "the brokers answered before: they may be slow, restarting or changing leaders; try again"
 _REACH_HINT = "check --bootstrap-server, the network, and the security protocol in --command-config"
 
 _LOGIN_HINT = "check user name, password and mechanism in the file given as --command-config"
@@ -125,7 +125,7 @@ class ErrorWatch:
     def no_answer(self, what: str) -> UnreachableError:
         """Return the error for a missing answer, with librdkafka's last error."""
         last = f": {self._last.str()}" if self._last is not None else ""
-        return unreachable(f"{what}{last}", hint=_SLOW_HINT if self.reached else None)
+        return unreachable(f"{what}{last}", hint=SLOW_HINT if self.reached else None)
 
 
 def client(factory: Callable[..., Any], config: Mapping[str, Any], watch: ErrorWatch) -> Any:
@@ -141,9 +141,7 @@ def client(factory: Callable[..., Any], config: Mapping[str, Any], watch: ErrorW
         return factory({**config, "error_cb": watch.on_error}, logger=_logger)
     except KafkaException as error:
         if _NO_GSSAPI in (why := error.args[0].str()):
-            raise UsageError(
-                f"librdkafka, which writes kmirror's state, is built without Kerberos: {why}", _GSSAPI_HINT
-            ) from error
+            raise UsageError(f"librdkafka is built without Kerberos: {why}", _GSSAPI_HINT) from error
         raise UsageError(
             f"the settings of the destination connection are refused: {why}",
             "fix the file given as --command-config",

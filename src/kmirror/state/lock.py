@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
+from kmirror.cluster.client import ClusterClient
 from kmirror.errors import KmirrorError
 from kmirror.state.client import Deadline
 from kmirror.state.snapshot import Changes, State
@@ -37,6 +38,11 @@ class KeptLock:
         """Return the writer, which is open if the lock was granted."""
         self._opening.join()
         return self._writer
+
+    def lent_client(self, other: Writer) -> ClusterClient | None:
+        """Return the open connections for another writer of the same thread, if there are any."""
+        writer = self.writer()
+        return None if writer is other else writer.client
 
     def close(self) -> None:
         """Give it up."""

@@ -15,7 +15,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from kmirror.cluster.acl_commands import alter_topic
@@ -32,7 +31,6 @@ from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.errors import (
     BrokerError,
-    KmirrorError,
     OutcomeUnknown,
     Reason,
     RefusedError,
@@ -105,25 +103,12 @@ class StateStore:
     def config(self) -> dict[str, Any]:
         """The librdkafka settings that all clients of this store share, with current certificates."""
         # the default backoff of up to 10 s from a restarting broker is too long for a lease
-        return {"reconnect.backoff.max.ms": 500, **self._login.librdkafka()}
+        return {"reconnect.backoff.max.ms": 500, **self.login.librdkafka()}
 
     @property
-    def _login(self) -> ClientConfig:
+    def login(self) -> ClientConfig:
+        """The connection settings of the destination with current passwords and certificates."""
         return RENEWED.current(self._client.config).with_current_stores()
-
-    def raise_if_hopeless(self) -> None:
-        """Raise UnreachableError when waiting for librdkafka cannot help.
-
-        If the password was refused, a new connection of our own reads and tries the current one first.
-        """
-        try:
-            self.watch.raise_if_hopeless()
-        except UnreachableError as error:
-            if error.reason is Reason.AUTHENTICATION_FAILED:
-                with self._lock, suppress(KmirrorError, OutcomeUnknown):
-                    self._client.close()
-                    self._client.metadata([])
-            raise
 
     @property
     def client_config(self) -> ClientConfig:

@@ -4,9 +4,8 @@ The transactional id is the lock. `open` makes the broker end the predecessor's 
 refuse all it sends afterwards. What is read then cannot change under this id any more, so a decision based on it still
 holds when it is committed, or the commit is refused.
 
-A commit that was not confirmed is in doubt, even if the broker says "fenced": librdkafka repeats a request whose answer
-was lost, and the repetition may meet the successor. The next `open` ends the doubt: the record is then at its offset,
-or never will be.
+A commit that was not confirmed is in doubt: it may have been carried out, and the answer lost. The next `open` ends the
+doubt: the record is then at its offset, or never will be.
 """
 
 from __future__ import annotations
@@ -14,12 +13,21 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
 from urllib.parse import quote
 
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, TimedOutError
-from kmirror.state.client import Deadline, client, known_error
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.transactional_writer import CommitInDoubtError, FencedError, TransactionalWriter
+from kmirror.errors import (
+    BrokerError,
+    KmirrorError,
+    OutcomeUnknown,
+    Reason,
+    RefusedError,
+    TimedOutError,
+    UnreachableError,
+)
+from kmirror.state.client import SLOW_HINT, Deadline, refused, unreachable
 from kmirror.state.events import encode_event
 from kmirror.state.records import encode, encode_key
 from kmirror.state.snapshot import Changes, State
@@ -27,10 +35,6 @@ from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
 
 #: After this, brokers abort a dead writer's transaction, which hides what others write meanwhile.
 _TRANSACTION_TIMEOUT_MS = 10_000
-#: The longest call into librdkafka, so that signals and refused passwords are noticed.
-_CALL_S = 0.5
-#: Short, because each call to init_transactions makes the library retry at once, not after half a second.
-_INIT_CALL_S = 0.05
 #: How long the outcome of a commit in doubt is looked up, even after the caller's deadline.
 _SETTLE_S = 10.0
 #: The least time for an attempt that begins before the deadline, so that being late does not look like an outage.
@@ -56,108 +60,78 @@ class Writer:
     def __init__(self, store: StateStore, role: str, mirror: str) -> None:
         self.transactional_id = f"kmirror-{role}-{quote(mirror, safe='')}"
         self._store = store
-        self._producer: Any = None
+        self._mirror = mirror
+        self._writer: TransactionalWriter | None = None
+        #: The open writer's connections; those of another one if `_is_lent`.
+        self.client: ClusterClient | None = None
+        self._is_lent = False
 
     @property
     def is_open(self) -> bool:
-        return self._producer is not None
+        return self._writer is not None
 
     def open(self, deadline: Deadline) -> None:
         """Take over the transactional id; raise UnreachableError if the brokers do not grant it in time."""
-        from confluent_kafka import KafkaException, Producer
-
         self.close()
-        what = f"taking the transactional id {self.transactional_id}"
-        producer = client(
-            Producer,
-            {
-                **self._store.config,
-                "transactional.id": self.transactional_id,
-                "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
-                # librdkafka allows no more than the transaction's time-out
-                "socket.timeout.ms": _TRANSACTION_TIMEOUT_MS,
-                "linger.ms": 0,
-            },
-            self._store.watch,
-        )
-        while True:
-            try:
-                producer.init_transactions(min(_INIT_CALL_S, deadline.remaining))
-                break
-            except KafkaException as error:
-                with suppress(KafkaException):  # a fatal error is raised here, too; the next call reports it
-                    producer.poll(0)
-                self._store.raise_if_hopeless()
-                if not error.args[0].retriable():
-                    raise known_error(error.args[0], what, self._store.grant(error.args[0].code())) from error
-                if deadline.passed:
-                    raise self._store.watch.no_answer(f"{what}: not done within {deadline.seconds:g} s") from error
-        self._producer = producer
+        # the lock that a command keeps has connections: over a distance, opening others takes ten round trips
+        kept = self._store.kept.get(self._mirror)
+        lent = kept.lent_client(self) if kept is not None else None
+        self.client, self._is_lent = lent or ClusterClient(self._store.login), lent is not None
+        writer = TransactionalWriter(self.client, self.transactional_id, transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS)
+        watch = self._store.watch
+        try:
+            writer.begin([STATE_TOPIC, EVENTS_TOPIC], lambda: deadline.remaining, patiently=watch.reached)
+        except KmirrorError as error:
+            self.close()
+            raise self._known(error, f"taking the transactional id {self.transactional_id}") from error
+        except BaseException:
+            self.close()
+            raise
+        watch.reached = True
+        self._writer = writer
 
     def commit(self, changes: Changes, deadline: Deadline) -> None:
         """Write all of the changes or none. Raises NotConfirmed, or the error that prevented the write.
 
         After any error the writer is closed.
         """
-        from confluent_kafka import KafkaError, KafkaException
-
-        delivered: list[tuple[str, int]] = []
-        refused: list[Any] = []
-
-        def on_delivery(error: Any, message: Any) -> None:
-            if error is not None:
-                if error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
-                    refused.append(error)
-            else:
-                delivered.append((message.topic(), message.offset()))
-
-        messages: list[tuple[str, bytes, bytes | None]] = [
-            *((STATE_TOPIC, *encode(record)) for record in changes.records),
-            *((STATE_TOPIC, encode_key(key), None) for key in changes.tombstones),
-            *((EVENTS_TOPIC, *encode_event(event)) for event in changes.events),
-        ]
-        producer = self._producer
+        assert self._writer is not None
+        records: dict[TopicPartition, list[tuple[bytes, bytes | None]]] = {
+            TopicPartition(STATE_TOPIC, 0): [
+                *(encode(record) for record in changes.records),
+                *((encode_key(key), None) for key in changes.tombstones),
+            ],
+            TopicPartition(EVENTS_TOPIC, 0): [encode_event(event) for event in changes.events],
+        }
         try:
-            producer.begin_transaction()
-            for topic, key, value in messages:
-                _produce(producer, topic, key, value, on_delivery)
-            while True:
-                try:
-                    producer.commit_transaction(min(_CALL_S, deadline.remaining))
-                    return
-                except KafkaException as error:
-                    self._store.raise_if_hopeless()
-                    if not error.args[0].retriable() or deadline.passed:
-                        raise
-        except KafkaException as error:
-            if len(delivered) == len(messages):
-                self.close()
-                raise NotConfirmed(delivered[0], error.args[0].str()) from error
-            failure = self._not_written(refused[0] if refused else error.args[0])
+            self._writer.commit({at: given for at, given in records.items() if given}, lambda: deadline.remaining)
+        except CommitInDoubtError as error:
             self.close()
-            raise failure from error
+            raise NotConfirmed(error.place, error.cause) from error
+        except FencedError as error:
+            self.close()
+            raise NotConfirmed(None, error.message) from error
+        except KmirrorError as error:
+            self.close()
+            raise self._known(error, f"writing to {STATE_TOPIC} and {EVENTS_TOPIC}") from error
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Close the producer; an unfinished transaction ends by the next `open` or the broker's time-out."""
-        if self._producer is not None:
-            self._producer.purge()
-            self._producer = None
+        """Close the connections; an unfinished transaction ends by the next `open` or the broker's time-out."""
+        if self.client is not None and not self._is_lent:
+            self.client.close()
+        self.client = self._writer = None
 
-    def _not_written(self, error: Any) -> Exception:
-        # the commit is sent only after every record is delivered, so nothing of this becomes visible
-        from confluent_kafka import KafkaError, KafkaException
-
-        # a producer that was fenced between two records reports only _FATAL for the next one
-        fenced = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError._FATAL)
-        if error.code() in fenced:
-            return NotConfirmed(None, error.str())
-        with suppress(KafkaException):
-            self._producer.abort_transaction(_CALL_S)
-        what = f"writing to {STATE_TOPIC} and {EVENTS_TOPIC}"
-        return known_error(error, what, self._store.grant(error.code()))
+    def _known(self, error: KmirrorError, what: str) -> KmirrorError:
+        if isinstance(error, BrokerError):
+            detail = error.detail if error.what == what else f"{error.what}: {error.detail or error.name}"
+            return refused(error.code, error.name, what, detail, self._store.grant(error.code))
+        if isinstance(error, UnreachableError):
+            hint = SLOW_HINT if self._store.watch.reached else None
+            return unreachable(f"{what}: {error.message}", error.reason, hint)
+        return error
 
 
 def was_written(store: StateStore, writer: Writer, doubt: NotConfirmed, deadline: Deadline) -> bool:
@@ -213,12 +187,3 @@ def decide_and_write(store: StateStore, writer: Writer, decide: Decide, deadline
             )
         time.sleep(pause)
         attempt_deadline = Deadline(max(deadline.remaining, _ATTEMPT_S))
-
-
-def _produce(producer: Any, topic: str, key: bytes, value: bytes | None, on_delivery: Callable[..., None]) -> None:
-    while True:
-        try:
-            producer.produce(topic, key=key, value=value, partition=0, on_delivery=on_delivery)
-            return
-        except BufferError:
-            producer.poll(_CALL_S)

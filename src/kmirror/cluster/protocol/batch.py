@@ -42,6 +42,7 @@ SEQUENCE_MASK = 0x7FFFFFFF
 HEADER = struct.Struct(">qiibIhiqqqhii")
 PREFIX = struct.Struct(">qi")
 PRODUCER = struct.Struct(">qhi")
+ATTRIBUTES = struct.Struct(">h")
 CRC = struct.Struct(">I")
 BASE_OFFSET = struct.Struct(">q")
 
@@ -175,3 +176,9 @@ def set_producer(batch: memoryview, producer_id: int, producer_epoch: int, base_
     BASE_OFFSET.pack_into(batch, 0, 0)
     PRODUCER.pack_into(batch, PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
     CRC.pack_into(batch, CRC_POSITION, crc32c(batch[ATTRIBUTES_POSITION:]))
+
+
+def set_transactional(batch: memoryview) -> None:
+    """Mark a batch as written in a transaction, in place; `set_producer` comes after it."""
+    (attributes,) = ATTRIBUTES.unpack_from(batch, ATTRIBUTES_POSITION)
+    ATTRIBUTES.pack_into(batch, ATTRIBUTES_POSITION, attributes | TRANSACTIONAL)

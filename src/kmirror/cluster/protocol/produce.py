@@ -40,11 +40,13 @@ ACKS_ALL = -1
 #: always the same one for a partition.
 FIRST_OWN_PRODUCER_ID = 1 << 62
 
-_HEAD = struct.Struct(">Bhi")
+_HEAD = struct.Struct(">hi")
 _PARTITION_ANSWER = struct.Struct(">ihqqq")
 #: The same, and the three bytes after it where there is no error.
 _PLAIN_ANSWER = struct.Struct(">ihqqq3s")
 _topic_of = itemgetter(0)
+#: A compact string that is null.
+NULL_STRING = b"\x00"
 #: No record errors, no message, no tagged fields: how almost every partition's answer ends.
 _NO_ERRORS = b"\x01\x00\x00"
 #: Length, correlation id and throttle; a byte for each of the other fields.
@@ -71,12 +73,20 @@ class AppendAnswer(NamedTuple):
 
 
 def request(
-    correlation_id: int, version: int, client_id: str, appends: Sequence[Append], *, acks: int, timeout_ms: int
+    correlation_id: int,
+    version: int,
+    client_id: str,
+    appends: Sequence[Append],
+    *,
+    acks: int,
+    timeout_ms: int,
+    transactional_id: str | None = None,
 ) -> list[Buffer]:
     """Encode one framed request. `appends` has at most one batch per partition, and is grouped by topic."""
     groups = [list(group) for _, group in groupby(appends, _topic_of)]
     prefix = request_header(API_KEY, version, correlation_id, client_id)
-    prefix += _HEAD.pack(0, acks, timeout_ms) + unsigned_varint(len(groups) + 1)
+    prefix += NULL_STRING if transactional_id is None else compact_string(transactional_id)
+    prefix += _HEAD.pack(acks, timeout_ms) + unsigned_varint(len(groups) + 1)
     buffers: list[Buffer] = [b""]
     size = 0
     pack = INT32.pack

@@ -1,11 +1,11 @@
-"""The AddPartitionsToTxn and EndTxn requests (KIP-98), version 3: add partitions to a transaction, and commit it.
+"""The AddPartitionsToTxn and EndTxn requests (KIP-98), version 3: add partitions to a transaction, and end it.
 
 A coordinator carries out the requests on one connection in order, so both may be sent at once. What a code means here:
 
 * 51: it still writes the markers of the id's last transaction; nothing was begun;
 * 14, 15, 16: it is loading, or has moved; what was asked may be in its log;
 * 47, 90: another client uses the transactional id by now;
-* 48: there is no transaction to commit: the coordinator has aborted it.
+* 48: there is no transaction to end: the coordinator has aborted it.
 
 AddPartitionsToTxn is repeated only after a refusal: for a transaction that is open it changes nothing and returns 0,
 and for one that has ended meanwhile it opens another. EndTxn may be repeated: what has ended stays as it is. It returns
@@ -40,7 +40,7 @@ VERSION = 3
 
 _PRODUCER = struct.Struct(">qh")
 _RESULT = struct.Struct(">ih")
-_COMMIT = b"\x01"
+_ABORT, _COMMIT = b"\x00", b"\x01"
 
 
 def add_partitions(
@@ -64,8 +64,17 @@ def add_partitions(
 
 def commit(correlation_id: int, client_id: str, transactional_id: str, producer: tuple[int, int]) -> bytes:
     """Encode one framed request that commits the transaction of a producer id and epoch."""
+    return _end(correlation_id, client_id, transactional_id, producer, _COMMIT)
+
+
+def abort(correlation_id: int, client_id: str, transactional_id: str, producer: tuple[int, int]) -> bytes:
+    """Encode one framed request that aborts the transaction of a producer id and epoch."""
+    return _end(correlation_id, client_id, transactional_id, producer, _ABORT)
+
+
+def _end(correlation_id: int, client_id: str, transactional_id: str, producer: tuple[int, int], how: bytes) -> bytes:
     header = request_header(END, VERSION, correlation_id, client_id)
-    return framed(header + compact_string(transactional_id) + _PRODUCER.pack(*producer) + _COMMIT + NO_TAGS)
+    return framed(header + compact_string(transactional_id) + _PRODUCER.pack(*producer) + how + NO_TAGS)
 
 
 @decodes("AddPartitionsToTxn")
@@ -92,7 +101,7 @@ def added(frame: memoryview) -> tuple[dict[TopicPartition, int], int]:
 
 
 @decodes("EndTxn")
-def committed(frame: memoryview) -> tuple[int, int]:
+def ended(frame: memoryview) -> tuple[int, int]:
     """Decode one frame (from its correlation id on) into the error code and the throttle in milliseconds.
 
     Raises:

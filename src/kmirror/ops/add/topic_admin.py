@@ -6,16 +6,17 @@ Each result is for one topic: a refused topic never hides the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient, NewTopic
+from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata
+from kmirror.cluster.topic_settings import set_topic_settings
 from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import Destination
-from kmirror.state.client import Deadline, ask, client, refused, unreachable
+from kmirror.state.client import Deadline, refused, unreachable
 
 #: A controller writes a record for each topic, partition and setting, at most 10,000 per request (KRaft's
 #: MAX_RECORDS_PER_USER_OP).
@@ -53,13 +54,8 @@ class TopicAdmin:
     """Create and alter destination topics; return errors by topic, None for success."""
 
     def __init__(self, destination: Destination) -> None:
-        from confluent_kafka.admin import AdminClient
-
-        store = destination.store
         self._cluster = destination.client
-        self._login = store.client_config
-        self._watch = store.watch
-        self._admin = client(AdminClient, store.config, store.watch)
+        self._login = destination.client.config
 
     def create(
         self, topics: Iterable[NewTopic], *, validate_only: bool = False, quota_wait_s: float = QUOTA_WAIT_S
@@ -89,42 +85,17 @@ class TopicAdmin:
 
     def set_settings(self, changes: Mapping[str, Mapping[str, str | None]]) -> dict[str, KmirrorError | None]:
         """Set some settings of topics (IncrementalAlterConfigs); None resets to the brokers' default."""
-        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-
-        def entry(key: str, value: str | None) -> ConfigEntry:
-            operation = AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
-            return ConfigEntry(key, value or "", incremental_operation=operation)
-
-        def request(some: Sequence[tuple[str, Mapping[str, str | None]]]) -> dict[str, Any]:
-            resources = [
-                ConfigResource(
-                    ResourceType.TOPIC,
-                    topic,
-                    incremental_configs=[entry(key, value) for key, value in settings.items()],
-                )
-                for topic, settings in some
-            ]
-            asked = self._admin.incremental_alter_configs(resources, request_timeout=_TIMEOUT_S)
-            return {resource.name: future for resource, future in asked.items()}
-
-        items = {topic: (topic, settings) for topic, settings in changes.items()}
-        sizes = {topic: len(settings) for topic, settings in changes.items()}
-        # many topics per request; retries are for one topic each
         outcomes: dict[str, KmirrorError | None] = {}
-        for some in requests_of(sizes):
-            first = request([items[name] for name in some])
-            for name in some:
-
-                def again(name: str = name, first: dict[str, Any] = first) -> Any:
-                    return first.pop(name, None) or request([items[name]])[name]
-
+        for some in requests_of({topic: len(settings) for topic, settings in changes.items()}):
+            try:
+                found = set_topic_settings(self._cluster, {topic: changes[topic] for topic in some}, _TIMEOUT_S)
+            except UnreachableError as error:
+                outcomes |= {name: unreachable(f"changing topic {name}: {error}", error.reason) for name in some}
+                continue
+            for name, (code, detail) in found.items():
                 grant = grant_line(self._login, ("ALTER_CONFIGS",), *option("--topic", name))
-                try:
-                    ask(again, self._admin, self._watch, Deadline(_TIMEOUT_S), f"changing topic {name}", grant)
-                except KmirrorError as error:
-                    outcomes[name] = error
-                else:
-                    outcomes[name] = None
+                what = f"changing topic {name}"
+                outcomes[name] = refused(code, code_name(code), what, detail, grant) if code else None
         return outcomes
 
 

@@ -1,0 +1,409 @@
+"""Write records in transactions with one transactional id. Blocking.
+
+Of all writers with an id only the last one to `begin` may write: the coordinator ends the transaction of the one
+before, and refuses all that it sends afterwards (KIP-98). A transaction takes three round trips: its partitions are
+added, its records are appended, it is committed.
+
+What goes wrong before the commit is sent is tried again with a new epoch, which ends what was begun, and is refused if
+another writer has begun meanwhile (KIP-360). A commit without an answer is sent again: what has ended stays as it is.
+Only if its outcome cannot be learnt is it in doubt.
+
+Requests are of versions without transactions of the second kind (KIP-890), in which every commit brings a new epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.protocol import produce, transactions
+from kmirror.cluster.protocol.batch import SEQUENCE_MASK, set_producer, set_transactional
+from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.protocol.wire import FrameError
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
+
+#: Over a distance bytes cost round trips. Of all codecs a broker reads this one without native code.
+_COMPRESSION_TYPE = "gzip"
+#: The most bytes of a batch before compression, unless one record has more: topics accept a megabyte by default.
+_BATCH_BYTES = 500_000
+#: What a record takes besides its key and its value, at most.
+_RECORD_BYTES = 30
+#: The longest wait for one answer.
+_ANSWER_S = 5.0
+_LEAST_S = 0.1
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
+#: FindCoordinator's key type for transactional ids.
+_TRANSACTION = 1
+_HIGHEST_BEGIN_VERSION = 4
+_HIGHEST_PRODUCE_VERSION = 11
+_NOT_COORDINATOR = {Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR}
+_FENCED = {Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_ID_MAPPING}
+#: The id's transaction has ended: aborted by the coordinator, as it took too long, or by another writer.
+_ENDED = _FENCED | {Code.INVALID_TXN_STATE}
+_PASSING = LEADER_MOVED | {
+    Code.REQUEST_TIMED_OUT,
+    Code.NOT_ENOUGH_REPLICAS,
+    Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    Code.KAFKA_STORAGE_ERROR,
+    Code.CONCURRENT_TRANSACTIONS,
+    Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    Code.UNKNOWN_PRODUCER_ID,
+    *_NOT_COORDINATOR,
+}
+_HINT = "check that all brokers are up; the topic __transaction_state needs its in-sync replicas"
+
+#: Seconds that are left.
+Remaining = Callable[[], float]
+#: A Produce request: its connection, correlation id and version.
+_Sent = tuple[Connection, int, int]
+
+
+class FencedError(KmirrorError):
+    """Another writer has begun with the transactional id, or the transaction took too long; nothing is written."""
+
+
+class CommitInDoubtError(KmirrorError):
+    """No broker says whether a transaction was committed; `place` is topic and offset of one of its records."""
+
+    def __init__(self, place: tuple[str, int], cause: str) -> None:
+        super().__init__(f"a commit was not confirmed: {cause}")
+        self.args = (place, cause)
+        self.place = place
+        self.cause = cause
+
+
+class _PassingError(Exception):
+    """Trouble that may pass."""
+
+
+class _Answered(NamedTuple):
+    """The coordinator's answer. `in_doubt` if an earlier request may have been carried out without an answer."""
+
+    code: int
+    content: Any
+    in_doubt: bool
+
+
+class _NotAnsweredError(Exception):
+    def __init__(self, trouble: str, *, in_doubt: bool) -> None:
+        super().__init__(trouble)
+        self.in_doubt = in_doubt
+
+
+class TransactionalWriter:
+    """Write with one transactional id; nobody else uses its client meanwhile. After an exception, begin again.
+
+    What a commit that raised has begun ends with the next `begin`, or when the transaction times out.
+    """
+
+    def __init__(self, client: ClusterClient, transactional_id: str, *, transaction_timeout_ms: int) -> None:
+        self._client = client
+        self._id = transactional_id
+        self._timeout_ms = transaction_timeout_ms
+        self._producer = (-1, -1)
+        self._coordinator: tuple[int, str, int] | None = None
+        self._metadata: ClusterMetadata | None = None
+        self._sequences: dict[TopicPartition, int] = defaultdict(int)
+
+    def begin(self, topics: Sequence[str], remaining: Remaining, *, patiently: bool) -> None:
+        """Fence whoever used the id before, and wait until its transaction has ended; look up these topics' leaders.
+
+        If no broker can be reached, wait for one while time remains, but only `patiently`.
+
+        Raises:
+            BrokerError: refused.
+            UnreachableError: no answer in time, or no broker can be reached.
+        """
+        while True:
+            try:
+                self._look_up(topics, remaining)
+                break
+            except UnreachableError as error:
+                if error.reason is Reason.AUTHENTICATION_FAILED or not patiently or not remaining():
+                    raise
+                time.sleep(min(_LONGEST_PAUSE_S, remaining()))
+        self._producer = (-1, -1)
+        self._take_epoch(remaining)
+
+    def commit(
+        self, records: Mapping[TopicPartition, Sequence[tuple[bytes, bytes | None]]], remaining: Remaining
+    ) -> tuple[str, int]:
+        """Append keys and values to partitions, all or none; return topic and offset of one record.
+
+        Raises:
+            BrokerError: refused; nothing is written.
+            CommitInDoubtError: the commit was sent, and not answered.
+            FencedError: nothing is written.
+            UnreachableError: no answer in time; nothing is written.
+        """
+        batches = {partition: list(_batches(given)) for partition, given in records.items()}
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                self._add(list(batches), remaining)
+                place = self._append(batches, remaining)
+                break
+            except _PassingError as trouble:
+                if not remaining():
+                    raise UnreachableError(f"nothing was written: {trouble}", _HINT) from trouble
+            time.sleep(min(pause, remaining()))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            self._start_over(remaining)
+        self._commit(place, remaining)
+        return place
+
+    def _look_up(self, topics: Sequence[str], remaining: Remaining) -> None:
+        self._metadata = self._client.metadata(topics, timeout=_patience(remaining))
+        for topic in topics:
+            if leader := self._metadata.leader_address(TopicPartition(topic, 0)):
+                with suppress(ConnectFailedError, OutcomeUnknown):  # it may move until it is needed
+                    self._connected(leader.node_id, leader.host, leader.port, remaining)
+
+    def _connected(self, node_id: int, host: str, port: int, remaining: Remaining) -> Connection:
+        connection = self._client.connect(node_id, host, port, timeout=_patience(remaining))
+        connection.require_cluster(_patience(remaining))
+        return connection
+
+    def _start_over(self, remaining: Remaining) -> None:
+        """End what was begun; what may still be on its way is of an old epoch then."""
+        try:
+            code, _, _ = self._ask(partial(self._end, transactions.abort), remaining)
+        except _NotAnsweredError as trouble:
+            raise UnreachableError(f"nothing was written: {trouble}", _HINT) from trouble
+        if code in _FENCED:
+            raise FencedError(code_name(code))
+        if code not in {0, Code.INVALID_TXN_STATE}:  # nothing was begun
+            raise BrokerError(code, code_name(code), f"ending a transaction of {self._id}")
+        self._take_epoch(remaining)
+
+    def _end(self, request: Callable[..., bytes], connection: Connection, seconds: float) -> tuple[int, Any]:
+        number = connection.next_correlation_id()
+        frame = request(number, self._client.config.client_id, self._id, self._producer)
+        code, throttle_time_ms = transactions.ended(_exchanged(connection, frame, number, seconds))
+        connection.note_throttle(throttle_time_ms)
+        return code, None
+
+    def _take_epoch(self, remaining: Remaining) -> None:
+        """Take a new epoch; with the one we have only if it is still the id's last."""
+        from kafka.protocol.producer import InitProducerIdRequest
+
+        producer_id, producer_epoch = self._producer
+        request = InitProducerIdRequest(
+            transactional_id=self._id,
+            transaction_timeout_ms=self._timeout_ms,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+        )
+
+        def ask(connection: Connection, seconds: float) -> tuple[int, Any]:
+            answer = connection.request(request, highest=_HIGHEST_BEGIN_VERSION, timeout=seconds)
+            return answer.error_code, answer
+
+        what = f"taking the transactional id {self._id}"
+        try:
+            code, answer, _ = self._ask(ask, remaining)
+        except _NotAnsweredError as trouble:
+            raise UnreachableError(f"{what}: {trouble}", _HINT) from trouble
+        if code in _ENDED:
+            raise FencedError(code_name(code))
+        if code:
+            raise BrokerError(code, code_name(code), what)
+        self._producer = answer.producer_id, answer.producer_epoch
+        self._sequences.clear()
+
+    def _add(self, partitions: Sequence[TopicPartition], remaining: Remaining) -> None:
+        def ask(connection: Connection, seconds: float) -> tuple[int, Any]:
+            number = connection.next_correlation_id()
+            frame = transactions.add_partitions(
+                number, self._client.config.client_id, self._id, self._producer, partitions
+            )
+            codes, throttle_time_ms = transactions.added(_exchanged(connection, frame, number, seconds))
+            connection.note_throttle(throttle_time_ms)
+            if codes.keys() != set(partitions):
+                raise FrameError("it says nothing of some partitions")
+            found = set(codes.values()) - {0}
+            code = min(found - {Code.OPERATION_NOT_ATTEMPTED} or found, default=0)
+            return code, next((partition.topic for partition in codes if codes[partition] == code), "")
+
+        try:
+            code, topic, _ = self._ask(ask, remaining)
+        except _NotAnsweredError as trouble:
+            raise _PassingError(str(trouble)) from trouble
+        self._require(code, f"adding {topic} to a transaction")
+
+    def _append(self, batches: Mapping[TopicPartition, list[list[Record]]], remaining: Remaining) -> tuple[str, int]:
+        """Append everything; return topic and offset of one record."""
+        known = self._metadata or self._client.metadata({one.topic for one in batches}, timeout=_patience(remaining))
+        self._metadata = None  # until everything is appended: it may be what is wrong
+        by_leader: dict[LeaderAddress, dict[TopicPartition, list[list[Record]]]] = defaultdict(dict)
+        for partition, given in batches.items():
+            leader = known.leader_address(partition)
+            if leader is None:
+                raise _PassingError(f"{partition} has no leader")
+            by_leader[leader._replace(topic_id=b"", leader_epoch=-1)][partition] = given
+        place: tuple[str, int] | None = None
+        sent: list[_Sent] = []
+        try:
+            for leader, led in by_leader.items():
+                connection = self._connected(leader.node_id, leader.host, leader.port, remaining)
+                sent += self._sent(connection, led, remaining)
+            for connection, number, version in sent:
+                until = time.monotonic() + _patience(remaining)
+                answers, throttle_time_ms = produce.answer(connection.receive_frame(number, until), version)
+                connection.note_throttle(throttle_time_ms)
+                for topic, _, code, base_offset, detail in answers:
+                    self._require(code, f"appending to {topic!s}", detail)
+                    place = place or (str(topic), base_offset)
+        except BaseException as error:
+            for connection, _, _ in sent:
+                connection.close()  # answers may be on their way
+            if isinstance(error, UnreachableError | OutcomeUnknown | FrameError):
+                _raise_if_refused(error)
+                raise _PassingError(str(error)) from error
+            raise
+        if place is None:
+            raise _PassingError("the leaders' answers say nothing")
+        self._metadata = known
+        return place
+
+    def _sent(
+        self, connection: Connection, batches: Mapping[TopicPartition, list[list[Record]]], remaining: Remaining
+    ) -> list[_Sent]:
+        """Send all batches of partitions of one leader, the next request without an answer to the last."""
+        lowest, highest = produce.LOWEST_VERSION, _HIGHEST_PRODUCE_VERSION
+        version = connection.version_for(produce.API_KEY, lowest, highest, "Produce")
+        sent: list[_Sent] = []
+        for turn in range(max(map(len, batches.values()))):
+            appends = []
+            for partition in sorted(one for one, given in batches.items() if turn < len(given)):
+                records = batches[partition][turn]
+                batch = memoryview(make_batch(records, compression_type=_COMPRESSION_TYPE))
+                set_transactional(batch)
+                set_producer(batch, *self._producer, self._sequences[partition])
+                self._sequences[partition] = (self._sequences[partition] + len(records)) & SEQUENCE_MASK
+                appends.append(produce.Append(partition.topic, b"", partition.partition, batch))
+            number, seconds = connection.next_correlation_id(), _patience(remaining)
+            buffers = produce.request(
+                number,
+                version,
+                self._client.config.client_id,
+                appends,
+                acks=produce.ACKS_ALL,
+                timeout_ms=int(1000 * seconds),
+                transactional_id=self._id,
+            )
+            connection.wait_for_throttle(seconds)
+            connection.send_frame(buffers, seconds)
+            sent.append((connection, number, version))
+        return sent
+
+    def _commit(self, place: tuple[str, int], remaining: Remaining) -> None:
+        try:
+            code, _, in_doubt = self._ask(partial(self._end, transactions.commit), remaining)
+        except _NotAnsweredError as trouble:
+            if trouble.in_doubt:
+                raise CommitInDoubtError(place, str(trouble)) from trouble
+            raise UnreachableError(f"nothing was written: {trouble}", _HINT) from trouble
+        except KmirrorError as error:
+            # a coordinator that is looked for again may refuse us
+            raise CommitInDoubtError(place, str(error)) from error
+        if code and in_doubt:
+            raise CommitInDoubtError(place, code_name(code))
+        if code in _ENDED:
+            raise FencedError(code_name(code))
+        if code:
+            raise BrokerError(code, code_name(code), f"committing with the transactional id {self._id}")
+
+    def _require(self, code: int, what: str, detail: str | None = None) -> None:
+        """Raise unless the code is 0; the commit is not sent then."""
+        if code in _ENDED:
+            raise FencedError(f"{what}: {code_name(code)}")
+        if code in _PASSING:
+            raise _PassingError(f"{what}: {code_name(code)}")
+        if code:
+            raise BrokerError(code, code_name(code), what, detail)
+
+    def _ask(self, ask: Callable[[Connection, float], tuple[int, Any]], remaining: Remaining) -> _Answered:
+        """Ask the coordinator until its answer is not "later".
+
+        Raises:
+            BrokerError: the id's coordinator may not be known to us.
+            UnreachableError: a broker refuses our login.
+            _NotAnsweredError: time is up.
+        """
+        in_doubt, trouble, pause = False, "the transaction coordinator does not answer", _FIRST_PAUSE_S
+        while True:
+            was_sent = False
+            try:
+                connection = self._connected(*self._found(remaining), remaining)
+                was_sent = True
+                code, content = ask(connection, _patience(remaining))
+            except (UnreachableError, OutcomeUnknown, FrameError) as error:
+                _raise_if_refused(error)
+                self._coordinator, trouble = None, str(error)
+                in_doubt |= was_sent and not isinstance(error, UnreachableError)
+            else:
+                if code not in {*_NOT_COORDINATOR, Code.CONCURRENT_TRANSACTIONS}:
+                    return _Answered(code, content, in_doubt)
+                trouble = code_name(code)
+                if code in _NOT_COORDINATOR:
+                    # what was asked may be in its log
+                    self._coordinator, in_doubt = None, True
+            if not remaining():
+                raise _NotAnsweredError(trouble, in_doubt=in_doubt)
+            time.sleep(min(pause, remaining()))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _found(self, remaining: Remaining) -> tuple[int, str, int]:
+        from kafka.protocol.metadata import FindCoordinatorRequest
+
+        if self._coordinator is None:
+            request = FindCoordinatorRequest(key_type=_TRANSACTION, key=self._id, coordinator_keys=[self._id])
+            answer = self._client.ask_any(request, timeout=_patience(remaining))
+            # brokers before Kafka 3.0 find one at a time
+            found = answer.coordinators[0] if answer.coordinators else answer
+            if found.error_code in _NOT_COORDINATOR:
+                raise UnreachableError(f"no transaction coordinator: {code_name(found.error_code)}", _HINT)
+            if found.error_code:
+                what = f"looking for the coordinator of the transactional id {self._id}"
+                raise BrokerError(found.error_code, code_name(found.error_code), what)
+            self._coordinator = found.node_id, found.host, found.port
+        return self._coordinator
+
+
+def _patience(remaining: Remaining) -> float:
+    return min(_ANSWER_S, max(_LEAST_S, remaining()))
+
+
+def _exchanged(connection: Connection, frame: bytes, correlation_id: int, seconds: float) -> memoryview:
+    connection.wait_for_throttle(seconds)
+    return connection.exchange_frame([frame], correlation_id, seconds)
+
+
+def _raise_if_refused(error: Exception) -> None:
+    if isinstance(error, UnreachableError) and error.reason is Reason.AUTHENTICATION_FAILED:
+        raise error
+
+
+def _batches(records: Sequence[tuple[bytes, bytes | None]]) -> Iterator[list[Record]]:
+    """Cut records into batches that a topic accepts."""
+    now_ms = time.time_ns() // 1_000_000
+    batch: list[Record] = []
+    size = 0
+    for key, value in records:
+        more = len(key) + len(value or b"") + _RECORD_BYTES
+        if batch and size + more > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(Record(len(batch), now_ms, key, value))
+        size += more
+    if batch:
+        yield batch
