@@ -23,10 +23,10 @@ from campaign.logins import MECHANISM, SCRAM, USER, allow_all, change_settings, 
 from campaign.proxy import BACK, LOOPBACK, THERE, Trouble
 from campaign.world import Ground
 from kmirror.errors import RefusedError
-from kmirror.sandbox.broker_config import properties_text
-from kmirror.sandbox.cluster import SandboxCluster, start_together
-from kmirror.sandbox.ports import free_ports
-from kmirror.sandbox.spec import controller_count, save_spec
+from kmirror_sandbox.broker_config import properties_text
+from kmirror_sandbox.cluster import SandboxCluster, start_together
+from kmirror_sandbox.ports import free_ports
+from kmirror_sandbox.spec import controller_count, save_spec
 from tests.support.clusters import IDLE, QUICK_JAVA_OPTIONS, archive_options
 
 _ATTEMPTS = 3

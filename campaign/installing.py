@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from campaign.reading import Place
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 
 _CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 _KEPT = "partition.metadata"

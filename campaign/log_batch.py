@@ -22,7 +22,7 @@ from campaign.histories import SETTINGS, TIERED, History, LogKind, Write
 from campaign.installing import install
 from campaign.reading import COMMITTED, Place, bounds
 from campaign.wire import Marker, Wire
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 
 _ROUNDS = 25
 #: How much of the topics that can be tiered are at the source, and at the destination.

@@ -21,7 +21,7 @@ from typing import Any
 from campaign.log_batch import Batch
 from campaign.results import Results
 from campaign.world import NEW, OLD
-from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror_sandbox.cluster import SandboxCluster, start_together
 
 _BATCHES_A_PAIR = 4
 _BROKER = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer
 
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import kafka_jars
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.jars import kafka_jars
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.group_members import JavaMember
 from tests.support.groups import commit

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import artifact_jars
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.jars import artifact_jars
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.journeys import Journey, Lost, send, values, values_lost

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import kafka_jars
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.jars import kafka_jars
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.java_programs import JavaProgram

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kmirror.errors import UnreachableError
-from kmirror.sandbox import jars
-from kmirror.sandbox.jars import artifact_jars, cache_directory
+from kmirror_sandbox import jars
+from kmirror_sandbox.jars import artifact_jars, cache_directory
 
 PLACE = "/org/example/server/1.0/server-1.0"
 POM = b"""<project><modelVersion>4.0.0</modelVersion>

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 from kmirror import __version__
-from kmirror.cli.demo_output import CommandRunner, DemoOutput, RunningCommand
+from kmirror_sandbox.cli.demo_output import CommandRunner, DemoOutput, RunningCommand
 from kmirror.cli.screen import Screen
-from kmirror.sandbox.process import identify
+from kmirror_sandbox.process import identify
 from tests.support.waiting import wait_until
 
 

@@ -18,7 +18,8 @@ from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.stop.report import stopped_row, totals_of
 from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
-from kmirror.sandbox.registry import BrokerState, BrokerStatus, SandboxStatus
+from kmirror_sandbox.cli.sandbox import show_status
+from kmirror_sandbox.registry import BrokerState, BrokerStatus, SandboxStatus
 from kmirror.state.records import AtStop, PartitionRecord, PartitionState
 from tests.support.screens import piped, terminal, written
 
@@ -170,7 +171,7 @@ BROKERS = SandboxStatus(
 
 def test_sandbox_status() -> None:
     screen = piped()
-    TableOutput(screen).sandbox(BROKERS)
+    show_status(TableOutput(screen), BROKERS)
     assert written(screen) == (
         "CLUSTER  BROKER  ADDRESS          STATE    PID  KAFKA  LOG\n"
         "a             1  127.0.0.1:19092  RUNNING   42  4.3.1  /sandbox/a/1.log\n"
@@ -181,15 +182,15 @@ def test_sandbox_status() -> None:
 
 def test_no_sandbox() -> None:
     screen = piped()
-    TableOutput(screen).sandbox(SandboxStatus(Path("/sandbox"), ()))
+    show_status(TableOutput(screen), SandboxStatus(Path("/sandbox"), ()))
     assert written(screen) == ("", "no sandbox in /sandbox; `kmirror sandbox up` creates one\n")
 
 
 def test_what_the_sandbox_would_do() -> None:
     would = VerbResult.of("sandbox up", "", [TopicResult(None, None, Outcome.DONE, "would start a")], dry_run=True)
     table, document = piped(), piped()
-    TableOutput(table).sandbox(BROKERS, would)
-    JsonOutput(document).sandbox(BROKERS, would)
+    show_status(TableOutput(table), BROKERS, would)
+    show_status(JsonOutput(document), BROKERS, would)
     assert written(table) == ("would start a\n", "dry run: nothing was changed\n")
     assert json.loads(written(document)[0]) == {**would.to_json(), **BROKERS.to_json()}
 

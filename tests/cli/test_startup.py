@@ -35,7 +35,8 @@ HEAVY = {
 #: After a topic there is a pattern, and the names of mirrors are asked for.
 TAB = """
 import os
-from kmirror.cli.completion import answer, kafka_mirrors_command
+from kmirror.cli.completion import answer
+from kmirror_compat.kafka_mirrors import kafka_mirrors_command
 from kmirror.cli.verbs import kmirror
 os.environ["COMP_WORDS"] = "kmirror\\ndescribe\\n--topics\\na,b.*\\n--mirror\\n\\n"
 """
@@ -48,8 +49,8 @@ os.environ["COMP_WORDS"] = "kmirror\\ndescribe\\n--topics\\na,b.*\\n--mirror\\n\
         "from kmirror.cli.main import main; assert main(['--help']) == 0",
         "from kmirror.cli.main import main; assert main(['run', '--help']) == 0",
         "from kmirror.cli.main import main; assert main(['describe', '--help']) == 0",
-        "from kmirror.cli.compat import main; assert main(['--help']) == 0",
-        "from kmirror.cli.compat import main; assert main(['--promote', '--help']) == 0",
+        "from kmirror_compat.kafka_mirrors import main; assert main(['--help']) == 0",
+        "from kmirror_compat.kafka_mirrors import main; assert main(['--promote', '--help']) == 0",
         f"{TAB}assert answer(kmirror, 'bash_complete') == 0",
         f"{TAB}assert answer(kafka_mirrors_command(), 'bash_complete') == 0",
     ],

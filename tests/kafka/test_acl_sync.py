@@ -41,7 +41,7 @@ from kmirror.ops.rights.lift import deferred_acls, lift_rights
 from kmirror.ops.rights.protection import write_rights
 from kmirror.ops.rights.source_acls import stored_source_acls
 from kmirror.ops.stop.failover import failover
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State

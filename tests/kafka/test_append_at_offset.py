@@ -25,7 +25,7 @@ from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, HistoriesDifferError, OutcomeUnknown, Reason, RefusedError, UsageError
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.kafka_versions import EVERY_VERSION
 from tests.support.late_wire import Fate, LateWire

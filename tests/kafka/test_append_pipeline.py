@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, HistoriesDifferError, KmirrorError
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import OWN_ID, create_topic, young
 from tests.support.oracle import librdkafka_records

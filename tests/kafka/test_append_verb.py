@@ -16,7 +16,7 @@ from kmirror.ops.base.results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.show.events import events
 from kmirror.ops.stop.failover import failover
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import kmirror
 from tests.support.json_documents import check

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from kmirror.errors import RefusedError
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import check, make_archive, save
 from tests.support.oracle import librdkafka_records
 from tests.support.producers import whole_batches

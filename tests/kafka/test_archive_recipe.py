@@ -14,7 +14,7 @@ import pytest
 
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.engine.bulk.runner import Threads
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import make_archive
 from tests.support.clusters import unique_topic
 from tests.support.installed_logs import create_topics

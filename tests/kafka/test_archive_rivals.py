@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.archive import copy as archive_copy
 from kmirror.engine.archive.archive_topic import archive_producer_id
 from kmirror.errors import HistoriesDifferError, KmirrorError, Reason, RefusedError
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import check, make_archive, save
 from tests.support.leader import Leader
 from tests.support.oracle import dump_log

@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 
 from campaign.oracle import compare
 from campaign.reading import COMMITTED, UNCOMMITTED, Record, Seen, read
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import create_topic
 from tests.support.shared_clusters import TieredPair
 from tests.support.tiers import store_that, tiered_topic

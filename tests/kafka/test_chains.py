@@ -11,7 +11,7 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.show.describe_settings import describe_settings
 from kmirror.ops.stop.failover import failover
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
 from tests.support.side_jobs import run_once

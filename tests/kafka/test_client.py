@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.produce import Append
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, UnreachableError
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import freeze, unique_topic
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, young
 from tests.support.waiting import wait_until

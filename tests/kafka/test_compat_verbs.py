@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kmirror.cli import compat
+from kmirror_compat import kafka_mirrors as compat
 from kmirror.cli.name_cache import names_folder
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.ops.base.context import Destination

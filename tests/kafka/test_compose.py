@@ -18,7 +18,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import read_properties
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy/compose"

@@ -32,7 +32,7 @@ from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.token_endpoint import TokenEndpoint
 from kmirror.cluster.security.tokens import TOKENS
 from kmirror.errors import ExitCode, OutcomeUnknown, Reason, UnreachableError
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.frames import PLAIN, receive
 from tests.support.key_stores import keytool, pkcs12_of
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic

@@ -19,7 +19,7 @@ from kmirror.ops.base.context import PENDING_ADD, Destination, change, require_m
 from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic

@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.transactions import ADD_PARTITIONS, END
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.filling import begin_transactions
 from tests.support.late_wire import Fate, LateWire

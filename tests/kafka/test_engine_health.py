@@ -23,7 +23,7 @@ from kmirror.ops.report.summary import period_of, summary
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.wait import Condition, wait
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.history_records import points_of
 from tests.support.clusters import freeze, unique_topic
 from tests.support.json_documents import check

@@ -24,7 +24,7 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, committed, killed_member, member

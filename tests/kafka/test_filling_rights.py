@@ -27,8 +27,8 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.spec import filling_prefix, filling_transactional_ids
 from kmirror.errors import BrokerError, Reason, RefusedError
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.acls import create_in_force
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.filling import begin_transactions

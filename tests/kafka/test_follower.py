@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now
 from kmirror.engine.lane.control import STATE_PARTITION, append_to
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.lane import Mirror
 from tests.support.leader import create_topic

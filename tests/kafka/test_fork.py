@@ -28,7 +28,7 @@ from kmirror.engine.histories.fork_search import (
 from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.lane.control import append_to
 from kmirror.errors import BrokerError, UnreachableError
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.logs import BuiltLog

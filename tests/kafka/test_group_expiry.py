@@ -23,7 +23,7 @@ from kmirror.ops.check.check import check
 from kmirror.ops.groups import expiry
 from kmirror.ops.groups.expiry import OffsetsRetention, offsets_retention
 from kmirror.ops.stop.failover import failover
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
 from tests.support.acls import acls, give

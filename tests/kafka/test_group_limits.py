@@ -17,7 +17,7 @@ from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.show.describe_groups import describe_groups
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason
 from tests.support.clusters import NO_RETENTION, ClusterPair, made_clusters, unique_topic
 from tests.support.groups import GroupScene, commit, committed, member, metadata_of

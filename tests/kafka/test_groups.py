@@ -37,7 +37,7 @@ from kmirror.ops.mirrors.create import create
 from kmirror.ops.run.last_group_sync import SyncedGroups, last_group_sync
 from kmirror.ops.run.run import run
 from kmirror.ops.show.describe_groups import describe_groups
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.snapshot import Changes, State

@@ -12,7 +12,7 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.show.describe import describe
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.group_members import JavaMember, LibrdkafkaMember, Load, Member
 from tests.support.groups import commit, committed

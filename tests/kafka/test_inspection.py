@@ -19,7 +19,7 @@ from kmirror.engine.histories.judge import Copy, Fail, TailMatch, Wait, judge
 from kmirror.engine.histories.section_reader import Obstacle
 from kmirror.engine.histories.stretches import Ends
 from kmirror.errors import Reason
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.inspected import Pair, delete_records, failure, produce, transact
 from tests.support.leader import OWN_ID, batch_of
 from tests.support.oracle import segment_files

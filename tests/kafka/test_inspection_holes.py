@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, batch_headers
 from kmirror.engine.histories.judge import AdvanceStart, Copy, ForeignWriters, TailMatch, Wait
 from kmirror.errors import Reason
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.inspected import Pair, delete_records, failure, fill, produce, transact
 from tests.support.leader import Leader, batch_of
 from tests.support.logs import BuiltLog

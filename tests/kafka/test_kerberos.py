@@ -17,8 +17,8 @@ from kmirror.errors import Reason, UnreachableError, UsageError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.ports import LOOPBACK, free_ports
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.ports import LOOPBACK, free_ports
 from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, archive_options, unique_topic
 from tests.support.kdc import REALM, Realm, kerberos_realm
 from tests.support.leader import create_topic

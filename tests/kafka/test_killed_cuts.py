@@ -22,7 +22,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.stop.failover import failover
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import ClusterPair, new_cluster, unique_topic
 from tests.support.engine import ROOT

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kmirror.engine.clock import now
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.links import DestinationLink
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.far_logs import write
 from tests.support.lane import Mirror, assert_same, fill

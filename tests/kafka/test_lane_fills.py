@@ -14,7 +14,7 @@ import pytest
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
 from kmirror.cluster.reader import PartitionReader
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.holes import assert_alike, write_holes
 from tests.support.lane import Mirror
 from tests.support.late_wire import MARKERS, Fate, LateWire

@@ -16,7 +16,7 @@ import pytest
 
 import kmirror
 from kmirror.ops.base.context import Destination
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.json_documents import check

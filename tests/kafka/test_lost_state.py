@@ -14,7 +14,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.trim import trim_compacted
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.base.upstream import stored_state_on
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.events import Event
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.lock import transact

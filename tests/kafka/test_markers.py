@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED, Fill
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.kafka_versions import EVERY_VERSION
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, young
 from tests.support.oracle import console_consumer, dump_log, librdkafka_records

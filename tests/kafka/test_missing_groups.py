@@ -20,7 +20,7 @@ from kmirror.ops.failback.groups import committed_offsets, live_groups
 from kmirror.ops.groups.restore import committed_on
 from kmirror.ops.show import drained
 from kmirror.ops.show.drained import read_committed_offsets
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.table import stored_settings
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, member

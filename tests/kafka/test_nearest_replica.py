@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.links import SourceLink
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.lane import Mirror
 from tests.support.leader import create_topic
 from tests.support.visible import shown

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import EngineState, Key, encode, encode_key
 from kmirror.state.store import STATE_TOPIC

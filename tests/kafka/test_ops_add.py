@@ -23,7 +23,7 @@ from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.describe import describe
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic

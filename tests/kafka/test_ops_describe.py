@@ -24,7 +24,7 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.tables import MIRRORS, MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, wait
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import (
     DesiredState,

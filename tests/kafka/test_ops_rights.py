@@ -29,7 +29,7 @@ from kmirror.ops.check.check import check
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.describe import describe
 from kmirror.ops.verify.verify import VerifyRequest, verify
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
 from tests.support.acls import create_in_force, delete_in_force

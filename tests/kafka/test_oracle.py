@@ -7,7 +7,7 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.oracle import ReadRecord, console_consumer, dump_log, librdkafka_records, raw_log_bytes
 from tests.support.producers import whole_batches

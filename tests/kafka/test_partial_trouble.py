@@ -19,7 +19,7 @@ from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.stop import stop
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, unique_topic
 from tests.support.leader import create_topic

@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.trim import delete_records
 from kmirror.engine.clock import now_ms
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.logs import QUICK_SEEDS, BuiltLog

@@ -33,7 +33,7 @@ from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.verify.verify import VerifyRequest, verify
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes

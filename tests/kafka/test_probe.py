@@ -21,7 +21,7 @@ from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.probe import topic as probe_topic
 from kmirror.ops.probe.guarantees import Verdict
 from kmirror.ops.probe.topic import PROBE_TOPICS
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give
 from tests.support.clusters import ClusterPair, MakeCluster
 from tests.support.kafka_versions import of_long

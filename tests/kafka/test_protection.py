@@ -29,7 +29,7 @@ from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import protect, settle, unprotect
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.records import DesiredState
 from kmirror.state.rights_records import SHARED

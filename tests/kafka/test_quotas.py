@@ -14,7 +14,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError
 from kmirror.ops.add.add import add
 from kmirror.ops.jobs.discovery import DiscoveryJob
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.growing import limit_changes
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector

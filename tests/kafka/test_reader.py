@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.read_up_to import AtEnd, Batches
 from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.cluster.reader import PartitionReader, read_batch_at
 from kmirror.errors import BrokerError
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.leader import Leader, batch_of, create_topic, delete_topic
 from tests.support.producers import whole_batches

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.log_batches import VisibleRecord

@@ -31,7 +31,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState, ProgressRow
 from tests.support.acls import create_in_force
 from tests.support.clusters import ClusterPair, unique_topic

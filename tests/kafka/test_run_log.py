@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import Engine, Pair
 from tests.support.scraped import address_in, fetching, scraped, value

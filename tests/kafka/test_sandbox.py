@@ -15,10 +15,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-import kmirror.sandbox.cluster
+import kmirror_sandbox.cluster
 from kmirror.errors import RefusedError, UnreachableError, UsageError
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.ports import LOOPBACK, free_ports
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.ports import LOOPBACK, free_ports
 from tests.support.clusters import QUICK_FAILOVER, QUICK_JAVA_OPTIONS, MakeCluster, archive_options, broker_processes
 from tests.support.oracle import librdkafka_records
 from tests.support.waiting import wait_until
@@ -125,7 +125,7 @@ def test_brokers_outlive_the_command_that_started_them_and_a_frozen_one_is_ended
 ) -> None:
     directory, java_options = clusters_directory / "outlive", (*QUICK_JAVA_OPTIONS, *archive_options(None))
     command = (
-        "import sys; from pathlib import Path; from kmirror.sandbox.cluster import SandboxCluster; "
+        "import sys; from pathlib import Path; from kmirror_sandbox.cluster import SandboxCluster; "
         "SandboxCluster('outlive', Path(sys.argv[1]), java_options=sys.argv[2:]).start()"
     )
     subprocess.run([sys.executable, "-c", command, directory, *java_options], check=True, start_new_session=True)
@@ -163,14 +163,14 @@ def test_a_port_taken_meanwhile_is_chosen_again(make_cluster: MakeCluster, monke
             taken.start()
 
         second_choice = choices[1][0]
-        monkeypatch.setattr(kmirror.sandbox.cluster, "free_ports", lambda count: choices.pop(0))
+        monkeypatch.setattr(kmirror_sandbox.cluster, "free_ports", lambda count: choices.pop(0))
         assert make_cluster().bootstrap_servers == f"{LOOPBACK}:{second_choice}"
 
 
 def test_an_interrupted_first_start_is_started_again(clusters_directory: Path) -> None:
     directory, java_options = clusters_directory / "interrupted", (*QUICK_JAVA_OPTIONS, *archive_options(None))
     command = (
-        "import sys; from pathlib import Path; from kmirror.sandbox.cluster import SandboxCluster; "
+        "import sys; from pathlib import Path; from kmirror_sandbox.cluster import SandboxCluster; "
         "SandboxCluster('interrupted', Path(sys.argv[1]), java_options=sys.argv[2:]).start()"
     )
     with subprocess.Popen([sys.executable, "-c", command, directory, *java_options]) as starting:

@@ -19,8 +19,8 @@ from kmirror.errors import RefusedError, UsageError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.check.check import check
 from kmirror.ops.mirrors.create import create
-from kmirror.sandbox.ports import LOOPBACK
-from kmirror.sandbox.registry import (
+from kmirror_sandbox.ports import LOOPBACK
+from kmirror_sandbox.registry import (
     BrokerState,
     SandboxOptions,
     default_directory,

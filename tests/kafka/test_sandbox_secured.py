@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.oracle import console_consumer
 from tests.support.shared_clusters import GUARDED_USERS

@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from kmirror.errors import UsageError
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.clusters import MakeCluster
 from tests.support.kafka_versions import of_long
 from tests.support.leader import delete_topic

@@ -17,7 +17,7 @@ from kmirror.ops.check.findings import CheckLine
 from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, TopicOrigin
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic

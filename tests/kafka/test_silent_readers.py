@@ -19,7 +19,7 @@ from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.jobs.rebuild import TopicRebuilder
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import unique_topic
 from tests.support.engine import typed

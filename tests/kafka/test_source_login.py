@@ -18,7 +18,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.client import Deadline
 from kmirror.state.store import StateStore
 from kmirror.state.writer import Writer

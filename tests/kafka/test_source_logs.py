@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.read_up_to import NoBatches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.compare.visible_log import VisibleLog
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.installed_logs import install
 from tests.support.log_batches import VisibleRecord

@@ -14,7 +14,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord

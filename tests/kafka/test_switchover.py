@@ -17,7 +17,7 @@ from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.report import VerbReport
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, committed, member

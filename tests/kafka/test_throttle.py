@@ -9,7 +9,7 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import ProgressRecord
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine

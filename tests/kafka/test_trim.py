@@ -30,8 +30,8 @@ from kmirror.cluster.trim import (
 )
 from kmirror.engine.clock import now_ms
 from kmirror.errors import RefusedError
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.kafka_versions import EVERY_VERSION, is_older
 from tests.support.leader import OWN_ID, Leader, create_topic

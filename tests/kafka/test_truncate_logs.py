@@ -16,7 +16,7 @@ from kmirror.errors import UnreachableError
 from kmirror.offline.log_dir import locked, open_log_dirs
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.log_dirs import contents, locked_by_another

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import typed
 from tests.support.installed_logs import create_topics

@@ -15,7 +15,7 @@ from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.errors import ExitCode
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
 from tests.support.clusters import unique_topic
 from tests.support.copies import make_copy

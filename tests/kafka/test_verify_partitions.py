@@ -27,7 +27,7 @@ from kmirror.engine.compare.verification import CompareWorkUnit, Piece, compare_
 from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.engine.lane.control import append_to
 from kmirror.errors import BrokerError, Reason, UnreachableError
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.twins import BASE_TIME, CODECS, RECORDS, Side, Twins, record

@@ -28,7 +28,7 @@ from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
 from kmirror.ops.show.listing import list_mirrors
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, denial, give
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.leader import Leader, batch_of, create_topic, delete_topic

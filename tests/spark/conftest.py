@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, forgotten_mirrors, unique_topic
 from tests.support.engine import Engine, Pair, limit_writes
 

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from kmirror.ops.base.context import Destination
 from kmirror.ops.stop.report import last_reports
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Pair, typed
 from tests.support.mirrors import properties_of

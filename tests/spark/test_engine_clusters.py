@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Pair, catch_up, finish, typed, under_way
 from tests.support.processes import Process, tree, wait_gone

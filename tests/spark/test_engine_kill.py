@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Pair, catch_up, finish, under_way
 from tests.support.processes import EngineTree, Process, wait_gone

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster
 from tests.support.engine import catch_up, limit_writes, under_way

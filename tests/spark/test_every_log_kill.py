@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.spark.test_engine_kill import WAYS
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, unique_topic
 from tests.support.engine import Engine, limit_writes, typed

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.groups.sync import final_sync
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import Engine
 from tests.support.group_members import JavaMember, LibrdkafkaMember, Load, Member

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Engine, Pair, typed
 from tests.support.scraped import address_in, assert_all_say, fetching, value

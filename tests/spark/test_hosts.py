@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import Pair, command
 from tests.support.waiting import wait_until

@@ -38,8 +38,8 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
-from kmirror.sandbox.broker_config import properties_text
-from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror_sandbox.broker_config import properties_text
+from kmirror_sandbox.cluster import SandboxCluster, start_together
 from tests.support.acls import USERS
 from tests.support.clusters import made_clusters
 from tests.support.engine import Engine, kmirror, typed

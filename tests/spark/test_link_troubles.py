@@ -29,7 +29,7 @@ from confluent_kafka.admin import NewTopic as Topic
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import Reason, UnreachableError
-from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror_sandbox.cluster import SandboxCluster, start_together
 from tests.support.acls import create_in_force, delete_in_force
 from tests.support.clusters import MakeCluster
 from tests.support.engine import Engine, kmirror, typed

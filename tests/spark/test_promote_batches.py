@@ -15,7 +15,7 @@ from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.show.describe import describe
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import command, run_to_its_end, typed
 from tests.support.foreign import write_plainly

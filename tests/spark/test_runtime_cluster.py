@@ -17,7 +17,7 @@ from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.failures import TaskCancelledError
 from kmirror.errors import RefusedError, TimedOutError, UnreachableError
-from kmirror.sandbox.ports import free_ports
+from kmirror_sandbox.ports import free_ports
 from tests.support.processes import tree
 from tests.support.spark_standalone import StandaloneSpark
 from tests.support.waiting import wait_until

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.foreign import labelled, write_and_abort, write_idempotently, write_plainly
 from tests.support.installed_logs import create_topics

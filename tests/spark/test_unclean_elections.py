@@ -17,7 +17,7 @@ from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeader
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.spark.test_source_histories import archived, is_failed, said
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, unique_topic
 from tests.support.engine import Engine

@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternT
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.side_jobs import JobView
 from kmirror.ops.base.context import Destination, change
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.table import parse_settings
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes

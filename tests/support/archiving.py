@@ -19,7 +19,7 @@ from kmirror.engine.archive import copy as archive_copy
 from kmirror.engine.archive.archive_topic import Range, archive_name, archive_settings
 from kmirror.engine.archive.check import ArchiveComparison, verify_archive_partition
 from kmirror.engine.archive.copy import Archived, archive_partition
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.work import unwatched
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from kmirror.java import find_java
-from kmirror.sandbox.jars import KafkaJars, cache_directory
+from kmirror_sandbox.jars import KafkaJars, cache_directory
 
 #: Otherwise Java would print about archives among a tool's output.
 _IN_SILENCE = "-Xlog:disable"

@@ -9,7 +9,7 @@ from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.records import Record
 from kmirror.engine.clock import now_ms
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.real_logs import delete_records
 

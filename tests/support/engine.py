@@ -20,7 +20,7 @@ from kmirror.cli.screen import Screen
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support import forked
 from tests.support.json_documents import check_printed
 from tests.support.processes import EngineTree, engine_tree

@@ -6,7 +6,7 @@ import random
 
 from confluent_kafka import Producer
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 
 _BODY = random.Random(5).randbytes(1 << 20)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import Leader
 from tests.support.log_batches import VisibleRecord
 from tests.support.producers import whole_batches

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kmirror
+import kmirror_compat
+import kmirror_sandbox
 from tests.support.fork_client import socket_name
 
 #: Modules that are programs, or need what is not installed.
@@ -35,9 +37,10 @@ class _Command(NamedTuple):
 
 
 def _import_everything() -> None:
-    for module in pkgutil.walk_packages(kmirror.__path__, "kmirror."):
-        if not module.name.endswith(_LEFT_OUT):
-            importlib.import_module(module.name)
+    for package in (kmirror, kmirror_compat, kmirror_sandbox):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith(_LEFT_OUT):
+                importlib.import_module(module.name)
     for name in ("confluent_kafka.admin", "tests.support.local_engine"):
         importlib.import_module(name)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads must not fork"

@@ -11,8 +11,8 @@ from typing import Protocol, Self
 
 from confluent_kafka import Consumer, KafkaException, Producer
 
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
 from tests.support.class_archive import java
 from tests.support.mirrors import properties_of
 

@@ -19,7 +19,7 @@ from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.groups.sync import GroupSyncJob
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.table import parse_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State

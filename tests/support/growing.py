@@ -16,7 +16,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError
 from kmirror.ops.add.add import add
 from kmirror.ops.show.describe import describe
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector

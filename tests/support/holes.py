@@ -10,7 +10,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import client_config
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.lane import Mirror
 from tests.support.leader import OWN_ID
 from tests.support.log_batches import VisibleRecord

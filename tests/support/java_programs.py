@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from kmirror.sandbox.broker_config import logging_option, logging_properties, properties_text
-from kmirror.sandbox.jars import KafkaJars
+from kmirror_sandbox.broker_config import logging_option, logging_properties, properties_text
+from kmirror_sandbox.jars import KafkaJars
 from tests.support.class_archive import java
 from tests.support.waiting import wait_until
 

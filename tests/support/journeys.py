@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from confluent_kafka import Producer
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import Engine, typed
 from tests.support.visible import COMMITTED, bounds, shown

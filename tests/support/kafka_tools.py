@@ -24,7 +24,7 @@ import pyspark
 from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, KafkaJars, kafka_jars
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION, KafkaJars, kafka_jars
 from tests.support import kafka_tool_client
 from tests.support.class_archive import java
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 
 #: One of each kind: with ZooKeeper; with KRaft, before and after topics' limits for timestamps were two (KIP-937).
 OLDER_VERSIONS = ("2.8.2", "3.3.2", "3.6.2", "3.9.2")

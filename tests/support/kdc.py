@@ -10,8 +10,8 @@ from pathlib import Path
 
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from kmirror.sandbox.jars import artifact_jars
-from kmirror.sandbox.ports import LOOPBACK, free_ports
+from kmirror_sandbox.jars import artifact_jars
+from kmirror_sandbox.ports import LOOPBACK, free_ports
 from tests.support.class_archive import java
 
 REALM = "EXAMPLE.COM"

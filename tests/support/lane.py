@@ -23,7 +23,7 @@ from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import row_of
 from kmirror.engine.spec import LaneResult, LaneSpec, own_producer_id
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.assignment import Assignment
 from kmirror.state.records import (
     EngineRecord,

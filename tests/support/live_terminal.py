@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 
 #: The session leader opens the terminal first, which makes it theirs: Ctrl-C and changes of size reach them.
 _OPEN = """

@@ -13,7 +13,7 @@ from typing import Any, Self
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, TopicMetadata
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import Engine, kmirror, typed
 from tests.support.log_batches import VisibleRecord

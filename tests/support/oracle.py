@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.kafka_tools import kafka_tool
 
 _BYTES_DESERIALIZER = "org.apache.kafka.common.serialization.BytesDeserializer"

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from kmirror.sandbox.jars import kafka_jars
+from kmirror_sandbox.jars import kafka_jars
 from tests.support.java_programs import compile_source
 
 #: What the policy allows at most.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmirror.sandbox.ports import free_ports, is_free
+from kmirror_sandbox.ports import free_ports, is_free
 
 
 def free_base_port() -> int:

@@ -9,7 +9,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.client_quotas import alter_quotas
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.security.client_config import client_config
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from functools import cache
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.installed_logs import create_topics, read_checkpoint
 from tests.support.leader import Leader
 from tests.support.log_batches import LogBatch, VisibleRecord, encode

@@ -16,7 +16,7 @@ from kmirror.ops.failback.truncate_logs import truncate_logs
 from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.report import VerbReport
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.workflow_records import WorkflowRecord
 from kmirror.work import WorkView
 from tests.support.json_documents import check

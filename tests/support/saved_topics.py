@@ -8,8 +8,8 @@ import pytest
 
 from kmirror.engine.archive import copy as archive_copy
 from kmirror.engine.clock import now_ms
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.archiving import assert_holds, check
 from tests.support.clusters import unique_topic
 from tests.support.installed_logs import create_topics

@@ -19,9 +19,9 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kmirror.cluster.acls import await_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
-from kmirror.sandbox.cluster import SandboxCluster, start_together
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
-from kmirror.sandbox.ports import LOOPBACK, free_ports
+from kmirror_sandbox.cluster import SandboxCluster, start_together
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
+from kmirror_sandbox.ports import LOOPBACK, free_ports
 from tests.support.clusters import NO_RETENTION, QUICK_FAILOVER, UNHARMED, MakeCluster, made_clusters
 from tests.support.installed_logs import install
 from tests.support.late_wire import LateWire

@@ -25,7 +25,7 @@ import pytest
 from kmirror.engine.spark.class_archive import ClassArchive
 from kmirror.engine.spark.gateway import scala_version
 from kmirror.engine.spark.shipping import cache_folder
-from kmirror.sandbox.ports import LOOPBACK, free_ports
+from kmirror_sandbox.ports import LOOPBACK, free_ports
 from tests.support.class_archive import java
 
 _START_TIMEOUT_S = 90.0

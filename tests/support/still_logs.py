@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.installed_logs import create_topics
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records

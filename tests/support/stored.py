@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import cramjam
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 
 _MAX_TIMESTAMP = struct.Struct(">q")
 #: How the framing of Java's snappy begins.

@@ -19,7 +19,7 @@ from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.context import Destination
 from kmirror.ops.verify.results import VerifyOutcome
 from kmirror.ops.verify.verify import VerifyRequest, verify
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.lock import transact
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, PartitionState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State

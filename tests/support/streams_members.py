@@ -21,7 +21,7 @@ from kmirror.cluster.protocol.wire import (
     skip_tagged_fields,
 )
 from kmirror.cluster.security.client_config import client_config
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.mirrors import properties_of
 from tests.support.waiting import wait_until
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import create_topic
 from tests.support.real_logs import CODECS, delete_records, producer_of, set_topic
 from tests.support.tiers import (

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.kafka_versions import is_older
 from tests.support.leader import create_topic
 from tests.support.producers import whole_batches

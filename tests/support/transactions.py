@@ -21,7 +21,7 @@ from typing import Self
 
 from confluent_kafka import Producer
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 
 KEPT, DROPPED = b"kept", b"dropped"
 _ROOT = Path(__file__).parent.parent.parent

@@ -19,7 +19,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.compare.difference import Difference, PartitionComparison
 from kmirror.engine.compare.logs import compare_partition
 from kmirror.engine.lane.control import append_to
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -20,7 +20,7 @@ from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.jobs.side_jobs import side_jobs_of
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.stop.failover import failover
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.assignment import Assignment
 from kmirror.state.records import PartitionState
 from tests.support.clusters import unique_topic

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from crc32c import crc32c
 
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import (
     DumpedBatch,

@@ -10,9 +10,10 @@ from kmirror.cluster.acl_commands import Grant
 from kmirror.cluster.security.properties import parse_properties, read_properties
 from kmirror.errors import UsageError
 from kmirror.ops.check.rights import destination_grants, source_grants
-from kmirror.ops.jobs.mirrormaker import HeartbeatsJob
-from kmirror.settings.conversion import Conversion, Given, KeyOutcome, convert, link_conversion
-from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
+from kmirror_compat.mirrormaker_jobs import HeartbeatsJob
+from kmirror.ops.base.converted_keys import KeyOutcome
+from kmirror_compat.conversion import Conversion, Given, convert, link_conversion
+from kmirror_compat.mirrormaker_file import Flow, MirrorMakerFile
 from kmirror.settings.other_tools import FAMILIES, OTHER_TOOL_KEYS
 from kmirror.settings.table import canonical, is_setting, parse_settings, split
 

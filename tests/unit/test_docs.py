@@ -201,9 +201,9 @@ def test_topics_of_help_on_pages_are_there() -> None:
 
 
 def missing_modules(text: str) -> set[str]:
-    """Return the modules named in a text of which there is none: below src/kmirror, or below the folder of all."""
+    """Return the modules named in a text of which there is none: below src or src/kmirror, or below the folder of all."""
     named = set(re.findall(r"(?<![\w./-])[\w/-]+\.py\b", text))
-    return {name for name in named if not ((ROOT / "src/kmirror" / name).exists() or (ROOT / name).exists())}
+    return {name for name in named if not any((ROOT / folder / name).exists() for folder in ("src/kmirror", "src", ""))}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -216,9 +216,10 @@ def test_a_module_that_is_named_without_its_room_is_missing() -> None:
 
 
 def rooms() -> set[str]:
-    """Return the folders of src/kmirror and the modules beside them."""
+    """Return the folders of src/kmirror, the modules beside them, and the packages beside the core."""
     package = ROOT / "src" / "kmirror"
     folders = {str(init.parent.relative_to(package)) for init in package.glob("*/**/__init__.py")}
+    folders |= {str(init.parent.relative_to(package.parent)) for init in package.parent.glob("kmirror_*/**/__init__.py")}
     return folders | {module.name for module in package.glob("*.py") if not module.name.startswith("__")}
 
 

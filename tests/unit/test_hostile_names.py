@@ -17,7 +17,7 @@ from kmirror.ops.mirrors.create import LONGEST_NAME, check_name
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.serve.metrics import MirrorTotals, RunStatus
-from kmirror.sandbox.broker_config import properties_text
+from kmirror_sandbox.broker_config import properties_text
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import split
 from tests.support.hostile import AMOUNTS, explore

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.errors import RefusedError, UsageError
-from kmirror.sandbox.broker_config import (
+from kmirror_sandbox.broker_config import (
     jaas_quoted,
     logging_option,
     logging_properties,
@@ -19,9 +19,9 @@ from kmirror.sandbox.broker_config import (
     server_properties,
     zookeeper_properties,
 )
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.ports import LOOPBACK, free_ports, is_free
-from kmirror.sandbox.spec import ClusterSpec, SecuritySpec, load_spec, nodes_on, ports_needed, save_spec
+from kmirror_sandbox.cluster import SandboxCluster
+from kmirror_sandbox.ports import LOOPBACK, free_ports, is_free
+from kmirror_sandbox.spec import ClusterSpec, SecuritySpec, load_spec, nodes_on, ports_needed, save_spec
 
 
 def spec_of(brokers: int, secured: bool = False, properties: Mapping[str, str] | None = None) -> ClusterSpec:

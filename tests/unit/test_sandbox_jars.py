@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.errors import RefusedError, UnreachableError, UsageError
-from kmirror.sandbox.jars import cache_directory, check_kafka_version, ivy_module, kafka_jars
+from kmirror_sandbox.jars import cache_directory, check_kafka_version, ivy_module, kafka_jars
 
 #: Answers `-version`; otherwise notes the call and does what the file `behaviour` says in the folder libs.
 FAKE_JAVA = """#!/bin/sh

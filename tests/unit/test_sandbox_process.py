@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.sandbox.process import (
+from kmirror_sandbox.process import (
     ProcessIdentity,
     identify,
     is_alive,

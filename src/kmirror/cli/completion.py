@@ -12,9 +12,7 @@ import os
 import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, shell_complete, split_arg_string
 
-from kmirror.cli.kafka_flags import ACTIONS, MIRROR_FLAGS, OWN, TOPIC_FLAGS, command_of
-from kmirror.cli.name_cache import cached_mirrors, cached_topics
-from kmirror.cli.options import COMPLETE_VARIABLE, Call, Verb, verb
+from kmirror.cli.options import COMPLETE_VARIABLE, Call, verb
 
 _BASH = r"""# Completion of kmirror and kafka-mirrors for bash 4 or later: `kmirror completion bash` prints this.
 _kmirror_completion() {
@@ -118,30 +116,6 @@ def answer(command: click.Command, instruction: str) -> int:
     for shell in _SHELLS.values():
         add_completion_class(shell)
     return shell_complete(command, {}, command.name or "", COMPLETE_VARIABLE, instruction)
-
-
-def kafka_mirrors_command() -> click.Command:
-    """Return a command with all actions and options of `kafka-mirrors`, for completion."""
-    options = {action: click.Option([action], is_flag=True, help=summary) for action, (_, summary) in ACTIONS.items()}
-    for flag, own in OWN.items():
-        names = cached_mirrors if flag in MIRROR_FLAGS else cached_topics if flag in TOPIC_FLAGS else None
-        takes_value = own.metavar is not None
-        options[flag] = click.Option(
-            [flag], is_flag=not takes_value, multiple=takes_value, help=own.help, shell_complete=names
-        )
-    for verb_name in dict.fromkeys(name for name, _ in ACTIONS.values()):
-        for option in command_of(verb_name).params:
-            if isinstance(option, click.Option) and not {"--yes", *OWN} & {*option.opts}:
-                options.setdefault(option.opts[-1], option)
-    options["--version"] = click.Option(["--version"], is_flag=True, help="Show the version and exit.")
-    return Verb(
-        "kafka-mirrors",
-        examples=(),
-        common=(),
-        changes=False,
-        params=[*options.values()],
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
 
 
 @verb(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kmirror.beside import beside
 from kmirror.cli.direction import direction
 from kmirror.cli.name_cache import cache_names
 from kmirror.cli.options import (
@@ -66,7 +67,6 @@ def create_verb(
     if_not_exists: bool,
 ) -> int:
     from kmirror.errors import UsageError
-    from kmirror.ops.mirrors.convert import create_from_link, create_from_mm2
     from kmirror.ops.mirrors.create import create
 
     files = [file for file in (mirror_config, from_mm2, from_link) if file is not None]
@@ -83,9 +83,9 @@ def create_verb(
     how = {"if_not_exists": if_not_exists, "dry_run": call.dry_run}
     with call.destination() as destination:
         if from_mm2 is not None:
-            done = create_from_mm2(destination, properties, config, mirror=mirror, target=target, **how)
+            done = beside("create_from_mm2")(destination, properties, config, mirror=mirror, target=target, **how)
         elif from_link is not None:
-            done = create_from_link(destination, mirror or "", properties, config, **how)
+            done = beside("create_from_link")(destination, mirror or "", properties, config, **how)
         else:
             done = create(destination, mirror or "", properties, config, **how)
         cache_names(destination)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from kmirror.beside import beside
 from kmirror.cli.name_cache import cached_mirrors, cached_topics
 from kmirror.cli.output import Output, output_for
 from kmirror.cli.screen import Screen
@@ -122,9 +123,7 @@ class Call:
         if self.kafka_action is None or done.exit_code or done.dry_run:
             self.output.result(done)
         else:
-            from kmirror.cli.kafka_sentences import success_of
-
-            self.output.result(done, success_of(self.kafka_action, done))
+            self.output.result(done, beside("kafka_success")(self.kafka_action, done))
         return done.exit_code
 
 

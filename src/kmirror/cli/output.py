@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kmirror.ops.check.findings import CheckLine, CheckReport
     from kmirror.ops.stop.promote_request import PromoteView
     from kmirror.ops.verify.results import VerifyOutcome
-    from kmirror.sandbox.registry import SandboxStatus
     from kmirror.work import Watch
 
 Watcher = Callable[["RunView"], None]
@@ -61,8 +60,8 @@ class Output(Protocol):
     def verified(self, outcome: VerifyOutcome, headline: str) -> None:
         """Show what `verify` found; `headline` is the summary for people."""
 
-    def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
-        """Show the status of the sandbox, after what was `done`."""
+    def document(self, document: object, for_people: Callable[[], None]) -> None:
+        """Show a document to scripts; `for_people` shows the same to people."""
 
     def running(self, log_format: str) -> AbstractContextManager[Watcher]:
         """Show the progress of `run`, view by view: as a table on a terminal, else as a log in that format."""
@@ -181,15 +180,8 @@ class TableOutput:
         self.screen.line(headline)
         _show_warnings(self.screen, outcome)
 
-    def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
-        from kmirror.sandbox.registry import BROKERS
-
-        if done is not None and done.dry_run:
-            self.result(done)
-        elif status.brokers:
-            self._table(BROKERS, status.brokers)
-        else:
-            self.screen.note(f"no sandbox in {status.directory}; `kmirror sandbox up` creates one")
+    def document(self, document: object, for_people: Callable[[], None]) -> None:
+        for_people()
 
     def running(self, log_format: str) -> AbstractContextManager[Watcher]:
         from kmirror.cli import progress
@@ -289,8 +281,8 @@ class JsonOutput:
         self._print(outcome.to_json())
         _show_warnings(self.screen, outcome)
 
-    def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
-        self._print({**(done.to_json() if done else {}), **status.to_json()})
+    def document(self, document: object, for_people: Callable[[], None]) -> None:
+        self._print(document)
 
     def running(self, log_format: str) -> AbstractContextManager[Watcher]:
         from kmirror.cli.run_log import RunLog

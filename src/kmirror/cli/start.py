@@ -16,9 +16,9 @@ def kmirror() -> None:
 
 def kafka_mirrors() -> None:
     """Run the command `kafka-mirrors`."""
-    from kmirror.cli.compat import entry_point
+    from kmirror.beside import beside
 
-    entry_point()
+    beside("kafka_mirrors")()
 
 
 # where it is ignored, as for a background job of a script, it stays so

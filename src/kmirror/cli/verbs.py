@@ -14,46 +14,46 @@ from click.shell_completion import CompletionItem
 from kmirror import __version__
 from kmirror.cli.options import VerbGroup
 
-#: The sections of `kmirror --help`: by verb, its module and its summary.
+#: The sections of `kmirror --help`: by verb, its module (after a dot: beside this one) and its summary.
 SECTIONS = {
     "Set up": {
-        "check": ("views", "Check connections, broker versions, rights and settings."),
-        "create": ("mirrors", "Create a mirror: store its source, filters and settings."),
-        "add": ("mirrors", "Add source topics to a mirror."),
+        "check": (".views", "Check connections, broker versions, rights and settings."),
+        "create": (".mirrors", "Create a mirror: store its source, filters and settings."),
+        "add": (".mirrors", "Add source topics to a mirror."),
     },
     "Copy": {
-        "run": ("copying", "Copy records until stopped or caught up."),
-        "pause": ("stopping", "Pause copying."),
-        "resume": ("stopping", "Resume copying."),
+        "run": (".copying", "Copy records until stopped or caught up."),
+        "pause": (".stopping", "Pause copying."),
+        "resume": (".stopping", "Resume copying."),
     },
     "Monitor and verify": {
-        "list": ("views", "List the mirrors on a destination."),
-        "describe": ("describe", "Show offsets, lag and state of each mirrored partition."),
-        "top": ("top", "Show rate, lag and time left of each topic, live."),
-        "wait": ("views", "Wait until topics are caught up, stopped, healthy or drained."),
-        "verify": ("copying", "Compare source and destination record by record."),
-        "events": ("views", "Show who did what to a mirror, when, and the result."),
-        "report": ("report", "Write an HTML report about a mirror."),
+        "list": (".views", "List the mirrors on a destination."),
+        "describe": (".describe", "Show offsets, lag and state of each mirrored partition."),
+        "top": (".top", "Show rate, lag and time left of each topic, live."),
+        "wait": (".views", "Wait until topics are caught up, stopped, healthy or drained."),
+        "verify": (".copying", "Compare source and destination record by record."),
+        "events": (".views", "Show who did what to a mirror, when, and the result."),
+        "report": (".report", "Write an HTML report about a mirror."),
     },
     "Stop, fail over and fail back": {
-        "promote": ("stopping", "Stop mirroring topics once they are fully copied (planned migration)."),
-        "failover": ("stopping", "Stop mirroring immediately and make the topics writable."),
-        "remove": ("stopping", "Remove topics from a mirror and make them writable."),
-        "failback": ("failback", "Make the old source a mirror of the new primary."),
-        "truncate-logs": ("truncate_logs", "Truncate a stopped broker's logs as a failback plan says."),
-        "switchover": ("failback", "Swap source and destination (planned)."),
+        "promote": (".stopping", "Stop mirroring topics once they are fully copied (planned migration)."),
+        "failover": (".stopping", "Stop mirroring immediately and make the topics writable."),
+        "remove": (".stopping", "Remove topics from a mirror and make them writable."),
+        "failback": (".failback", "Make the old source a mirror of the new primary."),
+        "truncate-logs": (".truncate_logs", "Truncate a stopped broker's logs as a failback plan says."),
+        "switchover": (".failback", "Swap source and destination (planned)."),
     },
     "Operate": {
-        "recover": ("mirrors", "Retry FAILED partitions now."),
-        "append": ("append", "Append records from a file at their offsets."),
-        "config": ("mirrors", "Show or change a mirror's settings."),
-        "delete": ("mirrors", "Delete a mirror but keep its topics."),
-        "help": ("pages", "Show a page of the documentation, or the help of a command."),
-        "completion": ("completion", "Print the shell completion script for kmirror and kafka-mirrors."),
+        "recover": (".mirrors", "Retry FAILED partitions now."),
+        "append": (".append", "Append records from a file at their offsets."),
+        "config": (".mirrors", "Show or change a mirror's settings."),
+        "delete": (".mirrors", "Delete a mirror but keep its topics."),
+        "help": (".pages", "Show a page of the documentation, or the help of a command."),
+        "completion": (".completion", "Print the shell completion script for kmirror and kafka-mirrors."),
     },
     "Try it out": {
-        "sandbox": ("sandbox", "Run two real Kafka clusters on this machine."),
-        "demo": ("demo", "Watch a copy, crash, failover and failback, step by step."),
+        "sandbox": ("kmirror_sandbox.cli.sandbox", "Run two real Kafka clusters on this machine."),
+        "demo": ("kmirror_sandbox.cli.demo", "Watch a copy, crash, failover and failback, step by step."),
     },
 }
 #: Verb, module and summary, in the order of the help.
@@ -71,7 +71,7 @@ class Verbs(VerbGroup):
         """Import and return a verb."""
         if name not in VERBS:
             return None
-        found = getattr(importlib.import_module(f"kmirror.cli.{VERBS[name][0]}"), f"{name.replace('-', '_')}_verb")
+        found = getattr(importlib.import_module(VERBS[name][0], __package__), f"{name.replace('-', '_')}_verb")
         assert isinstance(found, click.Command)
         return found
 

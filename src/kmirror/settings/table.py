@@ -721,12 +721,17 @@ def setting_of(key: str) -> Setting:
         return _ALIASES[key][0]
     if foreign := other_tool_key(key):
         raise UsageError(f"{key} is not a setting of a mirror: {foreign.why}", foreign.instead)
-    near = get_close_matches(key.lower().replace("_", "."), [*_BY_KEY, *_ALIASES], n=1, cutoff=0.75)
-    meant = near[0] if near else closest_client_key(key) or nearest_other_tool_key(key)
+    meant = nearest_key(key)
     raise UsageError(
         f"unknown setting {key}",
         f"did you mean {meant}?" if meant else f"use one of: {', '.join(_BY_KEY)}; or a Kafka client property",
     )
+
+
+def nearest_key(key: str) -> str | None:
+    """Return the key of a setting, a Kafka client or another tool that was probably meant, None if none is close."""
+    near = get_close_matches(key.lower().replace("_", "."), [*_BY_KEY, *_ALIASES], n=1, cutoff=0.75)
+    return near[0] if near else closest_client_key(key) or nearest_other_tool_key(key)
 
 
 def differing_keys(one: Settings, other: Settings) -> list[str]:

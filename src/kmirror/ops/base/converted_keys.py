@@ -1,13 +1,34 @@
-"""The rows that show how each key of another tool's file was converted."""
+"""What became of each key of another tool's file that was converted, and the rows that show it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kmirror.columns import TEXT, Column, Table, one_of
-from kmirror.settings.conversion import KeyOutcome, KeyResult
 from kmirror.words import UNKNOWN, one_line
+
+
+class KeyOutcome(StrEnum):
+    """What became of a key."""
+
+    TAKEN = "TAKEN"
+    DEFAULT = "DEFAULT"
+    NO_MEANING = "NO_MEANING"
+    REFUSED = "REFUSED"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyResult:
+    """What became of one key of the file: what it is taken as, or why it is not, and what to do."""
+
+    key: str
+    became: KeyOutcome
+    message: str
+    hint: str | None = None
+    #: The properties of the mirror that it sets.
+    properties: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

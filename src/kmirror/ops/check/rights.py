@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from kmirror.beside import beside
 from kmirror.cluster.acl_commands import Grant, admin_options
 from kmirror.cluster.acls import NoAuthorizerError, describe_acls
 from kmirror.cluster.authorized import may_write_transactions, missing_rights
@@ -24,7 +25,6 @@ from kmirror.state.own_rights import OWN_IDS_GRANT, OWN_TOPICS_GRANT
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.acls import producers_of
-from kmirror.sync.mirrormaker import own_topics
 from kmirror.words import counted, visible
 
 _ON_MIRROR_TOPICS = ("CREATE", "READ", "WRITE", "ALTER", "ALTER_CONFIGS", "DELETE")
@@ -61,7 +61,7 @@ def destination_grants(
     return (
         OWN_TOPICS_GRANT,
         OWN_IDS_GRANT,
-        *(Grant(option("--topic", name), ("CREATE", "WRITE")) for name in own_topics(settings)),
+        *(Grant(option("--topic", name), ("CREATE", "WRITE")) for name in beside("mirrormaker_topics")(settings)),
         *(Grant(option("--topic", name), _ON_MIRROR_TOPICS) for name in _named(topics)),
         *(Grant(option("--topic", archive_prefix(name)), _ON_ARCHIVES, prefixed=True) for name in _named(topics)),
         Grant(("--cluster",), cluster),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kmirror.beside import beside
 from kmirror.engine.control.side_jobs import SideJob
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.jobs.discovery import DiscoveryJob
-from kmirror.ops.jobs.mirrormaker import CheckpointsJob, HeartbeatsJob
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.rights.acl_sync import RightsJob
 from kmirror.ops.rights.client_sync import ClientsJob
@@ -21,6 +21,5 @@ def side_jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list
         GroupSyncJob(mirror, destination_properties),
         SettingsSyncJob(mirror, destination_properties),
         DiscoveryJob(mirror, destination_properties),
-        CheckpointsJob(mirror, destination_properties),
-        HeartbeatsJob(mirror, destination_properties),
+        *beside("mirrormaker_jobs")(mirror, destination_properties),
     ]

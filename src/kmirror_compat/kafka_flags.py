@@ -1,4 +1,4 @@
-"""The flags of `kafka-mirrors`, and how a command line translates into kmirror's. Pure.
+"""The flags and sentences of `kafka-mirrors`, and how a command line translates into kmirror's. Pure.
 
 Two tools have this style: Apache Kafka's cluster mirroring (KIP-1279; its verbs are --start and --stop, its mirrors
 --mirror), and Confluent Platform's kafka-mirrors (its mirrors are --link, its topics --mirror-topic). Both spellings
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +20,9 @@ from kmirror.cli.verbs import kmirror
 from kmirror.commands import on_mirror
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.patterns import is_plain_name
+
+if TYPE_CHECKING:
+    from kmirror.ops.base.results import VerbResult
 
 #: By action, the kmirror verb it becomes and its help. --create becomes `add` if topics are named.
 ACTIONS = {
@@ -367,3 +371,41 @@ def _suggestion(word: str, known: set[str]) -> str | None:
     if near is None or near in _NEVER_SUGGESTED:
         return None
     return _INSTEAD.get(near, f"did you mean {near}?")
+
+
+# The sentences with which Kafka's own tools report success, for scripts that look for them: those of Apache Kafka's
+# `kafka-cluster-mirrors.sh` (KIP-1279), and of Confluent's `kafka-mirrors` where only that has the action.
+
+#: By action, with the topics' number and names.
+_ON_TOPICS = {
+    "--add": "Started {count} topic(s) in mirror {mirror}: {topics}",
+    "--start": "Started {count} topic(s) in mirror {mirror}: {topics}",
+    "--pause": "Paused {count} topic(s) in mirror {mirror}: {topics}",
+    "--resume": "Resumed {count} topic(s) in mirror {mirror}: {topics}",
+    "--unpause": "Resumed {count} topic(s) in mirror {mirror}: {topics}",
+    "--recover": "Recovered {count} topic(s) in mirror {mirror}: {topics}",
+    "--stop": "Stopped {topics} topic(s) in mirror {mirror}",
+    "--remove": "Stopped {topics} topic(s) in mirror {mirror}",
+}
+#: By action, a line for each topic.
+_PER_TOPIC = {
+    "--create": "Created topic {topic}.",
+    "--promote": "Request for stopping topic {topic}'s mirror was successfully scheduled.",
+    "--failover": "Request for stopping topic {topic}'s mirror was successfully scheduled.",
+}
+
+
+def success_of(action: str, done: VerbResult) -> str | None:
+    """Return what Kafka's tool says when an action has succeeded, None if it has no sentence for it."""
+    names = sorted({row.topic for row in done.results if row.topic is not None})
+    if done.verb == "create":
+        return f"Created mirror {done.mirror}"
+    if done.verb == "delete":
+        return f"Deleted mirror {done.mirror}"
+    if done.verb == "add" and not names:
+        return f"No matching topics found yet. Patterns saved to mirror {done.mirror} for auto-discovery."
+    if action in _ON_TOPICS:
+        return _ON_TOPICS[action].format(count=len(names), mirror=done.mirror, topics=f"[{', '.join(names)}]")
+    if action in _PER_TOPIC and names:
+        return "\n".join(_PER_TOPIC[action].format(topic=name) for name in names)
+    return None

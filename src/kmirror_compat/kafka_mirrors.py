@@ -15,9 +15,11 @@ import click
 from kmirror import __version__
 from kmirror.cli import main as kmirror_main
 from kmirror.cli.failures import INTERRUPTED
-from kmirror.cli.kafka_flags import (
+from kmirror_compat.kafka_flags import (
     ACTIONS,
+    MIRROR_FLAGS,
     OWN,
+    TOPIC_FLAGS,
     Request,
     action_of,
     check_replication_factor,
@@ -25,7 +27,8 @@ from kmirror.cli.kafka_flags import (
     read,
     source_names,
 )
-from kmirror.cli.options import Session, destination_properties
+from kmirror.cli.name_cache import cached_mirrors, cached_topics
+from kmirror.cli.options import Session, Verb, destination_properties
 from kmirror.cli.screen import Screen
 from kmirror.errors import ExitCode, UsageError
 
@@ -43,13 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def entry_point() -> None:
     """Run the command line of this process and exit."""
-    kmirror_main.run_process(main, _completed)
-
-
-def _completed() -> click.Command:
-    from kmirror.cli.completion import kafka_mirrors_command
-
-    return kafka_mirrors_command()
+    kmirror_main.run_process(main, kafka_mirrors_command)
 
 
 def _run(session: Session, arguments: Sequence[str]) -> int:
@@ -195,6 +192,30 @@ def action_help(action: str) -> str:
     with formatter.section("Options"):
         formatter.write_dl([*_own_records(action), *records])
     return formatter.getvalue()
+
+
+def kafka_mirrors_command() -> click.Command:
+    """Return a command with all actions and options of `kafka-mirrors`, for completion."""
+    options = {action: click.Option([action], is_flag=True, help=summary) for action, (_, summary) in ACTIONS.items()}
+    for flag, own in OWN.items():
+        names = cached_mirrors if flag in MIRROR_FLAGS else cached_topics if flag in TOPIC_FLAGS else None
+        takes_value = own.metavar is not None
+        options[flag] = click.Option(
+            [flag], is_flag=not takes_value, multiple=takes_value, help=own.help, shell_complete=names
+        )
+    for verb_name in dict.fromkeys(name for name, _ in ACTIONS.values()):
+        for option in command_of(verb_name).params:
+            if isinstance(option, click.Option) and not {"--yes", *OWN} & {*option.opts}:
+                options.setdefault(option.opts[-1], option)
+    options["--version"] = click.Option(["--version"], is_flag=True, help="Show the version and exit.")
+    return Verb(
+        "kafka-mirrors",
+        examples=(),
+        common=(),
+        changes=False,
+        params=[*options.values()],
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
 
 def _formatter(usage: str) -> click.HelpFormatter:

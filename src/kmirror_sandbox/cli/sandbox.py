@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kmirror.cli.challenge import challenge_verb
+from kmirror_sandbox.cli.challenge import challenge_verb
 from kmirror.cli.options import Call, VerbGroup, folder_option, verb
 from kmirror.commands import command_line, option
 from kmirror.errors import RefusedError
@@ -17,7 +17,9 @@ from kmirror.words import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kmirror.sandbox.registry import SandboxStatus, Step
+    from kmirror.cli.output import Output
+    from kmirror.ops.base.results import VerbResult
+    from kmirror_sandbox.registry import SandboxStatus, Step
 
 _DIRECTORY = folder_option("--dir", "directory", text="Sandbox directory. Default: ~/.local/state/kmirror/sandbox.")
 
@@ -62,7 +64,7 @@ def up_verb(
     tiered: bool,
     directory: str | None,
 ) -> int:
-    from kmirror.sandbox.registry import MIRROR_FILE, SandboxOptions, plan_up, status, up
+    from kmirror_sandbox.registry import MIRROR_FILE, SandboxOptions, plan_up, status, up
 
     folder, options = _folder(directory), SandboxOptions(brokers, kafka_version, base_port, secured, tiered)
     if call.dry_run:
@@ -104,7 +106,7 @@ def up_verb(
     destination=False,
 )
 def down_verb(call: Call, directory: str | None) -> int:
-    from kmirror.sandbox.registry import down, plan_down, status
+    from kmirror_sandbox.registry import down, plan_down, status
 
     folder = _folder(directory)
     if call.dry_run:
@@ -121,10 +123,10 @@ def down_verb(call: Call, directory: str | None) -> int:
     destination=False,
 )
 def status_verb(call: Call, directory: str | None) -> int:
-    from kmirror.sandbox.registry import status
+    from kmirror_sandbox.registry import status
 
     found = status(_folder(directory))
-    call.output.sandbox(found)
+    show_status(call.output, found)
     return 0
 
 
@@ -151,8 +153,8 @@ def status_verb(call: Call, directory: str | None) -> int:
 def produce_verb(
     call: Call, topic: str, count: int, cluster: str, bootstrap_server: str | None, directory: str | None
 ) -> int:
-    from kmirror.cli.demo_traffic import make_topic, write_records
-    from kmirror.sandbox.registry import status
+    from kmirror_sandbox.cli.demo_traffic import make_topic, write_records
+    from kmirror_sandbox.registry import status
 
     address = bootstrap_server
     if address is None:
@@ -180,7 +182,7 @@ sandbox_verb = VerbGroup(
 
 
 def _folder(directory: str | None) -> Path:
-    from kmirror.sandbox.registry import default_directory
+    from kmirror_sandbox.registry import default_directory
 
     return Path(directory).expanduser().absolute() if directory else default_directory(os.environ)
 
@@ -202,5 +204,20 @@ def _show(call: Call, name: str, steps: Sequence[Step], status: SandboxStatus) -
     rows = [TopicResult(None, None, Outcome.DONE, f"{would}{step.text}") for step in steps]
     if not rows:
         rows = [TopicResult(None, None, Outcome.NOOP, "nothing to do")]
-    call.output.sandbox(status, VerbResult.of(name, "", rows, dry_run=call.dry_run))
+    show_status(call.output, status, VerbResult.of(name, "", rows, dry_run=call.dry_run))
     return 0
+
+
+def show_status(output: Output, status: SandboxStatus, done: VerbResult | None = None) -> None:
+    """Show the status of the sandbox, after what was `done`."""
+    from kmirror_sandbox.registry import BROKERS
+
+    def for_people() -> None:
+        if done is not None and done.dry_run:
+            output.result(done)
+        elif status.brokers:
+            output.rows(BROKERS, status.brokers)
+        else:
+            output.screen.note(f"no sandbox in {status.directory}; `kmirror sandbox up` creates one")
+
+    output.document({**(done.to_json() if done else {}), **status.to_json()}, for_people)

@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from kmirror.cli import tables
-from kmirror.cli.demo_stage import Stage, StepFailedError
+from kmirror_sandbox.cli.demo_stage import Stage, StepFailedError
 from kmirror.cli.interrupts import ended_by_signals
 from kmirror.cli.options import Call, verb
 from kmirror.errors import ExitCode
 
 if TYPE_CHECKING:
-    from kmirror.cli.demo_output import CommandRunner
-    from kmirror.sandbox.cluster import SandboxCluster
+    from kmirror_sandbox.cli.demo_output import CommandRunner
+    from kmirror_sandbox.cluster import SandboxCluster
 
 MIRROR = "challenge"
 _COPIED, _LATER, _DELETED_BELOW, _FRESH = 1000, 200, 1150, 100
@@ -83,7 +83,7 @@ class _Challenge(Stage):
         self.must(kmirror, "verify", "--mirror", MIRROR, "--topics", "copied")
 
     def _truncate(self, kmirror: CommandRunner, source: SandboxCluster, destination: SandboxCluster) -> None:
-        from kmirror.cli.demo_traffic import delete_records, write_records
+        from kmirror_sandbox.cli.demo_traffic import delete_records, write_records
 
         topic = "truncated"
         self.output.heading("Scenario 2: the source deletes records before they are copied")
@@ -113,7 +113,7 @@ class _Challenge(Stage):
         self._expect(destination, topic, (0, _COPIED + _LATER), "on b")
 
     def _reset(self, kmirror: CommandRunner, source: SandboxCluster, destination: SandboxCluster) -> None:
-        from kmirror.cli.demo_traffic import delete_topic, make_topic, write_records
+        from kmirror_sandbox.cli.demo_traffic import delete_topic, make_topic, write_records
 
         topic = "reset"
         self.output.heading("Scenario 3: the source topic is deleted and created again")
@@ -135,7 +135,7 @@ class _Challenge(Stage):
 
     def _mirror(self, kmirror: CommandRunner, source: SandboxCluster, destination: SandboxCluster, topic: str) -> None:
         """Copy a new topic with records."""
-        from kmirror.cli.demo_traffic import make_topic, write_records
+        from kmirror_sandbox.cli.demo_traffic import make_topic, write_records
 
         make_topic(source.bootstrap_servers, topic, 1)
         write_records(source.bootstrap_servers, topic, _COPIED)
@@ -145,7 +145,7 @@ class _Challenge(Stage):
         self._expect(destination, topic, (0, _COPIED), "on b")
 
     def _expect(self, cluster: SandboxCluster, topic: str, ends: tuple[int, int], where: str) -> None:
-        from kmirror.cli.demo_traffic import log_ends
+        from kmirror_sandbox.cli.demo_traffic import log_ends
 
         found = log_ends(cluster.bootstrap_servers, topic)
         self.output.say(f"{topic} begins at offset {found[0]:,} and ends at {found[1]:,} {where}.")

@@ -11,16 +11,16 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from kmirror.cli import tables
-from kmirror.cli.demo_output import CommandRunner, RunningCommand
-from kmirror.cli.demo_stage import Stage, StepFailedError
+from kmirror_sandbox.cli.demo_output import CommandRunner, RunningCommand
+from kmirror_sandbox.cli.demo_stage import Stage, StepFailedError
 from kmirror.cli.interrupts import ended_by_signals
 from kmirror.cli.options import Call, verb
 from kmirror.commands import on_mirror
 from kmirror.errors import ExitCode
 
 if TYPE_CHECKING:
-    from kmirror.cli.demo_traffic import LiveProducer, Watcher
-    from kmirror.sandbox.cluster import SandboxCluster
+    from kmirror_sandbox.cli.demo_traffic import LiveProducer, Watcher
+    from kmirror_sandbox.cluster import SandboxCluster
 
 TOPIC = "orders"
 MIRROR = "demo"
@@ -84,7 +84,7 @@ class _Demo(Stage):
     def _start_traffic(
         self, source: SandboxCluster, destination: SandboxCluster
     ) -> tuple[LiveProducer, Watcher, Watcher]:
-        from kmirror.cli.demo_traffic import LiveProducer, Watcher, make_topic
+        from kmirror_sandbox.cli.demo_traffic import LiveProducer, Watcher, make_topic
 
         make_topic(source.bootstrap_servers, TOPIC, PARTITIONS)
         traffic = self.stack.enter_context(LiveProducer(source.bootstrap_servers, TOPIC, _RECORDS_PER_SECOND))
@@ -144,7 +144,7 @@ class _Demo(Stage):
         self.output.say(f"b has {copied:,} records: none lost, none copied twice.")
 
     def _lose_source(self, kmirror: CommandRunner, source: SandboxCluster) -> None:
-        from kmirror.cli.demo_traffic import write_records
+        from kmirror_sandbox.cli.demo_traffic import write_records
 
         self.output.heading("The source is lost: failover")
         write_records(source.bootstrap_servers, TOPIC, _LATE)
@@ -157,7 +157,7 @@ class _Demo(Stage):
         self.output.say(f"That is the known loss. The last {_LATE} records are not in it; they reappear below.")
 
     def _write_to_new_primary(self, destination: SandboxCluster) -> None:
-        from kmirror.cli.demo_traffic import write_records
+        from kmirror_sandbox.cli.demo_traffic import write_records
 
         write_records(destination.bootstrap_servers, TOPIC, _LOCAL)
         self.output.say(f"Clients now write to b: {_LOCAL:,} new records, acks=all.")

@@ -18,16 +18,16 @@ from typing import Self
 
 from kmirror.errors import RefusedError, UnreachableError, UsageError
 from kmirror.java import find_java
-from kmirror.sandbox.broker_config import properties_text
-from kmirror.sandbox.certificates import make_certificates
-from kmirror.sandbox.clients import create_scram_users, login_properties
-from kmirror.sandbox.jars import KafkaJars, cache_directory, kafka_jars, token_server_jars
-from kmirror.sandbox.node import Node
-from kmirror.sandbox.ports import LOOPBACK, free_ports
-from kmirror.sandbox.process import ProcessIdentity, send_signal, terminate, wait_gone
-from kmirror.sandbox.readiness import wait_until_answering, wait_until_listening, wait_until_logged_in
-from kmirror.sandbox.server import JavaServer
-from kmirror.sandbox.spec import (
+from kmirror_sandbox.broker_config import properties_text
+from kmirror_sandbox.certificates import make_certificates
+from kmirror_sandbox.clients import create_scram_users, login_properties
+from kmirror_sandbox.jars import KafkaJars, cache_directory, kafka_jars, token_server_jars
+from kmirror_sandbox.node import Node
+from kmirror_sandbox.ports import LOOPBACK, free_ports
+from kmirror_sandbox.process import ProcessIdentity, send_signal, terminate, wait_gone
+from kmirror_sandbox.readiness import wait_until_answering, wait_until_listening, wait_until_logged_in
+from kmirror_sandbox.server import JavaServer
+from kmirror_sandbox.spec import (
     ADMIN_USER,
     ClusterSpec,
     SecuritySpec,
@@ -39,9 +39,9 @@ from kmirror.sandbox.spec import (
     ports_needed,
     save_spec,
 )
-from kmirror.sandbox.store import Store, check_tiered, compiled_store, install_store
-from kmirror.sandbox.token_server import TokenServer
-from kmirror.sandbox.zookeeper import ZooKeeper
+from kmirror_sandbox.store import Store, check_tiered, compiled_store, install_store
+from kmirror_sandbox.token_server import TokenServer
+from kmirror_sandbox.zookeeper import ZooKeeper
 from kmirror.words import counted
 from kmirror.work import Add, Meter, Watch, unwatched
 

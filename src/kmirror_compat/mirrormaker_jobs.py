@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import option
 from kmirror.engine.control.journal import Level
-from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob
 from kmirror.errors import BrokerError, Reason, UnreachableError
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
 from kmirror.ops.groups.facts import log_bounds, mirrored_topics, read_source_groups
@@ -27,7 +27,7 @@ from kmirror.ops.jobs.pace import Pace
 from kmirror.settings.table import Settings
 from kmirror.state.client import client, known_error
 from kmirror.state.records import DesiredState
-from kmirror.sync.mirrormaker import (
+from kmirror_compat.mirrormaker_records import (
     HEARTBEATS_TOPIC,
     checkpoints,
     checkpoints_topic,
@@ -182,6 +182,11 @@ class HeartbeatsJob(_Job):
             require_same_cluster(view.mirror.source_cluster_id, cluster_id_of(source))
         self._write(destination, view.settings, HEARTBEATS_TOPIC, dict([heartbeat(view.settings, now_ms())]))
         return ()
+
+
+def jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list[SideJob]:
+    """Return both jobs of one mirror."""
+    return [CheckpointsJob(mirror, destination_properties), HeartbeatsJob(mirror, destination_properties)]
 
 
 def _create(cluster: ClusterClient, topic: str, replication_factor: int) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from kmirror.errors import RefusedError, UsageError
 from kmirror.java import MINIMUM_JAVA
-from kmirror.sandbox.jars import KafkaJars, cache_directory
-from kmirror.sandbox.spec import release_of
+from kmirror_sandbox.jars import KafkaJars, cache_directory
+from kmirror_sandbox.spec import release_of
 
 #: The class that brokers load.
 STORE_CLASS = "FolderStore"
@@ -89,7 +89,7 @@ def compiled_store(
 
     Raises RefusedError if `java` is not part of a JDK.
     """
-    with as_file(files("kmirror.sandbox") / f"{STORE_CLASS}.java") as source:
+    with as_file(files("kmirror_sandbox") / f"{STORE_CLASS}.java") as source:
         digest = sha256(source.read_bytes()).hexdigest()[:12]
         cache = cache_directory(environ)
         classes = cache / f"store-{jars.version}-{digest}"

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from kmirror.sandbox.broker_config import logging_option, logging_properties
-from kmirror.sandbox.jars import KafkaJars
-from kmirror.sandbox.process import ProcessIdentity, is_alive, spawn
-from kmirror.sandbox.spec import ClusterSpec
+from kmirror_sandbox.broker_config import logging_option, logging_properties
+from kmirror_sandbox.jars import KafkaJars
+from kmirror_sandbox.process import ProcessIdentity, is_alive, spawn
+from kmirror_sandbox.spec import ClusterSpec
 
 _TAIL_LINES = 20
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kmirror.sandbox.broker_config import zookeeper_properties
-from kmirror.sandbox.jars import KafkaJars
-from kmirror.sandbox.server import JavaServer
-from kmirror.sandbox.spec import ClusterSpec
+from kmirror_sandbox.broker_config import zookeeper_properties
+from kmirror_sandbox.jars import KafkaJars
+from kmirror_sandbox.server import JavaServer
+from kmirror_sandbox.spec import ClusterSpec
 
 _MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _OPTIONS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

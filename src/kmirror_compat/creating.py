@@ -13,11 +13,11 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import literal_secrets
 from kmirror.errors import ExitCode, KmirrorError, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.context import Destination, cluster_id_of
-from kmirror.ops.base.converted_keys import KeyRow, rows_of
+from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult, KeyRow, rows_of
 from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.mirrors.create import check_name, create
-from kmirror.settings.conversion import Conversion, KeyOutcome, KeyResult, link_conversion
-from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
+from kmirror_compat.conversion import Conversion, link_conversion
+from kmirror_compat.mirrormaker_file import Flow, MirrorMakerFile
 from kmirror.settings.table import is_setting, setting_of
 from kmirror.words import counted
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from kmirror.errors import UsageError
+from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult
 from kmirror.settings.client_keys import is_client_key, refusal_of
 from kmirror.settings.other_tools import AT_CREATION, other_tool_key
-from kmirror.settings.table import SETTINGS, canonical, is_setting, setting_of
+from kmirror.settings.table import SETTINGS, canonical, is_setting, nearest_key, setting_of
 
 _DEFAULTS = {setting.key: setting.kind.write(setting.default) for setting in SETTINGS}
 #: Keys of the connection; other keys of Kafka's clients are about consuming and producing.
@@ -29,27 +29,6 @@ _PROVIDERS = frozenset({"env", "file", "dir", ""})
 _LINK_NOTE = ": a link's default, not set in the file"
 _LINK_SYNC, _LINK_FILTERS = "consumer.offset.sync.enable", "consumer.offset.group.filters"
 _LINK_GROUPS = ("groups.include", "groups", "mirror.groups.include")
-
-
-class KeyOutcome(StrEnum):
-    """What became of a key."""
-
-    TAKEN = "TAKEN"
-    DEFAULT = "DEFAULT"
-    NO_MEANING = "NO_MEANING"
-    REFUSED = "REFUSED"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyResult:
-    """What became of one key of the file: what it is taken as, or why it is not, and what to do."""
-
-    key: str
-    became: KeyOutcome
-    message: str
-    hint: str | None = None
-    #: The properties of the mirror that it sets.
-    properties: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +113,7 @@ def _key_result(given: Given) -> tuple[KeyResult, dict[str, str]]:
         return _setting_key_result(given)
     foreign = other_tool_key(key)
     if foreign is None:
-        near = _nearest(key)
+        near = nearest_key(key)
         hint = f"did you mean {near}?" if near else "remove it, if the mirror can do without"
         return KeyResult(given.written, KeyOutcome.REFUSED, "unknown key", hint), {}
     if foreign.accepts(value):
@@ -186,12 +165,3 @@ def link_conversion(properties: Mapping[str, str]) -> Conversion:
     elif properties[_LINK_SYNC].strip().lower() == "true" and not {_LINK_FILTERS, *_LINK_GROUPS} & properties.keys():
         given.append(Given(_LINK_FILTERS, _LINK_FILTERS, "", f"{_LINK_NOTE}, and no group is synced"))
     return convert(given)
-
-
-def _nearest(key: str) -> str | None:
-    try:
-        setting_of(key)
-    except UsageError as error:
-        found = (error.hint or "").partition("did you mean ")[2].removesuffix("?")
-        return found or None
-    return None

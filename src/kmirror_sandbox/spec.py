@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kmirror.errors import RefusedError
-from kmirror.sandbox.ports import LOOPBACK
+from kmirror_sandbox.ports import LOOPBACK
 
 #: The name on the brokers' certificate: the principal of their connections to each other, and a super user.
 BROKER_PRINCIPAL = "sandbox-broker"

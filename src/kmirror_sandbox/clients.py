@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kmirror.errors import UsageError
-from kmirror.sandbox.broker_config import jaas_quoted, token_issuer
-from kmirror.sandbox.node import Node
-from kmirror.sandbox.ports import LOOPBACK
-from kmirror.sandbox.spec import CERTIFICATE
+from kmirror_sandbox.broker_config import jaas_quoted, token_issuer
+from kmirror_sandbox.node import Node
+from kmirror_sandbox.ports import LOOPBACK
+from kmirror_sandbox.spec import CERTIFICATE
 
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",

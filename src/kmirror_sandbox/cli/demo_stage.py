@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kmirror.cli import tables
-from kmirror.cli.demo_output import CommandRunner, DemoOutput
+from kmirror_sandbox.cli.demo_output import CommandRunner, DemoOutput
 
 if TYPE_CHECKING:
     from kmirror.cli.screen import Screen
-    from kmirror.sandbox.cluster import SandboxCluster
+    from kmirror_sandbox.cluster import SandboxCluster
 
 
 class StepFailedError(Exception):
@@ -40,7 +40,7 @@ class Stage:
     def start_clusters(self) -> tuple[SandboxCluster, SandboxCluster]:
         """Start the source and the destination; they end with the stack."""
         from kmirror.cli.progress import working
-        from kmirror.sandbox.cluster import SandboxCluster, start_together
+        from kmirror_sandbox.cluster import SandboxCluster, start_together
 
         self.output.heading("Two Kafka clusters on this machine")
         with working(self.screen, on_terminal=self.screen.is_terminal) as watch:

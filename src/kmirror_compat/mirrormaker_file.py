@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from kmirror.errors import UsageError
 from kmirror.settings.client_keys import is_client_key
-from kmirror.settings.conversion import Conversion, Given, KeyOutcome, KeyResult, convert
+from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult
+from kmirror_compat.conversion import Conversion, Given, convert
 from kmirror.settings.other_tools import DEFAULT_POLICY, IDENTITY_POLICY
 
 _NOTE = ": MirrorMaker 2's default, not set in the file"
