@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from kmirror.engine.control.snapshots import MirrorSnapshot
+from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.serve.metrics import MirrorTotals, RunStatus

@@ -557,7 +557,7 @@ MUTANTS = (
     ),
     Mutant(
         "give a partition away before it is released",
-        "engine/control/plan.py",
+        "engine/lanes/lane_plan.py",
         "busy.update(has.leaving, (a.destination for a in has.copies if a.destination not in stays))",
         "busy.update(a.destination for a in has.copies if a.destination not in stays)",
         "two lanes would write to one partition",
@@ -908,7 +908,7 @@ MUTANTS = (
     # -- what is shown -------------------------------------------------------------------------------------------------
     Mutant(
         "compute a lag from an old source end",
-        "engine/control/health.py",
+        "engine/status/health.py",
         "        if end is None or known is None or at - known[0] > KNOWN_SECONDS:\n",
         "        if end is None or known is None:\n",
         "a frozen source would look caught up on every chart",

@@ -18,8 +18,8 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import option
-from kmirror.engine.control.journal import Level
-from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob
+from kmirror.engine.status.journal import Level
+from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
 from kmirror.errors import BrokerError, Reason, UnreachableError
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
 from kmirror.ops.groups.facts import log_bounds, mirrored_topics, read_source_groups
@@ -118,7 +118,7 @@ class _Job:
 
 
 class CheckpointsJob(_Job):
-    """Write offset syncs and checkpoints; see `engine.control.side_jobs.SideJob`."""
+    """Write offset syncs and checkpoints; see `engine.driver.side_jobs.SideJob`."""
 
     name = "checkpoints"
 
@@ -160,7 +160,7 @@ class CheckpointsJob(_Job):
 
 
 class HeartbeatsJob(_Job):
-    """Write heartbeats while the source answers; see `engine.control.side_jobs.SideJob`."""
+    """Write heartbeats while the source answers; see `engine.driver.side_jobs.SideJob`."""
 
     name = "heartbeats"
 

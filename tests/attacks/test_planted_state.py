@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.engine.control.journal import Level
+from kmirror.engine.status.journal import Level
 from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.add import add

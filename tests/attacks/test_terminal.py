@@ -26,7 +26,7 @@ from kmirror.cli.screen import Screen
 from kmirror.cluster.client import require
 from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
 from kmirror.columns import Table
-from kmirror.engine.control.journal import Level
+from kmirror.engine.status.journal import Level
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
 from kmirror.ops.base.blocked_producers import BlockedTopic, Denial, blocked_sentences
 from kmirror.ops.base.client_gaps import ClientGaps, gap_sentences

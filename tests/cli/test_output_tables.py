@@ -14,7 +14,7 @@ from kmirror.cli.output import JsonOutput, TableOutput
 from kmirror.cli.screen import Screen
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.columns import Table
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow

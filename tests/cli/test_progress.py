@@ -11,10 +11,10 @@ from rich.console import Console
 from kmirror.cli import progress
 from kmirror.cli.copying import headline
 from kmirror.cli.screen import Screen
-from kmirror.engine.control.driver import RunView
-from kmirror.engine.control.engines import NotCopied
-from kmirror.engine.control.journal import Level, Note
-from kmirror.engine.control.topic_views import TopicView
+from kmirror.engine.driver.driver import RunView
+from kmirror.engine.driver.engines import NotCopied
+from kmirror.engine.status.journal import Level, Note
+from kmirror.engine.driver.topic_views import TopicView
 from kmirror.errors import Reason
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.work import Speed, WorkView

@@ -27,7 +27,7 @@ from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.control.side_jobs import JobEvent
+from kmirror.engine.driver.side_jobs import JobEvent
 from kmirror.errors import Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.client_gaps import ClientGaps
 from kmirror.ops.base.context import Destination, change, now_ms, require_mirror

@@ -18,7 +18,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, Permission
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.blocked_producers import Denial

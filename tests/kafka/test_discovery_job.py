@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmirror.engine.control.side_jobs import JobEvent
+from kmirror.engine.driver.side_jobs import JobEvent
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add import steps as add_steps
 from kmirror.ops.add.add import add

@@ -10,10 +10,10 @@ import signal
 
 import pytest
 
-from kmirror.engine.control.driver import COPYING, view_of
-from kmirror.engine.control.health import KNOWN_SECONDS
-from kmirror.engine.control.topic_state import TopicState
-from kmirror.engine.control.topic_views import TopicView
+from kmirror.engine.driver.driver import COPYING, view_of
+from kmirror.engine.status.health import KNOWN_SECONDS
+from kmirror.engine.status.topic_state import TopicState
+from kmirror.engine.driver.topic_views import TopicView
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination

@@ -14,8 +14,8 @@ import pytest
 
 import kmirror
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.driver import Ending
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.driver.driver import Ending
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import change, require_mirror

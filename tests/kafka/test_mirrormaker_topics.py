@@ -10,7 +10,7 @@ from struct import pack
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.side_jobs import SideJob
+from kmirror.engine.driver.side_jobs import SideJob
 from kmirror.errors import UsageError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination

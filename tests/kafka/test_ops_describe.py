@@ -14,7 +14,7 @@ from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, now_ms

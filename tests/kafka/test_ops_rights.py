@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change

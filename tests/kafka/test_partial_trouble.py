@@ -9,7 +9,7 @@ import pytest
 
 from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination

@@ -18,7 +18,7 @@ from kmirror.cluster.policies import settled_to_create
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now_ms
-from kmirror.engine.control.side_jobs import JobView
+from kmirror.engine.driver.side_jobs import JobView
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import change, require_mirror

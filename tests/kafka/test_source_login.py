@@ -12,7 +12,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.tokens import TOKENS, TokenSource
-from kmirror.engine.control.source_login import LoginReport, SourceLogin
+from kmirror.engine.driver.source_login import LoginReport, SourceLogin
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination

@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.engine.clock import now_ms
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.engine.lane.control import append_to
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError

@@ -13,7 +13,7 @@ from kmirror.cluster.acls import await_acls, create_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.control.side_jobs import JobView
+from kmirror.engine.driver.side_jobs import JobView
 from kmirror.ops.base.context import Destination, change
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.table import parse_settings

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.groups.sync import GroupSyncJob

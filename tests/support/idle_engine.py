@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.mirror import MirrorEngine
+from kmirror.engine.driver.mirror import MirrorEngine
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, now_ms

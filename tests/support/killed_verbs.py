@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination

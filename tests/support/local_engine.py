@@ -9,11 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from kmirror.engine.clock import now
-from kmirror.engine.control.driver import Limits, RunView, drive
-from kmirror.engine.control.engines import Engines
-from kmirror.engine.control.mirror import MirrorEngine
-from kmirror.engine.control.side_jobs import SideJob
-from kmirror.engine.control.snapshots import Snapshots
+from kmirror.engine.driver.driver import Limits, RunView, drive
+from kmirror.engine.driver.engines import Engines
+from kmirror.engine.driver.mirror import MirrorEngine
+from kmirror.engine.driver.side_jobs import SideJob
+from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.spec import LaneSpec

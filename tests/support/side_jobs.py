@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob
+from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
 from kmirror.ops.base.context import Destination, require_mirror
 from kmirror.settings.table import parse_settings
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.balance import SAMPLE_SECONDS, Balance, Position
-from kmirror.engine.control.plan import shares
+from kmirror.engine.lanes.balance import SAMPLE_SECONDS, Balance, Position
+from kmirror.engine.lanes.lane_plan import shares
 
 SIZE = 1000.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmirror.engine.control.counters import Copied, Counters
+from kmirror.engine.status.counters import Copied, Counters
 from kmirror.state.records import Latencies, PartitionState, ProgressRecord, ProgressRow
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.health import Health, no_workers_text
+from kmirror.engine.status.health import Health, no_workers_text
 from kmirror.state.records import PartitionState, ProgressRecord, ProgressRow
 
 P0 = TopicPartition("t", 0)

@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from kmirror.engine.control.driver import COPYING, Ending, Limits, RunView, drive, view_of
-from kmirror.engine.control.engines import Engines, NotCopied
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.mirror import MirrorEngine
-from kmirror.engine.control.topic_views import TopicView
+from kmirror.engine.driver.driver import COPYING, Ending, Limits, RunView, drive, view_of
+from kmirror.engine.driver.engines import Engines, NotCopied
+from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.driver.mirror import MirrorEngine
+from kmirror.engine.driver.topic_views import TopicView
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.base.run_request import RunRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kmirror.engine.control.history import POINT_SECONDS, SAMPLE_SECONDS, History, Sample
+from kmirror.engine.status.history import POINT_SECONDS, SAMPLE_SECONDS, History, Sample
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS, HistoryPoint, HistoryRecord, points_of
 from kmirror.state.records import decode, encode
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kmirror.cli.name_cache import cached_mirrors, cached_topics, lines_of, names_folder, write_names
 from kmirror.cli.verbs import kmirror
 from kmirror.cluster.security.properties import parse_properties, read_properties
-from kmirror.engine.control.engines import NotCopied
+from kmirror.engine.driver.engines import NotCopied
 from kmirror.ops.mirrors.create import LONGEST_NAME, check_name
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror

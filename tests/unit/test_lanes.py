@@ -10,8 +10,8 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
-from kmirror.engine.control.journal import Level
-from kmirror.engine.control.lanes import ARRIVAL_SECONDS, Lanes
+from kmirror.engine.status.journal import Level
+from kmirror.engine.lanes.lanes import ARRIVAL_SECONDS, Lanes
 from kmirror.engine.executors import Executor
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.state.assignment import Assignment, Recovery

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.log_starts import LogStarts
+from kmirror.engine.driver.log_starts import LogStarts
 
 P = TopicPartition("orders", 0)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kmirror.engine.control.engines import NotCopied
+from kmirror.engine.driver.engines import NotCopied
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.show.open_transactions import (
     SHOWN_AFTER_MS,

@@ -10,7 +10,7 @@ import pytest
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import format_topic_id
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.context import PENDING_ADD
 from kmirror.ops.base.results import Outcome

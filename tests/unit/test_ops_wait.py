@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.base.results import Outcome, exit_code_of
 from kmirror.ops.show.tables import PartitionRow

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.engine.control.health import Health
-from kmirror.engine.control.journal import Journal
-from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.state_feed import StateFeed
-from kmirror.engine.control.topic_state import SourceTrouble, TopicState
-from kmirror.engine.control.topics import MirrorTopics
+from kmirror.engine.status.health import Health
+from kmirror.engine.status.journal import Journal
+from kmirror.engine.status.partitions import MirrorPartitions
+from kmirror.engine.status.state_feed import StateFeed
+from kmirror.engine.status.topic_state import SourceTrouble, TopicState
+from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.errors import Reason, UsageError
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows

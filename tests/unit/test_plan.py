@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.plan import Change, Held, assign, changes
+from kmirror.engine.lanes.lane_plan import Change, Held, assign, changes
 from kmirror.state.assignment import Assignment, Recovery
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmirror.engine.control.priorities import Priorities
+from kmirror.engine.lanes.priorities import Priorities
 from kmirror.errors import Reason
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import PartitionState, ProgressRecord, ProgressRow

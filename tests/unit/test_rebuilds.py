@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kmirror.engine.control.rebuilds import Rebuilds
+from kmirror.engine.driver.rebuilds import Rebuilds
 from kmirror.errors import Reason, RefusedError
 from kmirror.work import Watch, WorkView
 from tests.support.waiting import wait_until

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from kmirror.engine.clock import now_ms
-from kmirror.engine.control.driver import STOPPING
-from kmirror.engine.control.engines import NotCopied
-from kmirror.engine.control.journal import Level, Note
-from kmirror.engine.control.snapshots import Snapshots
+from kmirror.engine.driver.driver import STOPPING
+from kmirror.engine.driver.engines import NotCopied
+from kmirror.engine.status.journal import Level, Note
+from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.base.address import Address
 from kmirror.ops.serve import answers, server, service

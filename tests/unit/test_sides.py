@@ -8,7 +8,7 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control import source_monitor
+from kmirror.engine.driver import source_monitor
 from kmirror.engine.histories import identity_check, inspection
 from kmirror.engine.histories.judge import Fail, Trouble
 from kmirror.engine.histories.section_reader import Obstacle

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from kmirror.engine.control.snapshots import MirrorSnapshot, Snapshots
-from kmirror.engine.control.state_feed import StoredRecords
+from kmirror.engine.driver.snapshots import MirrorSnapshot, Snapshots
+from kmirror.engine.status.state_feed import StoredRecords
 from kmirror.state.records import DesiredState, MirrorRecord, Removed, TopicOrigin, TopicRecord, Unknown
 
 MIRROR = MirrorRecord("m", {}, {}, None, "eve@ops", 0)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kmirror.engine.control.lane_slots import LaneSlots
-from kmirror.engine.control.spread import RunningLane, Spread, lane_moves, slot_shares
+from kmirror.engine.lanes.lane_slots import LaneSlots
+from kmirror.engine.lanes.spread import RunningLane, Spread, lane_moves, slot_shares
 from kmirror.engine.executors import Executor, Placement
 
 A, B, C = (Executor(name, "h", 2) for name in "abc")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.health import Health
-from kmirror.engine.control.journal import Journal
-from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.state_feed import FeedTopic, StateFeed
-from kmirror.engine.control.stored_partition import alignment_note, record_after, released_record
+from kmirror.engine.status.health import Health
+from kmirror.engine.status.journal import Journal
+from kmirror.engine.status.partitions import MirrorPartitions
+from kmirror.engine.status.state_feed import FeedTopic, StateFeed
+from kmirror.engine.status.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
 from kmirror.state.records import (
     DesiredState,

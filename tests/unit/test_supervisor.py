@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.engine.control.journal import Level
+from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.supervisor import (

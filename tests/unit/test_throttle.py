@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.engine.control.throttle_shares import LaneUse, ThrottleShares
+from kmirror.engine.lanes.throttle_shares import LaneUse, ThrottleShares
 from kmirror.engine.lane.fetching import whole_batches
 from kmirror.engine.lane.throttle import Throttle
 

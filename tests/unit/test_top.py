@@ -12,7 +12,7 @@ from kmirror.cli.layout import Line
 from kmirror.cli.observation import Observation
 from kmirror.cli.table_view import TableView
 from kmirror.cli.top_view import TopView
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.show.tables import PARTITIONS, MirrorRow, PartitionRow
 from kmirror.ops.show.topics import Overview, shown_state, topic_rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.mirror_status import MirrorStatus
-from kmirror.engine.control.topic_views import TopicView, TopicViews
+from kmirror.engine.driver.mirror_status import MirrorStatus
+from kmirror.engine.driver.topic_views import TopicView, TopicViews
 from kmirror.errors import KmirrorError, Reason
 from kmirror.state.records import Lacking, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 from tests.support.live_engine import topic_record

@@ -15,7 +15,7 @@ from kmirror.cluster.security.exposure import cleartext_logins
 from kmirror.cluster.security.property_reader import PropertyReader
 from kmirror.cluster.security.trust import REFERENCE, Judge, StoredProperties, TrustPolicy, host_policy
 from kmirror.config_file import SYSTEM_FILE
-from kmirror.engine.control.source_login import contact_changes
+from kmirror.engine.driver.source_login import contact_changes
 from kmirror.errors import PolicyError, Reason, UsageError
 from kmirror.state.records import MirrorRecord
 from tests.support.trust import TRUST_VARIABLES

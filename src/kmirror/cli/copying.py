@@ -26,7 +26,7 @@ from kmirror.errors import NOT_COPYING, UsageError
 from kmirror.words import counted, one_line
 
 if TYPE_CHECKING:
-    from kmirror.engine.control.driver import RunView
+    from kmirror.engine.driver.driver import RunView
     from kmirror.ops.base.results import VerbResult
     from kmirror.ops.verify.results import VerifyOutcome
     from kmirror.settings.patterns import TopicSelector

@@ -18,7 +18,7 @@ from kmirror.columns import Cell, R, Table
 from kmirror.words import counted, json_text, one_line
 
 if TYPE_CHECKING:
-    from kmirror.engine.control.driver import RunView
+    from kmirror.engine.driver.driver import RunView
     from kmirror.ops.base.results import ErrorInfo, StopTotals, TopicResult, VerbResult
     from kmirror.ops.check.findings import CheckLine, CheckReport
     from kmirror.ops.stop.promote_request import PromoteView

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kmirror.cli import tables
 from kmirror.cli.screen import Screen
-from kmirror.engine.control.journal import Level
+from kmirror.engine.status.journal import Level
 from kmirror.words import UNKNOWN, byte_rate, counted, one_line
 from kmirror.work import Speed, Watch, WorkView
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from kmirror.engine.control.driver import RunView
-    from kmirror.engine.control.topic_views import TopicView
+    from kmirror.engine.driver.driver import RunView
+    from kmirror.engine.driver.topic_views import TopicView
     from kmirror.ops.stop.promote_request import PromoteView
 
 #: Between two plain lines.

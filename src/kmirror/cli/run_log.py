@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from kmirror import columns
 from kmirror.columns import Column, document, one_of
-from kmirror.engine.control.driver import COPYING
-from kmirror.engine.control.journal import Level
+from kmirror.engine.driver.driver import COPYING
+from kmirror.engine.status.journal import Level
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason
 from kmirror.ops.base.results import Outcome
 from kmirror.words import at_time, byte_rate, counted, json_text, one_line, visible
 
 if TYPE_CHECKING:
-    from kmirror.engine.control.driver import RunView
-    from kmirror.engine.control.engines import NotCopied
-    from kmirror.engine.control.topic_views import TopicView
+    from kmirror.engine.driver.driver import RunView
+    from kmirror.engine.driver.engines import NotCopied
+    from kmirror.engine.driver.topic_views import TopicView
     from kmirror.ops.base.results import VerbResult
 
 TEXT, JSON = "text", "json"

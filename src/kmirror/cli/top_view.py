@@ -9,7 +9,7 @@ from kmirror.cli.keyboard import BACKSPACE, ENTER, ESCAPE
 from kmirror.cli.layout import Line, fitting_parts
 from kmirror.cli.observation import Observation, ago, faded, on_whole_terminal, title_lines, unread_lines
 from kmirror.cli.tables import style_of
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import NOT_COPYING
 from kmirror.ops.show.tables import MirrorRow, shown_duration, shown_rate
 from kmirror.ops.show.topics import TOPICS, TOPICS_OF_MIRRORS, Overview, TopicRow, shown_state

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.control.journal import Level
+from kmirror.engine.status.journal import Level
 from kmirror.engine.threads import call_in_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, TimedOutError, UnreachableError
 from kmirror.words import at_time

@@ -14,8 +14,8 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.control.journal import Level
-from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.engine.status.journal import Level
+from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, require_mirror, source_client
 from kmirror.ops.base.results import GroupResult, Outcome
@@ -56,7 +56,7 @@ _NAMED = 20
 
 
 class GroupSyncJob:
-    """Sync a mirror's groups repeatedly; see `engine.control.side_jobs.SideJob`."""
+    """Sync a mirror's groups repeatedly; see `engine.driver.side_jobs.SideJob`."""
 
     name = "group offsets"
 

@@ -12,8 +12,8 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata
 from kmirror.engine.clock import now
-from kmirror.engine.control.journal import Level
-from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.engine.status.journal import Level
+from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add_discovered
 from kmirror.ops.add.plan import owner_of
@@ -40,7 +40,7 @@ _RETRY_S = 60.0
 
 
 class DiscoveryJob:
-    """Add new topics of the source to the mirror; see `engine.control.side_jobs.SideJob`."""
+    """Add new topics of the source to the mirror; see `engine.driver.side_jobs.SideJob`."""
 
     name = "discovery"
 

@@ -30,7 +30,7 @@ from kmirror.engine.archive.archive_topic import archive_name, archive_settings
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.engine.bulk.runner import Runtime as TaskRuntime
 from kmirror.engine.bulk.runner import SparkTasks
-from kmirror.engine.control.rebuilds import RESETS
+from kmirror.engine.driver.rebuilds import RESETS
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.spec import own_producer_id
@@ -82,7 +82,7 @@ class Runtime(TaskRuntime, Protocol):
 
 
 class TopicRebuilder:
-    """Rebuild topics of one mirror of a destination; see `engine.control.rebuilds.Rebuilder`."""
+    """Rebuild topics of one mirror of a destination; see `engine.driver.rebuilds.Rebuilder`."""
 
     def __init__(self, properties: Mapping[str, str], mirror: str, runtime: Runtime) -> None:
         self._properties = dict(properties)

@@ -15,8 +15,8 @@ from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topic_settings import topic_settings
-from kmirror.engine.control.journal import Level
-from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.engine.status.journal import Level
+from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.base.context import Destination, change, naming_cluster, require_same_cluster, source_client
@@ -35,7 +35,7 @@ _RECORDED_EVERY_MS = 600_000
 
 
 class SettingsSyncJob:
-    """Keep the settings of mirror topics equal to their sources'; see `engine.control.side_jobs.SideJob`."""
+    """Keep the settings of mirror topics equal to their sources'; see `engine.driver.side_jobs.SideJob`."""
 
     name = "topic settings"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kmirror.beside import beside
-from kmirror.engine.control.side_jobs import SideJob
+from kmirror.engine.driver.side_jobs import SideJob
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob

@@ -14,8 +14,8 @@ from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, del
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import visible_groups
 from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
-from kmirror.engine.control.journal import Level
-from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.engine.status.journal import Level
+from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
 from kmirror.ops.base.context import Destination, change, source_client
 from kmirror.ops.rights.protection import (

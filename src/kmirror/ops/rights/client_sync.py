@@ -13,8 +13,8 @@ from kmirror.cluster.acl_commands import login_principal
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.client_quotas import alter_quotas, describe_quotas, scram_users
 from kmirror.cluster.protocol.quota import Quota
-from kmirror.engine.control.journal import Level
-from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.engine.status.journal import Level
+from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.ops.base.context import Destination, change, cluster_id_of, now_ms, require_same_cluster, source_client
 from kmirror.ops.rights.protection import is_mirrored
 from kmirror.settings.table import Settings
@@ -30,7 +30,7 @@ RECORDED_EVERY_MS = 60_000
 
 
 class ClientsJob:
-    """Sync quotas and compare users; see `engine.control.side_jobs.SideJob`."""
+    """Sync quotas and compare users; see `engine.driver.side_jobs.SideJob`."""
 
     name = "clients"
 

@@ -11,8 +11,8 @@ from contextlib import closing, suppress
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
-from kmirror.engine.control.mirror import MirrorEngine
-from kmirror.engine.control.side_jobs import JobView
+from kmirror.engine.driver.mirror import MirrorEngine
+from kmirror.engine.driver.side_jobs import JobView
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
-from kmirror.engine.control.driver import Ending
-from kmirror.engine.control.engines import Engines, NotCopied
-from kmirror.engine.control.journal import Level
+from kmirror.engine.driver.driver import Ending
+from kmirror.engine.driver.engines import Engines, NotCopied
+from kmirror.engine.status.journal import Level
 from kmirror.errors import Reason
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.base.run_request import RunRequest

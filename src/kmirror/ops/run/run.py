@@ -13,10 +13,10 @@ from pathlib import Path
 
 from kmirror import __version__
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.control.driver import NO_MIRRORS, Ending, Limits, RunView, Watcher, drive
-from kmirror.engine.control.engines import Engines, NotCopied, Supervisor
-from kmirror.engine.control.journal import Level, Note
-from kmirror.engine.control.snapshots import Snapshots
+from kmirror.engine.driver.driver import NO_MIRRORS, Ending, Limits, RunView, Watcher, drive
+from kmirror.engine.driver.engines import Engines, NotCopied, Supervisor
+from kmirror.engine.status.journal import Level, Note
+from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import check as check_spark
 from kmirror.errors import RefusedError, UsageError

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kmirror.engine.clock import epoch_ms, now, now_ms
-from kmirror.engine.control.driver import COPYING, STOPPING, RunView
-from kmirror.engine.control.engines import NotCopied
-from kmirror.engine.control.journal import Level
-from kmirror.engine.control.snapshots import Snapshots
+from kmirror.engine.driver.driver import COPYING, STOPPING, RunView
+from kmirror.engine.driver.engines import NotCopied
+from kmirror.engine.status.journal import Level
+from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.serve.metrics import MirrorTotals, RunStatus
 from kmirror.ops.serve.recent import RecentEvents

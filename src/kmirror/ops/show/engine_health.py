@@ -1,6 +1,6 @@
 """Judge by an engine's record whether it is alive and its workers report. Pure: no I/O, no clock.
 
-The engine itself judges its lanes and its source (`engine/control/health.py`), and records that with each heartbeat;
+The engine itself judges its lanes and its source (`engine/status/health.py`), and records that with each heartbeat;
 here only the record's age is judged. Ages compare the clocks of two machines: if the engine's clock is ahead, its
 record may be of any age, so the engine counts as silent.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kmirror.commands import on_mirror
-from kmirror.engine.control.health import no_workers_text
+from kmirror.engine.status.health import no_workers_text
 from kmirror.errors import Reason
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import EngineRecord, EngineState, ProgressRecord

@@ -12,7 +12,7 @@ from typing import Any
 
 from kmirror.columns import COUNT, DURATION, END, FLAG, OFFSET, TEXT, TIME, Column, Table, Type, one_of
 from kmirror.commands import on_mirror
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import HISTORY_REASONS, NOT_COPYING, Reason
 from kmirror.ops.base.results import REASON
 from kmirror.ops.show.kept import kept_offsets

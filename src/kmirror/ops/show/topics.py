@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from kmirror.columns import COUNT, DURATION, TEXT, Column, Table, one_of
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.show.tables import MirrorRow, PartitionRow, shown_duration, shown_rate
 from kmirror.ops.show.totals import Totals, totals

@@ -19,7 +19,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import on_mirror
-from kmirror.engine.control.topic_state import TopicState
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.engine.control.growth import add_partitions
+from kmirror.engine.driver.growth import add_partitions
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.conf import check as check_spark
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError, UsageError

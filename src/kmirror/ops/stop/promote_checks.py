@@ -15,7 +15,7 @@ from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.commands import on_topics
-from kmirror.engine.control.side_jobs import JobView
+from kmirror.engine.driver.side_jobs import JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, as_kmirror_error, naming_cluster, require_mirror, source_client
 from kmirror.ops.base.results import GroupResult, Outcome, TopicResult

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.state_feed import FeedTopic
+from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.status.partitions import MirrorPartitions
+from kmirror.engine.status.state_feed import FeedTopic
 from kmirror.settings.table import Settings, stored_settings, unknown_settings
 from kmirror.state.records import PENDING_REBUILD, DesiredState, MirrorRecord, TopicRecord
 from kmirror.words import counted

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kmirror.cluster.connection import WrongClusterError
-from kmirror.engine.control.health import LANE_SILENCE_SECONDS
-from kmirror.engine.control.journal import Journal, Level
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS
+from kmirror.engine.status.journal import Journal, Level
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kmirror.engine.clock import now
-from kmirror.engine.control.journal import Level, Note
-from kmirror.engine.control.mirror import MirrorEngine
-from kmirror.engine.control.spread import Spread
+from kmirror.engine.status.journal import Level, Note
+from kmirror.engine.driver.mirror import MirrorEngine
+from kmirror.engine.lanes.spread import Spread
 from kmirror.engine.executors import Placement
 from kmirror.errors import Reason
 

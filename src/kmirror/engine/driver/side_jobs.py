@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
-from kmirror.engine.control.journal import Level
+from kmirror.engine.status.journal import Level
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.settings.table import Settings

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.mirror_status import MirrorStatus
-from kmirror.engine.control.topic_state import TopicState, kind_of, topic_state_of
+from kmirror.engine.driver.mirror_status import MirrorStatus
+from kmirror.engine.status.topic_state import TopicState, kind_of, topic_state_of
 from kmirror.errors import Reason
 from kmirror.state.records import PartitionState
 

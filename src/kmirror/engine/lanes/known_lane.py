@@ -17,7 +17,7 @@ PartitionReport = tuple[ProgressRow, Assignment]
 
 
 @dataclass(slots=True)
-class LaneState:
+class KnownLane:
     """One lane."""
 
     lane: int

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
-from kmirror.engine.control.health import Health
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.stored_partition import alignment_note, record_after, released_record
+from kmirror.engine.status.health import Health
+from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.status.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.words import counted

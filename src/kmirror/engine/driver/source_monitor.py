@@ -18,9 +18,9 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now
-from kmirror.engine.control.growth import add_partitions, is_original_mirror
-from kmirror.engine.control.log_starts import LogStarts
-from kmirror.engine.control.source_login import LoginReport, SourceLogin
+from kmirror.engine.driver.growth import add_partitions, is_original_mirror
+from kmirror.engine.driver.log_starts import LogStarts
+from kmirror.engine.driver.source_login import LoginReport, SourceLogin
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.settings.table import Settings
 from kmirror.state.records import Lacking, TopicRecord

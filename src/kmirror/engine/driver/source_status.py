@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.source_monitor import SourceReport
+from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.driver.source_monitor import SourceReport
 from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import KmirrorError, Reason
 from kmirror.state.records import Lacking

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
-from kmirror.engine.control.counters import Counters
+from kmirror.engine.status.counters import Counters
 from kmirror.errors import KmirrorError
 from kmirror.state.history_records import TimedPoint
 from kmirror.state.records import EngineRecord, Incarnation, Key, Lacking, ProgressRow, Record, Unknown

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.balance import SAMPLE_SECONDS, Balance, Position
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.lanes import Lanes
-from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.spread import RunningLane, limit_text
-from kmirror.engine.control.topics import MirrorTopics
+from kmirror.engine.lanes.balance import SAMPLE_SECONDS, Balance, Position
+from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.lanes.lanes import Lanes
+from kmirror.engine.status.partitions import MirrorPartitions
+from kmirror.engine.lanes.spread import RunningLane, limit_text
+from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.lane_count import lanes_of
 from kmirror.state.lease import Lease

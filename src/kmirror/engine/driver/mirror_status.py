@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import epoch_ms, now, now_ms
-from kmirror.engine.control.counters import Counters
-from kmirror.engine.control.destination_status import DestinationStatus
-from kmirror.engine.control.health import LANE_SILENCE_SECONDS, Health
-from kmirror.engine.control.heartbeats import Heartbeats
-from kmirror.engine.control.history import Sample
-from kmirror.engine.control.lanes import Lanes
-from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.source_status import SourceStatus
-from kmirror.engine.control.time_lag import time_lag
-from kmirror.engine.control.topics import MirrorTopics
-from kmirror.engine.control.workers import Workers
+from kmirror.engine.status.counters import Counters
+from kmirror.engine.driver.destination_status import DestinationStatus
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS, Health
+from kmirror.engine.driver.heartbeats import Heartbeats
+from kmirror.engine.status.history import Sample
+from kmirror.engine.lanes.lanes import Lanes
+from kmirror.engine.status.partitions import MirrorPartitions
+from kmirror.engine.driver.source_status import SourceStatus
+from kmirror.engine.status.time_lag import time_lag
+from kmirror.engine.status.mirror_topics import MirrorTopics
+from kmirror.engine.lanes.workers import Workers
 from kmirror.errors import KmirrorError, Reason
 from kmirror.state.records import (
     FRESH_SECONDS,

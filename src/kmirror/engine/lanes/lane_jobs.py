@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from kmirror.engine.control.lane_state import LaneState
+from kmirror.engine.lanes.known_lane import KnownLane
 from kmirror.engine.executors import Executor
 from kmirror.engine.lane.lane import run_lane
 from kmirror.engine.spec import LaneResult, LaneSpec
@@ -44,21 +44,21 @@ class LaneJobs:
         """True while a cancelled job may still run."""
         return bool(self._cancelled)
 
-    def name(self, lane: LaneState) -> str:
+    def name(self, lane: KnownLane) -> str:
         """Return the Spark job name; an earlier engine of this process may have left jobs with other lease ids."""
         return f"{self._mirror}-lane-{lane.lane}-{lane.generation}-{self._lease_id[:8]}"
 
-    def start(self, lane: LaneState, spec: LaneSpec, at: float) -> None:
+    def start(self, lane: KnownLane, spec: LaneSpec, at: float) -> None:
         """Submit a run of a lane."""
         lane.future = self._runner.submit(self.name(lane), run_lane, spec, lane.place)
         lane.submitted_at, lane.reported_at, lane.attempt = at, None, 0
         lane.is_outdated = False
 
-    def is_waiting(self, lane: LaneState) -> bool:
+    def is_waiting(self, lane: KnownLane) -> bool:
         """Return True if no worker has started the lane's run yet."""
         return self._runner.is_waiting(self.name(lane))
 
-    def cancel(self, lane: LaneState, future: Future[LaneResult]) -> None:
+    def cancel(self, lane: KnownLane, future: Future[LaneResult]) -> None:
         """Cancel a lane's run, in a thread: Spark may take seconds."""
         self._cancelled.append(future)
         threading.Thread(target=self._runner.cancel, args=(self.name(lane),), daemon=True).start()

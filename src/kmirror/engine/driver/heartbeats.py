@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from kmirror.engine.clock import now
-from kmirror.engine.control.history import History
-from kmirror.engine.control.journal import Journal
-from kmirror.engine.control.lanes import Lanes
-from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.source_status import SourceStatus
+from kmirror.engine.status.history import History
+from kmirror.engine.status.journal import Journal
+from kmirror.engine.lanes.lanes import Lanes
+from kmirror.engine.status.partitions import MirrorPartitions
+from kmirror.engine.driver.source_status import SourceStatus
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.events import Event
 from kmirror.state.history_records import HistoryRecord

@@ -20,13 +20,13 @@ from math import inf
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
-from kmirror.engine.control.health import LANE_SILENCE_SECONDS
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.lane_jobs import LaneJobs, LaneRunner
-from kmirror.engine.control.lane_slots import LaneSlots
-from kmirror.engine.control.lane_state import LaneState, PartitionReport
-from kmirror.engine.control.orders import LaneOrders
-from kmirror.engine.control.plan import Change, Held, changes, shares
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS
+from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.lanes.lane_jobs import LaneJobs, LaneRunner
+from kmirror.engine.lanes.lane_slots import LaneSlots
+from kmirror.engine.lanes.known_lane import KnownLane, PartitionReport
+from kmirror.engine.lanes.orders import LaneOrders
+from kmirror.engine.lanes.lane_plan import Change, Held, changes, shares
 from kmirror.engine.executors import Executor
 from kmirror.engine.spec import LaneResult
 from kmirror.state.assignment import Assignment
@@ -59,7 +59,7 @@ class Lanes:
         self._journal = journal
         self._lease = lease
         self._jobs = LaneJobs(orders.mirror, lease.lease_id, runner)
-        self._lanes: dict[int, LaneState] = {}
+        self._lanes: dict[int, KnownLane] = {}
         self._slots = LaneSlots()
         #: Partitions that move, and the lane that gets each.
         self._moves: dict[TopicPartition, int] = {}
@@ -190,7 +190,7 @@ class Lanes:
         self, lane: int, copies: dict[TopicPartition, Assignment], silent_from: float, place: Executor | None = None
     ) -> None:
         generation = self._generations.get(lane, 0) + 1
-        self._lanes[lane] = LaneState(lane, generation, copies, silent_from, self._predecessor_may_write, place)
+        self._lanes[lane] = KnownLane(lane, generation, copies, silent_from, self._predecessor_may_write, place)
 
     @property
     def is_settled(self) -> bool:
@@ -236,7 +236,7 @@ class Lanes:
             self._send_change(lane, change)
         self.heartbeat_now = True
 
-    def _send_change(self, lane: LaneState, change: Change) -> None:
+    def _send_change(self, lane: KnownLane, change: Change) -> None:
         predecessor_may_write = self._predecessor_may_write
         for start in range(0, max(len(change.revoked), len(change.assigned)), _CHANGE_PARTITIONS):
             revoked = change.revoked[start : start + _CHANGE_PARTITIONS]
@@ -283,7 +283,7 @@ class Lanes:
                 )
                 self._jobs.start(lane, spec, at)
 
-    def _check(self, lane: LaneState, at: float) -> None:
+    def _check(self, lane: KnownLane, at: float) -> None:
         future, reported_at = lane.future, lane.reported_at
         if future is None:
             if not lane.wanted:
@@ -320,7 +320,7 @@ class Lanes:
             self._journal.record("lane", "replaced", {"lane": lane.lane, "generation": lane.generation})
             self._cancel(lane, future)
 
-    def _does_not_end(self, lane: LaneState, at: float) -> bool:
+    def _does_not_end(self, lane: KnownLane, at: float) -> bool:
         """Return True if a lane that was asked to end cannot: its worker is gone, or no worker had started it."""
         if lane.unwanted_at is None:
             lane.unwanted_at = lane.checked_at = at
@@ -331,11 +331,11 @@ class Lanes:
         lane.checked_at = at
         return self._jobs.is_waiting(lane)
 
-    def _cancel(self, lane: LaneState, future: Future[LaneResult], *, clean: bool = False) -> None:
+    def _cancel(self, lane: KnownLane, future: Future[LaneResult], *, clean: bool = False) -> None:
         self._jobs.cancel(lane, future)
         self._replace(lane, clean=clean)
 
-    def _take_end(self, lane: LaneState, future: Future[LaneResult], at: float) -> None:
+    def _take_end(self, lane: KnownLane, future: Future[LaneResult], at: float) -> None:
         error = future.exception()
         if error is not None:
             lane.deaths += 1
@@ -354,7 +354,7 @@ class Lanes:
         result = future.result()
         self._replace(lane, clean=result.clean and result.ended == "STOPPED")
 
-    def _replace(self, lane: LaneState, *, clean: bool) -> None:
+    def _replace(self, lane: KnownLane, *, clean: bool) -> None:
         """Prepare the lane's next generation, or drop the lane."""
         number = lane.lane
         if not clean:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
-from kmirror.engine.control.health import LANE_SILENCE_SECONDS, LATE_SECONDS, Health, no_workers_text
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.lanes import Lanes
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS, Health, no_workers_text
+from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.lanes.lanes import Lanes
 from kmirror.errors import Reason
 
 

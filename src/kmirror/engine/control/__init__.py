@@ -1,1 +1,0 @@
-"""The driver: mirrors, their lanes, the plan, the source monitor, side jobs."""

@@ -1,0 +1,1 @@
+"""The driver: runs the mirrors of one application, and what each does beside its lanes."""
