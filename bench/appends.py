@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.clusters import Cluster
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.pipeline import AppendPipeline
+from kmirror.cluster.writing.pipeline import AppendPipeline
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.records import Record

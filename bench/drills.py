@@ -28,7 +28,7 @@ from bench.drill_clients import Load, Waiting
 from bench.machine import describe_machine
 from bench.measure import CopyFailedError
 from bench.processes import REPOSITORY, Running, carry_out, kmirror, start
-from kmirror.cluster.acls import await_acls, create_acls
+from kmirror.cluster.rights.acls import await_acls, create_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition

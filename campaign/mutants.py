@@ -988,7 +988,7 @@ MUTANTS = (
     ),
     Mutant(
         "count the fence's own marker as copied",
-        "cluster/fence.py",
+        "cluster/writing/fence.py",
         "FenceResult(0, start, is_fenced=True, last_sequence=sequences.get(partition))",
         "FenceResult(0, end, is_fenced=True, last_sequence=sequences.get(partition))",
         "the last mirrored offset would be one too high",
@@ -1029,7 +1029,7 @@ MUTANTS = (
     ),
     Mutant(
         "list groups without asking who coordinates them",
-        "cluster/groups.py",
+        "cluster/groups/cluster_groups.py",
         "            absent -= coordinated\n",
         "            absent.clear()\n",
         "a failback would overlook live groups whose coordinator is away",
@@ -1053,7 +1053,7 @@ MUTANTS = (
     ),
     Mutant(
         "take no settings for a topic without settings",
-        "cluster/topic_settings.py",
+        "cluster/topics/topic_settings.py",
         "code or settings or int(Code.UNKNOWN_SERVER_ERROR)",
         "code or settings",
         "an empty answer would remove what keeps the copied records",

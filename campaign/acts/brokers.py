@@ -147,7 +147,7 @@ def move_leaders(scene: Scene, fault: Fault, note: Note) -> None:
 def quota(scene: Scene, fault: Fault, note: Note) -> Undo:
     """Survived: a throttling broker answers late, and says so."""
     from kmirror.cluster.client import ClusterClient
-    from kmirror.cluster.client_quotas import alter_quotas
+    from kmirror.cluster.rights.client_quotas import alter_quotas
     from kmirror.cluster.protocol.quota import Quota
     from kmirror.cluster.security.client_config import client_config
 

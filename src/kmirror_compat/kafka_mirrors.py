@@ -29,7 +29,7 @@ from kmirror_compat.kafka_flags import (
 )
 from kmirror.cli.name_cache import cached_mirrors, cached_topics
 from kmirror.cli.options import Session, Verb, destination_properties
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.screen import Screen
 from kmirror.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from kmirror.cluster.acl_commands import grant_line
+from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kmirror.cli.main import main
-from kmirror.cli.progress import promoting
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.progress_lines import promoting
+from kmirror.cli.terminal.screen import Screen
 from kmirror.ops.stop.promote_request import PromoteView
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import command, typed

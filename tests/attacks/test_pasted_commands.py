@@ -17,8 +17,8 @@ import pytest
 from hypothesis import strategies as st
 
 import kmirror
-from kmirror.cluster.acl_commands import Grant, alter_topic, grant_line
-from kmirror.cluster.acls import kafka_acls_line
+from kmirror.cluster.rights.acl_commands import Grant, alter_topic, grant_line
+from kmirror.cluster.rights.acls import kafka_acls_line
 from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config

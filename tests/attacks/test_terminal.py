@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from py_mini_racer import MiniRacer
 from rich.text import Text
 
-from kmirror.cli.log_file import LogFile
+from kmirror.cli.commands.log_file import LogFile
 from kmirror.cli.main import main
-from kmirror.cli.output import JsonOutput, TableOutput, show_error
-from kmirror.cli.run_log import Entry
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.output import JsonOutput, TableOutput, show_error
+from kmirror.cli.terminal.run_log import Entry
+from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.client import require
 from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
 from kmirror.columns import Table

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from kmirror.cli.completion import answer
+from kmirror.cli.commands.completion import answer
 from kmirror_compat.kafka_mirrors import kafka_mirrors_command
 from kmirror_compat.kafka_flags import ACTIONS, OWN
 from kmirror.cli.name_cache import MOST_DESTINATIONS, MOST_LINES, lines_of, names_folder, write_names

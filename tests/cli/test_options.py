@@ -11,8 +11,8 @@ import pytest
 
 from kmirror.cli.main import main
 from kmirror.cli.options import Call, Verb, chosen_output, destination_properties
-from kmirror.cli.output import JsonOutput
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.output import JsonOutput
+from kmirror.cli.terminal.screen import Screen
 from kmirror.cli.verbs import kmirror
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.patterns import TopicSelector

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cli import progress
-from kmirror.cli.copying import verified
-from kmirror.cli.output import JsonOutput, Output, TableOutput, output_for
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal import progress_lines as progress
+from kmirror.cli.commands.copying import verified
+from kmirror.cli.terminal.output import JsonOutput, Output, TableOutput, output_for
+from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.bulk.runner import Where
 from kmirror.errors import ExitCode, Reason, RefusedError

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cli.output import JsonOutput, TableOutput
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.output import JsonOutput, TableOutput
+from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.columns import Table
 from kmirror.engine.status.topic_state import TopicState

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmirror.cli import pages
+from kmirror.cli.commands import help_pages as pages
 
 if TYPE_CHECKING:
     from .conftest import Run

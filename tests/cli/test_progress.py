@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kmirror.cli import progress
-from kmirror.cli.copying import headline
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal import progress_lines as progress
+from kmirror.cli.commands.copying import headline
+from kmirror.cli.terminal.screen import Screen
 from kmirror.engine.driver.driver import RunView
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.status.journal import Level, Note

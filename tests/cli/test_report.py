@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cli.atomic_file import AtomicFile
-from kmirror.cli.evidence import Report
-from kmirror.cli.report import require_own
+from kmirror.cli.commands.atomic_file import AtomicFile
+from kmirror.cli.commands.evidence_files import Report
+from kmirror.cli.commands.report_command import require_own
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.ops.report.page import GENERATOR
 from tests.cli.conftest import Run

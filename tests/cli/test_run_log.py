@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cli.log_file import LogFile
-from kmirror.cli.output import JsonOutput, TableOutput
-from kmirror.cli.run_log import JSON, TEXT, ChangeTracker, Entry, RunLog, ended
-from kmirror.cli.screen import Screen
+from kmirror.cli.commands.log_file import LogFile
+from kmirror.cli.terminal.output import JsonOutput, TableOutput
+from kmirror.cli.terminal.run_log import JSON, TEXT, ChangeTracker, Entry, RunLog, ended
+from kmirror.cli.terminal.screen import Screen
 from kmirror.engine.driver.driver import RunView
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.status.journal import Level, Note
@@ -229,7 +229,7 @@ def test_with_a_json_document_the_log_goes_to_standard_error() -> None:
 
 
 def test_the_file_is_rotated_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kmirror.cli.log_file.LARGEST_BYTES", 1_000)
+    monkeypatch.setattr("kmirror.cli.commands.log_file.LARGEST_BYTES", 1_000)
     (tmp_path / "m.log").write_text("of the last run\n")
     file = LogFile.at(str(tmp_path / "m.log"), pytest.fail)
     for number in range(1_000):

@@ -14,7 +14,7 @@ import kmirror as package
 from kmirror import client
 from kmirror.cli.main import guarded
 from kmirror.cli.options import Session
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.screen import Screen
 
 #: As a program sees it that no type checker has looked at.
 kmirror: Any = package
@@ -35,7 +35,7 @@ HEAVY = {
 #: After a topic there is a pattern, and the names of mirrors are asked for.
 TAB = """
 import os
-from kmirror.cli.completion import answer
+from kmirror.cli.commands.completion import answer
 from kmirror_compat.kafka_mirrors import kafka_mirrors_command
 from kmirror.cli.verbs import kmirror
 os.environ["COMP_WORDS"] = "kmirror\\ndescribe\\n--topics\\na,b.*\\n--mirror\\n\\n"

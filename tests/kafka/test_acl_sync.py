@@ -16,12 +16,12 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from kmirror.cli.output import TableOutput
-from kmirror.cluster.acls import await_acls, create_acls, delete_acls, describe_acls
-from kmirror.cluster.authorized import may_write_transactions
+from kmirror.cli.terminal.output import TableOutput
+from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, describe_acls
+from kmirror.cluster.rights.authorized import may_write_transactions
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.client_quotas import alter_quotas, describe_quotas, scram_users
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas, scram_users
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.cluster import append, pipeline
-from kmirror.cluster.append import InvalidProduceOffsetError
-from kmirror.cluster.pipeline import AppendPipeline
-from kmirror.cluster.pipeline_queue import Appending, AppendStoppedError
+from kmirror.cluster.writing import append
+from kmirror.cluster.writing import pipeline
+from kmirror.cluster.writing.append import InvalidProduceOffsetError
+from kmirror.cluster.writing.pipeline import AppendPipeline
+from kmirror.cluster.writing.pipeline_queue import Appending, AppendStoppedError
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition

@@ -13,7 +13,7 @@ from typing import Self
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from kmirror.cluster.acls import describe_acls
+from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, Permission
 from kmirror.cluster.protocol.metadata import TopicPartition

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob

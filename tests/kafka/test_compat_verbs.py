@@ -12,7 +12,7 @@ import pytest
 
 from kmirror_compat import kafka_mirrors as compat
 from kmirror.cli.name_cache import names_folder
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.ops.base.context import Destination
 from kmirror.settings.table import stored_settings
 from tests.support.clusters import ClusterPair, unique_topic

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.empty_transaction import EmptyTransactions
+from kmirror.cluster.writing.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.transactions import ADD_PARTITIONS, END

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cluster.acls import describe_acls
+from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode

@@ -16,10 +16,10 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kmirror.cluster.append import OffsetAppender
-from kmirror.cluster.authorized import marker_operations
+from kmirror.cluster.writing.append import OffsetAppender
+from kmirror.cluster.rights.authorized import marker_operations
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.empty_transaction import EmptyTransactions
+from kmirror.cluster.writing.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record

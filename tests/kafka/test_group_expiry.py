@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition

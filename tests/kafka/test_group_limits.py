@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException
 
-from kmirror.cluster.groups import OFFSETS_TOPIC, ClusterGroups
+from kmirror.cluster.groups.cluster_groups import OFFSETS_TOPIC, ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.base.context import Destination

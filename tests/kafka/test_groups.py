@@ -16,11 +16,11 @@ from confluent_kafka.admin import AdminClient
 
 from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.trim import delete_records
+from kmirror.cluster.topics.trim import delete_records
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.errors import ExitCode, Reason, UnreachableError, UsageError
 from kmirror.ops.add.add import add

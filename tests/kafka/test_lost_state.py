@@ -11,7 +11,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.trim import trim_compacted
+from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror_sandbox.cluster import SandboxCluster

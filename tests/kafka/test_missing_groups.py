@@ -10,7 +10,7 @@ from kafka.protocol.admin import AlterPartitionReassignmentsRequest
 from kafka.protocol.consumer import JoinGroupRequest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, TimedOutError, UnreachableError

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.writing.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Hole, Run, pieces
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.trim import delete_records
+from kmirror.cluster.topics.trim import delete_records
 from kmirror.engine.clock import now_ms
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.policies import settled_to_create
+from kmirror.cluster.topics.policies import settled_to_create
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.trim import trim_compacted
+from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.engine.clock import now_ms
 from kmirror.engine.driver.side_jobs import JobView
 from kmirror.errors import Reason, RefusedError

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.fence import FenceResult, log_ends
+from kmirror.cluster.writing.fence import FenceResult, log_ends
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.status.topic_state import TopicState

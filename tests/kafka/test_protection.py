@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from kmirror.cluster import principal_probe
-from kmirror.cluster.acl_commands import login_principal
-from kmirror.cluster.acls import await_acls, delete_acls, describe_acls
+from kmirror.cluster.rights import principal_probe
+from kmirror.cluster.rights.acl_commands import login_principal
+from kmirror.cluster.rights.acls import await_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.fence import log_ends
-from kmirror.cluster.principal_probe import PROBE_PREFIX, probe_principal
+from kmirror.cluster.writing.fence import log_ends
+from kmirror.cluster.rights.principal_probe import PROBE_PREFIX, probe_principal
 from kmirror.cluster.process_mark import process_mark
 from kmirror.cluster.protocol.acl_binding import Permission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.writable import probe_writable
+from kmirror.cluster.writing.writable import probe_writable
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create

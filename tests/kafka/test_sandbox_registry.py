@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kmirror.cluster.acls import describe_acls
+from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.properties import literal_secrets, read_properties
 from kmirror.errors import RefusedError, UsageError
 from kmirror.ops.base.context import Destination

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.protocol.topic_configs import TopicSettings
-from kmirror.cluster.topic_settings import topic_defaults, topic_settings
+from kmirror.cluster.topics.topic_settings import topic_defaults, topic_settings
 from kmirror.engine.driver.side_jobs import JobEvent
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import TopicAdmin

@@ -9,7 +9,7 @@ from kmirror.cluster.protocol import topic_configs
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import NO_TAGS, compact_string, unsigned_varint
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from tests.support.leader import create_topic
 from tests.support.shared_clusters import ForgetfulCluster
 

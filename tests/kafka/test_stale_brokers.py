@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition, newest
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.gone import gone_topics
 from kmirror.ops.base.results import Outcome, TopicResult

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.writing.append import OffsetAppender
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.fence import FenceResult, Writer, fence
+from kmirror.cluster.writing.fence import FenceResult, Writer, fence
 from kmirror.cluster.protocol.batch import set_producer
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.log_dirs import partition_sizes
+from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, CorruptBatchError
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from kmirror.cluster.acls import await_acls, create_acls, delete_acls, describe_acls
+from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, describe_acls
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, Operation
 from kmirror.cluster.protocol.metadata import TopicPartition as ClusterTopicPartition

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, Producer
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create

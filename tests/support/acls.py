@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka import admin as admin_api
 from confluent_kafka.admin import AdminClient
 
-from kmirror.cluster.acls import await_acls, create_acls
+from kmirror.cluster.rights.acls import await_acls, create_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
 from kmirror.cluster.security.client_config import client_config

@@ -14,7 +14,7 @@ from pathlib import Path
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.engine.archive import copy as archive_copy
 from kmirror.engine.archive.archive_topic import Range, archive_name, archive_settings
 from kmirror.engine.archive.check import ArchiveComparison, verify_archive_partition

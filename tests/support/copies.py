@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.writing.append import OffsetAppender
 from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.records import Record

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.cli.main import main
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.empty_transaction import EmptyTransactions
+from kmirror.cluster.writing.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol import transactions
 from kmirror.cluster.protocol.metadata import TopicPartition
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.writing.append import OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
-from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.writing.append import OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK

@@ -13,8 +13,8 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from kmirror.cli.evidence import FILE
-from kmirror.cli.run_log import LINE
+from kmirror.cli.commands.evidence_files import FILE
+from kmirror.cli.terminal.run_log import LINE
 from kmirror.columns import Column, Type, object_of
 from kmirror.ops.base.evidence import EVIDENCE, VERB_RUN
 from kmirror.ops.base.results import ERROR, RESULT

@@ -27,9 +27,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 #: Polls quickly, and soon shows its data as old.
 _QUICK = """
 import sys
-import kmirror.cli.observation, kmirror.cli.poller
-kmirror.cli.poller.PAUSE_SECONDS = 0.2
-kmirror.cli.observation.OLD_SECONDS = 4.0
+import kmirror.cli.terminal.observation, kmirror.cli.terminal.poller
+kmirror.cli.terminal.poller.PAUSE_SECONDS = 0.2
+kmirror.cli.terminal.observation.OLD_SECONDS = 4.0
 from kmirror.cli.main import entry_point
 entry_point()
 """

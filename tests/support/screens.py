@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.screen import Screen
 
 
 class Terminal(io.StringIO):

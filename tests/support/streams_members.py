@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import Broker
 from kmirror.cluster.protocol.wire import (

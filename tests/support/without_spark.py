@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from kmirror.cli import run_log
+from kmirror.cli.terminal import run_log
 from kmirror.cli.main import entry_point
 from kmirror.engine.spark import application as spark
 from kmirror.engine.spark.conf import SparkOptions

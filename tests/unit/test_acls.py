@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.cluster.acls import kafka_acls_line
+from kmirror.cluster.rights.acls import kafka_acls_line
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.errors import UsageError
 from kmirror.settings.acl_filters import AclFilters, parse_acl_filters

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from kmirror.cluster.append import LeaderState, OffsetAppender
+from kmirror.cluster.writing.append import LeaderState, OffsetAppender
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.pipeline import AppendPipeline
-from kmirror.cluster.pipeline_queue import Appending, AppendStoppedError, PartitionQueue
+from kmirror.cluster.writing.pipeline import AppendPipeline
+from kmirror.cluster.writing.pipeline_queue import Appending, AppendStoppedError, PartitionQueue
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cluster.acl_commands import Grant
+from kmirror.cluster.rights.acl_commands import Grant
 from kmirror.cluster.security.properties import parse_properties, read_properties
 from kmirror.errors import UsageError
 from kmirror.ops.check.rights import destination_grants, source_grants

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.cli.main import main
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.security.exposure import exposed_files
 from tests.support.wire import closed_port
 

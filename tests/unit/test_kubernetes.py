@@ -12,7 +12,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from kmirror.cli.copying import run_verb
+from kmirror.cli.commands.copying import run_verb
 from kmirror.engine.spark import conf
 from kmirror.ops.serve.answers import ROUTES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.cli.layout import fitting_widths, fold
+from kmirror.cli.terminal.layout import fitting_widths, fold
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.cluster.settling import _USUAL, Settings, settled_for, with_settled
+from kmirror.cluster.topics.settling import _USUAL, Settings, settled_for, with_settled
 from kmirror.sync.topic_settings import MIRROR_VALUES
 
 BATCH, TIME = "max.message.bytes", "retention.ms"

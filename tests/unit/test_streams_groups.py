@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmirror.cluster.protocol.wire import FrameError
-from kmirror.cluster.streams_groups import decode_topics
+from kmirror.cluster.groups.streams_groups import decode_topics
 
 #: As Kafka 4.3.1 answers, up to the members: topic `t` into the repartition topic `r`, a store with the changelog `c`.
 DESCRIBED = bytes.fromhex(

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cli.keyboard import keys_of
-from kmirror.cli.layout import Line
-from kmirror.cli.observation import Observation
-from kmirror.cli.table_view import TableView
-from kmirror.cli.top_view import TopView
+from kmirror.cli.terminal.keyboard import keys_of
+from kmirror.cli.terminal.layout import Line
+from kmirror.cli.terminal.observation import Observation
+from kmirror.cli.terminal.table_view import TableView
+from kmirror.cli.terminal.top_view import TopView
 from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.show.tables import PARTITIONS, MirrorRow, PartitionRow

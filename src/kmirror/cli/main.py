@@ -17,7 +17,7 @@ import click
 
 from kmirror.cli.failures import INTERRUPTED, explain
 from kmirror.cli.options import COMPLETE_VARIABLE, Session
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.screen import Screen
 from kmirror.cli.verbs import kmirror
 from kmirror.errors import ExitCode, KmirrorError, UsageError
 
@@ -97,7 +97,7 @@ def run_process(run: Callable[[Sequence[str]], int], command: Callable[[], click
         # meant for other programs: with `error`, a library's warning would end a command
         warnings.simplefilter("ignore")
     if instruction := os.environ.get(COMPLETE_VARIABLE):
-        from kmirror.cli.completion import answer
+        from kmirror.cli.commands.completion import answer
 
         sys.exit(answer(command(), instruction))
     for stream in (sys.stdout, sys.stderr):
@@ -141,7 +141,7 @@ def _lost_output(session: Session) -> int:
 
 def _report(failure: Exception, session: Session, arguments: Sequence[str]) -> int:
     """Show why the command failed, and return the exit code."""
-    from kmirror.cli.output import output_for
+    from kmirror.cli.terminal.output import output_for
     from kmirror.ops.base.results import ErrorInfo, VerbResult
 
     if isinstance(failure, click.exceptions.NoArgsIsHelpError):

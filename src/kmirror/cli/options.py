@@ -19,8 +19,8 @@ from click.shell_completion import CompletionItem
 
 from kmirror.beside import beside
 from kmirror.cli.name_cache import cached_mirrors, cached_topics
-from kmirror.cli.output import Output, output_for
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.output import Output, output_for
+from kmirror.cli.terminal.screen import Screen
 from kmirror.commands import command_line
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.durations import parse_duration
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kmirror.ops.base.results import VerbResult
     from kmirror.settings.patterns import TopicSelector
 
-#: Set by a shell that asks for completions; `kmirror.cli.completion` answers.
+#: Set by a shell that asks for completions; `kmirror.cli.commands.completion` answers.
 COMPLETE_VARIABLE = "_KMIRROR_COMPLETE"
 BOOTSTRAP_ENVIRONMENT = "KMIRROR_BOOTSTRAP_SERVER"
 #: Used only with the address from the environment: the login is not meant for a cluster that a flag names.

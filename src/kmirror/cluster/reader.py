@@ -41,7 +41,7 @@ from kmirror.cluster.protocol.read_up_to import (
     useless_part,
     why_unproven,
 )
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 
 _ANSWER_BYTES = 1 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmirror.cluster.acl_commands import Grant
+from kmirror.cluster.rights.acl_commands import Grant
 from kmirror.cluster.protocol.codes import Code
 from kmirror.commands import option
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from kmirror.cluster.acl_commands import alter_topic
+from kmirror.cluster.rights.acl_commands import alter_topic
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
 from kmirror.cluster.committed import CommittedReader, Look, committed_records
-from kmirror.cluster.policies import create_settled
+from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
@@ -28,7 +28,7 @@ from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import (
     BrokerError,
     OutcomeUnknown,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kmirror.cluster.protocol.topic_configs import TopicSetting, TopicSettings
-from kmirror.cluster.settling import Settled, set_to, with_settled
+from kmirror.cluster.topics.settling import Settled, set_to, with_settled
 from kmirror.settings.patterns import ExcludedNames, TopicSelector
 from kmirror.state.records import TopicRecord
 from kmirror.words import at_time, listed

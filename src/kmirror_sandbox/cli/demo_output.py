@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kmirror.cli.screen import Screen
+from kmirror.cli.terminal.screen import Screen
 from kmirror.commands import command_line
 
 _INDENT = "   "

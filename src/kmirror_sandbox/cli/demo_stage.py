@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kmirror.cli import tables
+from kmirror.cli.terminal import plain_tables as tables
 from kmirror_sandbox.cli.demo_output import CommandRunner, DemoOutput
 
 if TYPE_CHECKING:
-    from kmirror.cli.screen import Screen
+    from kmirror.cli.terminal.screen import Screen
     from kmirror_sandbox.cluster import SandboxCluster
 
 
@@ -39,7 +39,7 @@ class Stage:
 
     def start_clusters(self) -> tuple[SandboxCluster, SandboxCluster]:
         """Start the source and the destination; they end with the stack."""
-        from kmirror.cli.progress import working
+        from kmirror.cli.terminal.progress_lines import working
         from kmirror_sandbox.cluster import SandboxCluster, start_together
 
         self.output.heading("Two Kafka clusters on this machine")

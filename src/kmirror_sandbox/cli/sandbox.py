@@ -17,7 +17,7 @@ from kmirror.words import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kmirror.cli.output import Output
+    from kmirror.cli.terminal.output import Output
     from kmirror.ops.base.results import VerbResult
     from kmirror_sandbox.registry import SandboxStatus, Step
 

@@ -1,6 +1,6 @@
 """Copy what consumers see of one partition into its archive. Blocking; it resumes exactly after a kill at any time.
 
-The last record of the archive is the only checkpoint. Batches are appended at offsets (`cluster/append.py`) with a
+The last record of the archive is the only checkpoint. Batches are appended at offsets (`cluster/writing/append.py`) with a
 producer id of the archive's own, so a batch that is sent twice is written once, and one that does not belong at the end
 of the archive is rejected.
 
@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.writing.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import (
     COMPRESSION_MASK,

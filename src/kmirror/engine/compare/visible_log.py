@@ -38,7 +38,7 @@ from kmirror.cluster.protocol.old_format import read_messages
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches
 from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import BrokerError, Reason
 
 _FORMAT = 2

@@ -16,7 +16,7 @@ from math import inf
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
-from kmirror.cluster.trim import trim_compacted
+from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.engine.clock import now
 from kmirror.engine.driver.growth import add_partitions, is_original_mirror
 from kmirror.engine.driver.log_starts import LogStarts

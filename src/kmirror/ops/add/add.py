@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from kmirror.cluster.acl_commands import grant_line
-from kmirror.cluster.authorized import missing_rights
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
-from kmirror.cluster.settling import ADJUSTABLE
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.settling import ADJUSTABLE
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add.adopt import Clusters, refusals

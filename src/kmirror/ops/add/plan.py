@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kmirror.cluster.acl_commands import grant_line
+from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig

@@ -1,4 +1,4 @@
-"""Where the destination refuses a mirror topic's settings, settle for the closest that it accepts (`cluster.policies`).
+"""Where the destination refuses a mirror topic's settings, settle for the closest that it accepts (`cluster.topics.policies`).
 
 What was found for one topic is tried for the next one first: a cluster has one policy.
 """
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.policies import refuses_settings, settled_to_change, settled_to_create
+from kmirror.cluster.topics.policies import refuses_settings, settled_to_change, settled_to_create
 from kmirror.cluster.protocol.topic_configs import TopicSettings
-from kmirror.cluster.settling import Settled
+from kmirror.cluster.topics.settling import Settled
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.add.plan import TopicPlan
 from kmirror.ops.add.work import AddWork

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from kmirror.cluster.acl_commands import grant_line
-from kmirror.cluster.authorized import missing_rights
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.policies import refuses_settings
+from kmirror.cluster.topics.policies import refuses_settings
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from kmirror.cluster.pipeline import AppendPipeline
-from kmirror.cluster.pipeline_queue import Appending, AppendStoppedError
+from kmirror.cluster.writing.pipeline import AppendPipeline
+from kmirror.cluster.writing.pipeline_queue import Appending, AppendStoppedError
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError

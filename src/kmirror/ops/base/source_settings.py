@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.topic_configs import TopicSettings
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import as_kmirror_error, now_ms
 from kmirror.ops.base.upstream import stored_state_on

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.acl_commands import grant_line
+from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.security.client_config import client_config

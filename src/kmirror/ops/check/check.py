@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 
-from kmirror.cluster.acl_commands import PREFIXED, Grant, admin_options, grant_line
-from kmirror.cluster.acls import describe_acls
-from kmirror.cluster.authorized import (
+from kmirror.cluster.rights.acl_commands import PREFIXED, Grant, admin_options, grant_line
+from kmirror.cluster.rights.acls import describe_acls
+from kmirror.cluster.rights.authorized import (
     OPERATIONS,
     cluster_operations,
     marker_operations,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kmirror.cluster.acl_commands import grant_line, login_principal
-from kmirror.cluster.acls import NoAuthorizerError, describe_acls
-from kmirror.cluster.authorized import cluster_operations, missing_operations
+from kmirror.cluster.rights.acl_commands import grant_line, login_principal
+from kmirror.cluster.rights.acls import NoAuthorizerError, describe_acls
+from kmirror.cluster.rights.authorized import cluster_operations, missing_operations
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.client_quotas import describe_quotas, scram_users
+from kmirror.cluster.rights.client_quotas import describe_quotas, scram_users
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.check.findings import DESTINATION, SOURCE, Findings
 from kmirror.ops.check.powers import power_lines

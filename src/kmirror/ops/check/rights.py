@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from kmirror.beside import beside
-from kmirror.cluster.acl_commands import Grant, admin_options
-from kmirror.cluster.acls import NoAuthorizerError, describe_acls
-from kmirror.cluster.authorized import may_write_transactions, missing_rights
+from kmirror.cluster.rights.acl_commands import Grant, admin_options
+from kmirror.cluster.rights.acls import NoAuthorizerError, describe_acls
+from kmirror.cluster.rights.authorized import may_write_transactions, missing_rights
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.commands import option

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kmirror.cluster.acl_commands import admin_options
+from kmirror.cluster.rights.acl_commands import admin_options
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.log_dirs import partition_sizes
+from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.commands import command_line, option

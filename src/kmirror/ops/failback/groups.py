@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kmirror.cluster.groups import COORDINATOR_MOVED, GROUP_ID_NOT_FOUND, ClusterGroups
+from kmirror.cluster.groups.cluster_groups import COORDINATOR_MOVED, GROUP_ID_NOT_FOUND, ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import BrokerError, TimedOutError, UnreachableError

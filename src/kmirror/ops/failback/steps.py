@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.policies import create_settled
+from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic, bytes_of
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError, UnreachableError

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.base.context import Destination

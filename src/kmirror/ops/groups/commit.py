@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kmirror.cluster.groups import TOO_LARGE, ClusterGroups
+from kmirror.cluster.groups.cluster_groups import TOO_LARGE, ClusterGroups
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import Committed
 from kmirror.cluster.protocol.metadata import TopicPartition

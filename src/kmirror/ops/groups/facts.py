@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.groups import NON_EMPTY_GROUP, UNKNOWN_MEMBER_ID, UNSUPPORTED_VERSION, ClusterGroups
+from kmirror.cluster.groups.cluster_groups import NON_EMPTY_GROUP, UNKNOWN_MEMBER_ID, UNSUPPORTED_VERSION, ClusterGroups
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import GroupKind, ListedGroup
 from kmirror.cluster.protocol.metadata import TopicPartition

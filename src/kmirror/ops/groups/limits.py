@@ -6,9 +6,9 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import OFFSETS_TOPIC, TOO_LARGE
+from kmirror.cluster.groups.cluster_groups import OFFSETS_TOPIC, TOO_LARGE
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
 _METADATA_LIMIT = "offset.metadata.max.bytes"

@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.log_dirs import disk_use
-from kmirror.cluster.policies import create_settled, settled_to_change
+from kmirror.cluster.topics.log_dirs import disk_use
+from kmirror.cluster.topics.policies import create_settled, settled_to_change
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_mirror, on_topics
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from kmirror.cluster.acl_commands import AS_ADMIN
+from kmirror.cluster.rights.acl_commands import AS_ADMIN
 from kmirror.commands import option
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.base.context import (

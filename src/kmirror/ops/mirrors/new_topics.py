@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.policies import settled_to_create
+from kmirror.cluster.topics.policies import settled_to_create
 from kmirror.cluster.protocol.codes import Code
 from kmirror.errors import BrokerError
 from kmirror.ops.base.context import now_ms

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kmirror.cluster.client import ClusterClient, CreatedTopic, NewTopic
 from kmirror.cluster.protocol.topic_configs import TopicSettings
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.ops.mirrors.new_topics import NEVER_CREATED
 from kmirror.settings.table import Settings
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC

@@ -11,7 +11,7 @@ from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
-from kmirror.cluster.trim import delete_records
+from kmirror.cluster.topics.trim import delete_records
 from kmirror.errors import BrokerError
 from kmirror.ops.probe.guarantees import Guarantee, broken, holds, weaker
 from kmirror.ops.probe.partition import probe_partition, run_of

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kmirror.cluster.append import OffsetAppender, as_run
+from kmirror.cluster.writing.append import OffsetAppender, as_run
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
 from kmirror.cluster.protocol.batch import BatchHeader, set_producer
 from kmirror.cluster.protocol.codes import code_name

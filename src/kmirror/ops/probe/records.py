@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from kmirror.cluster.append import as_run
+from kmirror.cluster.writing.append import as_run
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import (
     ATTRIBUTES_POSITION,

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from kmirror.cluster.acl_commands import PREFIXED, admin_options, grant_line
-from kmirror.cluster.authorized import may_delete, missing_rights
+from kmirror.cluster.rights.acl_commands import PREFIXED, admin_options, grant_line
+from kmirror.cluster.rights.authorized import may_delete, missing_rights
 from kmirror.cluster.client import LATEST, ClusterClient, CreatedTopic, NewTopic, require
-from kmirror.cluster.policies import create_settled
+from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.process_mark import is_abandoned, process_mark
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kmirror.cluster.acl_commands import login_principal
-from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls
+from kmirror.cluster.rights.acl_commands import login_principal
+from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import visible_groups
+from kmirror.cluster.groups.cluster_groups import visible_groups
 from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.engine.status.journal import Level
 from kmirror.engine.driver.side_jobs import JobEvent, JobView

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from kmirror.cluster.acl_commands import login_principal
+from kmirror.cluster.rights.acl_commands import login_principal
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.client_quotas import alter_quotas, describe_quotas, scram_users
+from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas, scram_users
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.engine.status.journal import Level
 from kmirror.engine.driver.side_jobs import JobEvent, JobView

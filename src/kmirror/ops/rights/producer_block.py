@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kmirror.cluster.acl_commands import admin_options, grant_line
-from kmirror.cluster.acls import await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
-from kmirror.cluster.authorized import missing_rights
+from kmirror.cluster.rights.acl_commands import admin_options, grant_line
+from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
+from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.codes import code_name

@@ -16,11 +16,11 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.acl_commands import admin_options, grant_line, login_principal
-from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
-from kmirror.cluster.authorized import cluster_operations, missing_operations, missing_rights
+from kmirror.cluster.rights.acl_commands import admin_options, grant_line, login_principal
+from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
+from kmirror.cluster.rights.authorized import cluster_operations, missing_operations, missing_rights
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.principal_probe import PrincipalProbe, probe_principal, remove_abandoned
+from kmirror.cluster.rights.principal_probe import PrincipalProbe, probe_principal, remove_abandoned
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.columns import COUNT, DURATION, END, TEXT, TIME, Column, Table, one_of

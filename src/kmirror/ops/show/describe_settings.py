@@ -9,7 +9,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.columns import TEXT, Column, Table, one_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, naming_cluster, require_same_cluster

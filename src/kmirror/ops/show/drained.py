@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kmirror.cluster.acl_commands import AS_ADMIN
+from kmirror.cluster.rights.acl_commands import AS_ADMIN
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches

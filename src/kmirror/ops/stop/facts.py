@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.fence import FenceResult
+from kmirror.cluster.writing.fence import FenceResult
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import read_batch_at

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 
-from kmirror.cluster.acl_commands import grant_line
-from kmirror.cluster.authorized import cluster_operations, marker_operations, missing_operations, missing_rights
-from kmirror.cluster.fence import log_ends
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.rights.authorized import cluster_operations, marker_operations, missing_operations, missing_rights
+from kmirror.cluster.writing.fence import log_ends
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.commands import option
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason

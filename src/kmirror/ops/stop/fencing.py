@@ -1,15 +1,15 @@
 """Fence engines that could still write to topics that are being stopped.
 
 An engine that releases the topics confirms that nothing is in flight any more. If it does not, or if the verb always
-fences, its lease is taken and its producer ids are fenced at every leader (`cluster.fence`).
+fences, its lease is taken and its producer ids are fenced at every leader (`cluster.writing.fence`).
 """
 
 from __future__ import annotations
 
 import time
 
-from kmirror.cluster.authorized import marker_operations
-from kmirror.cluster.fence import Writer, fence, log_ends
+from kmirror.cluster.rights.authorized import marker_operations
+from kmirror.cluster.writing.fence import Writer, fence, log_ends
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.spec import own_producer_id

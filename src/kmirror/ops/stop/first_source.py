@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kmirror.cluster.acl_commands import alter_topic
+from kmirror.cluster.rights.acl_commands import alter_topic
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from kmirror.cluster.acl_commands import grant_line
+from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
-from kmirror.cluster.policies import refuses_settings, settled_to_change
+from kmirror.cluster.topics.policies import refuses_settings, settled_to_change
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.settling import with_settled
-from kmirror.cluster.topic_settings import topic_defaults, topic_settings
-from kmirror.cluster.trim import restore_settings, trim_compacted
-from kmirror.cluster.writable import probe_writable
+from kmirror.cluster.topics.settling import with_settled
+from kmirror.cluster.topics.topic_settings import topic_defaults, topic_settings
+from kmirror.cluster.topics.trim import restore_settings, trim_compacted
+from kmirror.cluster.writing.writable import probe_writable
 from kmirror.commands import option
 from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kmirror.cluster.authorized import missing_rights
+from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
-from kmirror.cluster.topic_settings import topic_settings
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
 from kmirror.engine.driver.side_jobs import JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kmirror.cluster.fence import FenceResult
+from kmirror.cluster.writing.fence import FenceResult
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.context import Destination

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from kmirror.cluster.acl_commands import grant_line
-from kmirror.cluster.log_dirs import partition_sizes
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config

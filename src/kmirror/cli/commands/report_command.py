@@ -1,0 +1,61 @@
+"""`report`: an HTML page about a mirror, to send or to keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kmirror.cli.commands.atomic_file import AtomicFile
+from kmirror.cli.options import Call, mirror_option, verb
+from kmirror.cli.terminal.plain_tables import size
+from kmirror.errors import UsageError
+
+_FLAG = "--html"
+#: A page names its generator within this many bytes.
+_HEAD_BYTES = 2_000
+
+
+@verb(
+    "report",
+    "Write an HTML report about a mirror.\n\nIt has a summary, lag and rates of the last two days, topics, stops with"
+    " their losses, archives and events, all in one file. Works with the source down and without a running engine."
+    " Overwrites an earlier report, but no other file.",
+    mirror_option(),
+    click.Option(["--html"], metavar="FILE", required=True, help="File to write the page to; - is standard output."),
+    examples=(
+        "kmirror report --mirror dr --html dr.html --bootstrap-server b:9092",
+        "kmirror report --mirror dr --html - --bootstrap-server b:9092",
+    ),
+    documents=False,
+)
+def report_verb(call: Call, mirror: str, html: str) -> int:
+    from kmirror.ops.report.facts import report_facts
+    from kmirror.ops.report.page import page
+
+    file = None if html == "-" else AtomicFile.at(html, _FLAG, "the report")
+    if file is not None:
+        require_own(file.path)
+    with call.destination() as destination:
+        text = page(report_facts(destination, mirror))
+    if file is None:
+        call.output.screen.line(text.rstrip("\n"))
+    else:
+        file.write(text)
+        call.output.screen.line(f"wrote {file.path} ({size(len(text.encode()))})")
+    return 0
+
+
+def require_own(path: Path) -> None:
+    """Raise UsageError if a file exists that is not empty and not a report of this command."""
+    from kmirror.ops.report.page import GENERATOR
+
+    try:
+        with path.open("rb") as found:
+            head = found.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{_FLAG}: cannot read {path}: {error.strerror}", "name another file") from None
+    if head and GENERATOR.encode() not in head:
+        raise UsageError(f"{_FLAG}: {path} is not a kmirror report", "name another file")

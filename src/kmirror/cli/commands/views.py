@@ -1,0 +1,167 @@
+"""`list`, `wait`, `check`, `events`: verbs that leave everything as it is, besides `describe` and `top`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from kmirror.cli.terminal.interrupts import ended_by_signals
+from kmirror.cli.name_cache import cache_names
+from kmirror.cli.options import (
+    ALL_MIRRORS,
+    Call,
+    assignments_option,
+    duration_option,
+    file_option,
+    mirror_option,
+    topics_option,
+    verb,
+)
+from kmirror.errors import ExitCode, UsageError
+from kmirror.words import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kmirror.settings.patterns import TopicSelector
+
+#: How many unreadable records are named.
+_MOST_UNREADABLE = 3
+
+
+@verb(
+    "list",
+    "List the mirrors on a destination.",
+    examples=(
+        "kmirror list --bootstrap-server b:9092",
+        "kmirror list --bootstrap-server b:9092 --command-config admin.properties --json",
+    ),
+)
+def list_verb(call: Call) -> int:
+    from kmirror.ops.show.describe import unreadable_notes
+    from kmirror.ops.show.listing import list_mirrors
+    from kmirror.ops.show.tables import KAFKA_MIRRORS, MIRRORS
+
+    with call.destination() as destination:
+        rows = list_mirrors(destination)
+        unreadable = unreadable_notes(destination)
+        cache_names(destination)
+    call.output.rows(KAFKA_MIRRORS if call.kafka_action else MIRRORS, rows)
+    return exit_code(call, unreadable)
+
+
+def exit_code(call: Call, unreadable: Sequence[str]) -> int:
+    """Warn of stored records that could not be read, and return the exit code of a verb that showed the rest."""
+    if not unreadable:
+        return ExitCode.OK
+    for message in unreadable[:_MOST_UNREADABLE]:
+        call.output.screen.note(f"kmirror: warning: {message}")
+    if (more := len(unreadable) - _MOST_UNREADABLE) > 0:
+        call.output.screen.note(f"kmirror: warning: {counted(more, 'more record')} cannot be read")
+    call.output.screen.note("  the output is incomplete: use the kmirror version that wrote them, or a newer one")
+    return ExitCode.PARTLY_DONE
+
+
+@verb(
+    "wait",
+    "Wait until topics are caught up, stopped, healthy or drained.\n\nExits with 5 on --timeout, and immediately if"
+    " waiting cannot help. Drained means that consumer groups have read everything on the source.",
+    mirror_option(),
+    topics_option("Destination topics. Default: all topics of the mirror."),
+    click.Option(
+        ["--for", "condition"],
+        type=click.Choice(["caught-up", "stopped", "healthy", "drained"]),
+        required=True,
+        help="Condition to wait for.",
+    ),
+    topics_option("With drained: groups to wait for. Default: all synced groups.", flags=("--groups",), of_source=True),
+    duration_option("--timeout", "How long to wait, such as 30s or 5m.", name="timeout_ms", required=True),
+    examples=(
+        "kmirror wait --mirror dr --for caught-up --timeout 5m --bootstrap-server b:9092",
+        "kmirror wait --mirror dr --topics orders --for stopped --timeout 30m --bootstrap-server b:9092",
+        "kmirror wait --mirror dr --for drained --groups billing --timeout 5m --bootstrap-server b:9092",
+    ),
+)
+def wait_verb(
+    call: Call,
+    mirror: str,
+    topics: TopicSelector | None,
+    condition: str,
+    groups: TopicSelector | None,
+    timeout_ms: int,
+) -> int:
+    from kmirror.ops.show.wait import Condition, wait
+
+    with call.destination() as destination, call.output.waiting(f"waiting for {mirror} to be {condition}") as on_check:
+        done = wait(
+            destination, mirror, Condition(condition), timeout_ms, topics=topics, groups=groups, on_check=on_check
+        )
+    return call.show(done)
+
+
+@verb(
+    "check",
+    "Check connections, broker versions, rights and settings.\n\nChecks a stored mirror (--mirror), or a file before"
+    " you create a mirror from it (--mirror-config). Prints the kafka-acls commands that grant missing rights.\n\nWith"
+    " --probe it also finds out whether the destination's brokers guarantee what copying relies on, by appends,"
+    " markers, fences and deletions on a topic of its own, which it deletes again. Exits with 3 if they do not.",
+    mirror_option(required=False),
+    file_option("--mirror-config", "File to check, as for `kmirror create`."),
+    assignments_option("--config", "Set or override one property of FILE. Repeatable."),
+    click.Option(["--probe"], is_flag=True, help="Try what copying relies on, on a temporary topic."),
+    examples=(
+        "kmirror check --mirror-config source.properties --bootstrap-server b:9092",
+        "kmirror check --probe --bootstrap-server b:9092",
+        "kmirror check --mirror dr --bootstrap-server b:9092 --command-config kmirror.properties",
+    ),
+)
+def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config: dict[str, str], probe: bool) -> int:
+    from kmirror.ops.check.check import check
+
+    if mirror and mirror_config:
+        raise UsageError("--mirror and --mirror-config exclude each other", "give one of them")
+    if config and not mirror_config:
+        raise UsageError("--config requires --mirror-config", "give both, or --mirror alone")
+    with ended_by_signals() if probe else nullcontext():
+        report = check(
+            call.properties(),
+            mirror=mirror,
+            properties={**call.read_properties(mirror_config), **config} if mirror_config else None,
+            expect_cluster_id=call.expect_cluster_id,
+            probe=probe,
+            on_line=call.output.check_line,
+        )
+    call.output.check(report)
+    return report.exit_code
+
+
+@verb(
+    "events",
+    "Show who did what to a mirror, when, and the result.\n\nT is a time such as 2026-03-01T12:00:00Z, or a duration"
+    " such as 2h. With --follow --json each event is one line.",
+    mirror_option(ALL_MIRRORS, required=False),
+    click.Option(["--since"], metavar="T", help="Show only events since this time, or this long ago."),
+    click.Option(["--follow"], is_flag=True, help="Show new events as they arrive. Ctrl-C exits with 0."),
+    examples=(
+        "kmirror events --mirror dr --since 24h --bootstrap-server b:9092",
+        "kmirror events --since 2026-03-01T12:00:00Z --json --bootstrap-server b:9092",
+        "kmirror events --mirror dr --follow --json --bootstrap-server b:9092",
+    ),
+)
+def events_verb(call: Call, mirror: str | None, since: str | None, follow: bool) -> int:
+    from kmirror.ops.show.events import EVENTS, events, follow_events
+
+    if follow:
+        screen, show = call.output.screen, call.output.following(EVENTS)
+        with suppress(KeyboardInterrupt), call.destination() as destination:
+            for found in follow_events(destination, mirror, since, lambda text: screen.note(f"kmirror: {text}")):
+                show(found)
+                if screen.is_unread:
+                    break
+        return 0
+    with call.destination() as destination:
+        found = events(destination, mirror, since)
+    call.output.rows(EVENTS, found)
+    return 0

@@ -1,0 +1,1 @@
+"""The groups of one cluster: consumer, share and streams groups."""

@@ -1,0 +1,384 @@
+"""Consumer groups and share groups of one cluster: list them, read their committed offsets, commit for them.
+
+Every broker answers ListGroups for the groups that it coordinates, with their state and type (version 4 and 5, KIP-518,
+KIP-848); a group that we may not see is silently left out, and so are those whose coordinator is moving or has no
+broker: it leads their partition of `__consumer_offsets`. Everything else goes to a group's coordinator. Committing
+for a group that does not exist creates it; with live members the broker refuses (UNKNOWN_MEMBER_ID for consumer groups,
+NON_EMPTY_GROUP for share groups). Brokers accept any offset, even one outside of the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kmirror.cluster.groups import share_offsets
+from kmirror.cluster.groups import streams_groups
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import Connection
+from kmirror.cluster.protocol import metadata as metadata_codec
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
+from kmirror.cluster.protocol.metadata import Broker, TopicPartition
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
+
+#: Error codes of these requests that `Code` does not name.
+UNKNOWN_MEMBER_ID = 25
+UNSUPPORTED_VERSION = 35
+NON_EMPTY_GROUP = 68
+GROUP_ID_NOT_FOUND = 69
+
+OFFSETS_TOPIC = "__consumer_offsets"
+_LIST_GROUPS_WITH_STATE = 4
+#: The first version of FindCoordinator for several groups at once.
+_COORDINATORS_OF_MANY = 4
+#: The first versions of OffsetFetch for all topics of a group, and for several groups.
+_OFFSET_FETCH_OF_ALL_TOPICS = 2
+_OFFSET_FETCH_OF_MANY = 8
+#: The last version of OffsetFetch and OffsetCommit with topic names; later ones have ids.
+_BY_NAME = 9
+#: One answer holds every partition of this many groups.
+_GROUPS_AT_ONCE = 50
+#: The state of a group without members; every other state means members.
+_EMPTY_STATES = {"Empty", "Dead"}
+#: The codes for a commit that does not fit into a batch of `__consumer_offsets`; brokers since 4.0 have only the first.
+TOO_LARGE = frozenset(
+    {
+        Code.UNKNOWN_SERVER_ERROR,
+        Code.MESSAGE_TOO_LARGE,
+        Code.RECORD_LIST_TOO_LARGE,
+        Code.INVALID_COMMIT_OFFSET_SIZE,
+    }
+)
+COORDINATOR_MOVED = {
+    Code.COORDINATOR_LOAD_IN_PROGRESS,
+    Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_COORDINATOR,
+    Code.BROKER_NOT_AVAILABLE,
+}
+
+
+class ClusterGroups:
+    """Read and change the groups of one cluster, over its client's connections; for one thread at a time."""
+
+    def __init__(self, client: ClusterClient, timeout: float | None = None) -> None:
+        self.client = client
+        self._timeout = timeout or client.config.request_timeout_ms / 1000
+        self._coordinators: dict[str, int] = {}
+        self._brokers: Mapping[int, Broker] = {}
+
+    def listed(self, *, whole: bool = True) -> dict[str, ListedGroup]:
+        """Return all groups that we may see, by name.
+
+        No broker lists the groups of a coordinator that is moving, or that has no broker. With `whole` it is waited
+        for; without, those groups are missing. Who may not see `__consumer_offsets` cannot tell.
+
+        Raises:
+            UnreachableError: a broker does not answer, or is missing, so that groups would be missing.
+            BrokerError: a broker refuses.
+        """
+        from kafka.protocol.admin import ListGroupsRequest
+
+        deadline = time.monotonic() + self._timeout
+        while True:
+            code, found, coordinated, absent = 0, {}, set[int](), set[int]()
+            self._brokers = self.client.metadata([], timeout=self._timeout).brokers
+            for broker in self._brokers.values():
+                left = max(deadline - time.monotonic(), 0.1)
+                try:
+                    connection = self.client.connect(broker.node_id, broker.host, broker.port)
+                    if whole:
+                        led, others = _coordinated(connection, broker.node_id, left)
+                        coordinated |= led
+                        absent |= others
+                    request = ListGroupsRequest(states_filter=[], types_filter=[])
+                    answer = connection.request(request, lowest=_LIST_GROUPS_WITH_STATE, timeout=left)
+                except OutcomeUnknown as error:
+                    raise UnreachableError(str(error), "check that all brokers are up") from None
+                code = code or answer.error_code
+                for group in answer.groups:
+                    found[group.group_id] = _listed(group)
+                    self._coordinators[group.group_id] = broker.node_id
+            absent -= coordinated
+            if not code and not absent:
+                return found
+            is_late = time.monotonic() > deadline
+            if code and (is_late or code not in COORDINATOR_MOVED):
+                raise BrokerError(code, code_name(code), "listing groups")
+            if is_late:
+                raise UnreachableError(
+                    f"not all groups are known: no broker coordinates those of partition {min(absent)} of "
+                    f"{OFFSETS_TOPIC}",
+                    "check that all brokers are up, and that each partition of it has a leader",
+                )
+            self.client.pause(0)
+
+    def committed(self, groups: Mapping[str, GroupKind]) -> dict[str, dict[TopicPartition, Committed] | int]:
+        """Return the committed offsets of groups, for all topics that we may see; or the error code of a group.
+
+        A group that does not exist has committed nothing.
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+
+        def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
+            shared = [group for group in some if groups[group] is GroupKind.SHARE]
+            found: dict[str, Any] = {}
+            if shared and share_offsets.are_supported(connection):
+                for group, (code, offsets) in share_offsets.describe(connection, shared, timeout).items():
+                    known = {partition: Committed(offset) for partition, offset in offsets.items()}
+                    found[group] = known if code in (0, GROUP_ID_NOT_FOUND) else code
+            elif shared:
+                found |= dict.fromkeys(shared, UNSUPPORTED_VERSION)
+            others = [group for group in some if groups[group] is not GroupKind.SHARE]
+            return found | (_fetch(connection, others, timeout) if others else {})
+
+        found: dict[str, dict[TopicPartition, Committed] | int] = {}
+        names = sorted(groups)
+        for start in range(0, len(names), _GROUPS_AT_ONCE):
+            found |= self._per_coordinator(names[start : start + _GROUPS_AT_ONCE], ask, self._timeout)
+        return found
+
+    def commit(
+        self, group: str, kind: GroupKind, offsets: Offsets, timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Commit offsets for a group, and return an error code for each; 0 for success.
+
+        What the brokers refuse at once is committed in parts: one commit is one batch of `__consumer_offsets`, of at
+        most its `max.message.bytes`. A request without an answer is repeated: the same offsets may be committed twice.
+        With REQUEST_TIMED_OUT or BROKER_NOT_AVAILABLE it is unknown whether they were committed.
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+
+        def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
+            if kind is not GroupKind.SHARE:
+                return {group: _worst_of(_commit(connection, group, offsets, timeout))}
+            if not share_offsets.are_supported(connection):
+                return {group: UNSUPPORTED_VERSION}
+            wanted = {partition: committed.offset for partition, committed in offsets.items()}
+            return {group: _worst_of(share_offsets.alter(connection, group, wanted, timeout))}
+
+        seconds = timeout or self._timeout
+        began = time.monotonic()
+        answer = self._per_coordinator([group], ask, seconds)[group]
+        codes = dict.fromkeys(offsets, answer) if isinstance(answer, int) else answer
+        left = seconds - (time.monotonic() - began)
+        if len(offsets) == 1 or left <= 0 or not TOO_LARGE.issuperset(codes.values()):
+            return codes
+        partitions = sorted(offsets)
+        first = {at: offsets[at] for at in partitions[: len(partitions) // 2]}
+        second = {at: offsets[at] for at in partitions[len(partitions) // 2 :]}
+        codes = self.commit(group, kind, first, left)
+        left = seconds - (time.monotonic() - began)
+        return codes | (self.commit(group, kind, second, left) if left > 0 else {})
+
+    def topics_of_streams(self, groups: Collection[str]) -> dict[str, frozenset[str] | int]:
+        """Return the topics that applications with group.protocol=streams read, or the error code of a group.
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+
+        def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
+            if not streams_groups.are_described(connection):
+                return dict.fromkeys(some, UNSUPPORTED_VERSION)
+            answers = {group: streams_groups.topics_read(connection, group, timeout) for group in some}
+            return {group: code or topics for group, (code, topics) in answers.items()}
+
+        return self._per_coordinator(sorted(groups), ask, self._timeout) if groups else {}
+
+    def delete_offsets(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Delete committed offsets of a consumer group; return an error code for each, 0 if there is none any more.
+
+        Brokers refuse it where a member of the group subscribes to the topic (GROUP_SUBSCRIBED_TO_TOPIC).
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+
+        def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
+            return {group: _delete(connection, group, partitions, timeout)}
+
+        answer = self._per_coordinator([group], ask, self._timeout)[group]
+        return dict.fromkeys(partitions, answer) if isinstance(answer, int) else answer
+
+    def _per_coordinator(
+        self, groups: Sequence[str], ask: Callable[[Connection, Sequence[str], float], dict[str, Any]], timeout: float
+    ) -> dict[str, Any]:
+        """Ask each group's coordinator; an answer that is an int is an error code, and retried if it is transient."""
+        deadline = time.monotonic() + timeout
+        found: dict[str, Any] = dict.fromkeys(groups, int(Code.COORDINATOR_NOT_AVAILABLE))
+        missing, attempt = list(groups), 0
+        while True:
+            if attempt or not self._brokers:
+                self._brokers = self.client.metadata([], timeout=max(deadline - time.monotonic(), 0.1)).brokers
+            found |= self._find([group for group in missing if group not in self._coordinators], deadline)
+            by_node: defaultdict[int, list[str]] = defaultdict(list)
+            for group in missing:
+                node_id = self._coordinators.get(group, -1)
+                if node_id in self._brokers:
+                    by_node[node_id].append(group)
+            for node_id, some in by_node.items():
+                broker = self._brokers[node_id]
+                try:
+                    connection = self.client.connect(node_id, broker.host, broker.port)
+                    found |= ask(connection, some, max(deadline - time.monotonic(), 0.1))
+                except (OutcomeUnknown, UnreachableError):
+                    found |= dict.fromkeys(some, int(Code.BROKER_NOT_AVAILABLE))
+            missing = [
+                group for group in missing if isinstance(found[group], int) and found[group] in COORDINATOR_MOVED
+            ]
+            if not missing or time.monotonic() > deadline:
+                return found
+            for group in missing:
+                self._coordinators.pop(group, None)
+            self.client.pause(attempt)
+            attempt += 1
+
+    def _find(self, groups: Iterable[str], deadline: float) -> dict[str, int]:
+        """Look up the coordinators of groups; return an error code for each that has none now."""
+        from kafka.protocol.metadata import FindCoordinatorRequest
+
+        wanted = list(groups)
+        if not wanted:
+            return {}
+        codes: dict[str, int] = {}
+        while wanted:
+            request = FindCoordinatorRequest(key=wanted[0], key_type=0, coordinator_keys=wanted)
+            answer = self.client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
+            # before version 4 (Kafka 3.0) a request has one key, and its answer does not repeat it
+            several = answer.API_VERSION >= _COORDINATORS_OF_MANY
+            found = [(one.key, one) for one in answer.coordinators] if several else [(wanted[0], answer)]
+            for group, one in found:
+                if one.error_code:
+                    codes[group] = one.error_code
+                else:
+                    self._coordinators[group] = one.node_id
+            wanted = [] if several else wanted[1:]
+        return codes
+
+
+def visible_groups(client: ClusterClient) -> list[str]:
+    """Return the names of all groups that we may see, from every broker that answers.
+
+    Raises:
+        UnreachableError: no broker answers.
+    """
+    from kafka.protocol.admin import ListGroupsRequest
+
+    names: set[str] = set()
+    for node_id, broker in client.metadata([]).brokers.items():
+        with suppress(KmirrorError):
+            connection = client.connect(node_id, broker.host, broker.port)
+            names.update(group.group_id for group in connection.request(ListGroupsRequest()).groups)
+    return sorted(names)
+
+
+def _coordinated(connection: Connection, node_id: int, timeout: float) -> tuple[set[int], set[int]]:
+    """Return the partitions of `__consumer_offsets` that a broker knows itself to lead, and all others."""
+    found = connection.request(metadata_codec.exchange([OFFSETS_TOPIC]), timeout=timeout).topics.get(OFFSETS_TOPIC)
+    partitions = found.partitions.values() if found else ()
+    led = {one.partition for one in partitions if one.leader_id == node_id}
+    return led, {one.partition for one in partitions} - led
+
+
+def _listed(group: Any) -> ListedGroup:
+    kind = GroupKind.CONSUMER
+    group_type = (group.group_type or "classic").lower()
+    if group_type == "share":
+        kind = GroupKind.SHARE
+    elif group_type == "classic" and group.protocol_type not in ("", "consumer"):
+        kind = GroupKind.OTHER
+    return ListedGroup(group.group_id, kind, group.group_state not in _EMPTY_STATES, group_type == "streams")
+
+
+def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dict[str, Any]:
+    from kafka.protocol.consumer import OffsetFetchRequest
+
+    version = connection.version_for(
+        OffsetFetchRequest.API_KEY, _OFFSET_FETCH_OF_ALL_TOPICS, _BY_NAME, OffsetFetchRequest.name
+    )
+    answers: list[tuple[str, Any]] = []
+    if version >= _OFFSET_FETCH_OF_MANY:
+        group_type = OffsetFetchRequest.OffsetFetchRequestGroup
+        wanted = [group_type(group_id=group, member_id=None, member_epoch=-1, topics=None) for group in groups]
+        request = OffsetFetchRequest(groups=wanted, require_stable=False)
+        answer = connection.request(request, highest=version, timeout=timeout)
+        answers = [(group.group_id, group) for group in answer.groups]
+    else:
+        for name in groups:
+            request = OffsetFetchRequest(group_id=name, topics=None, require_stable=False)
+            answers.append((name, connection.request(request, highest=version, timeout=timeout)))
+    found: dict[str, Any] = {}
+    for name, group in answers:
+        if group.error_code not in (0, GROUP_ID_NOT_FOUND):
+            found[name] = group.error_code
+            continue
+        found[name] = {
+            TopicPartition(topic.name, one.partition_index): Committed(one.committed_offset, one.metadata or "")
+            for topic in group.topics
+            for one in topic.partitions
+            if one.error_code == 0 and one.committed_offset >= 0
+        }
+    return found
+
+
+def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float) -> dict[TopicPartition, int]:
+    from kafka.protocol.consumer import OffsetCommitRequest
+
+    topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
+    partition_type = topic_type.OffsetCommitRequestPartition
+    by_topic: defaultdict[str, list[Any]] = defaultdict(list)
+    for partition, committed in sorted(offsets.items()):
+        by_topic[partition.topic].append(
+            # no epoch: it would be the source's, and the destination's leaders count their own
+            partition_type(
+                partition_index=partition.partition,
+                committed_offset=committed.offset,
+                committed_leader_epoch=-1,
+                committed_metadata=committed.metadata,
+            )
+        )
+    topics = [topic_type(name=name, partitions=partitions) for name, partitions in by_topic.items()]
+    request = OffsetCommitRequest(
+        group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None, topics=topics
+    )
+    answer = connection.request(request, highest=_BY_NAME, timeout=timeout)
+    return {
+        TopicPartition(topic.name, one.partition_index): one.error_code
+        for topic in answer.topics
+        for one in topic.partitions
+    }
+
+
+def _delete(
+    connection: Connection, group: str, partitions: Collection[TopicPartition], timeout: float
+) -> dict[TopicPartition, int] | int:
+    from kafka.protocol.consumer import OffsetDeleteRequest
+
+    topic_type = OffsetDeleteRequest.OffsetDeleteRequestTopic
+    partition_type = topic_type.OffsetDeleteRequestPartition
+    by_topic: defaultdict[str, list[Any]] = defaultdict(list)
+    for partition in sorted(partitions):
+        by_topic[partition.topic].append(partition_type(partition_index=partition.partition))
+    topics = [topic_type(name=name, partitions=some) for name, some in by_topic.items()]
+    answer = connection.request(OffsetDeleteRequest(group_id=group, topics=topics), timeout=timeout)
+    if answer.error_code:
+        return 0 if answer.error_code == GROUP_ID_NOT_FOUND else int(answer.error_code)
+    return {
+        TopicPartition(topic.name, one.partition_index): one.error_code
+        for topic in answer.topics
+        for one in topic.partitions
+    }
+
+
+def _worst_of(codes: dict[TopicPartition, int]) -> dict[TopicPartition, int] | int:
+    """Return one code for all if the coordinator has moved, which brokers report for each partition; else `codes`."""
+    moved = [code for code in codes.values() if code in COORDINATOR_MOVED]
+    return moved[0] if moved else codes

@@ -1,0 +1,269 @@
+"""Describe, create and delete ACLs (DescribeAcls, CreateAcls, DeleteAcls).
+
+librdkafka's describe hides why it found nothing, so these go through `ClusterClient`. What an error code means:
+
+* 54 (SECURITY_DISABLED): the cluster has no authorizer; any client may do everything;
+* 31: not granted: DESCRIBE on the cluster to see ACLs, or ALTER on it to change them.
+
+Creating a binding that exists and deleting one that does not have no effect, so either may be repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import Any
+
+from kmirror.cluster.rights.acl_commands import PREFIXED, grant_line, operation_flag
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.acl_binding import (
+    ANY_HOST,
+    OPERATION_CODES,
+    AclBinding,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.commands import Arguments, command_line, option
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
+from kmirror.words import visible
+
+_SECURITY_DISABLED = 54
+_NOT_CONTROLLER = 41
+_ANY = 1
+_AT_ONCE = 500
+_PAUSE_S = 0.05
+_AGAIN = frozenset({_NOT_CONTROLLER, Code.REQUEST_TIMED_OUT})
+
+
+def _codes(words: type[StrEnum], first: int) -> dict[Any, int]:
+    return {word: code for code, word in enumerate(words, first)}
+
+
+_RESOURCE_CODES: dict[ResourceType, int] = _codes(ResourceType, 2)
+_PATTERN_CODES: dict[PatternType, int] = _codes(PatternType, 3)
+_PERMISSION_CODES: dict[Permission, int] = _codes(Permission, 2)
+_RESOURCES = {code: word for word, code in _RESOURCE_CODES.items()}
+_PATTERNS = {code: word for word, code in _PATTERN_CODES.items()}
+_OPERATIONS = {code: word for word, code in OPERATION_CODES.items()}
+_PERMISSIONS = {code: word for word, code in _PERMISSION_CODES.items()}
+
+_FLAGS = {
+    ResourceType.TOPIC: "--topic",
+    ResourceType.GROUP: "--group",
+    ResourceType.TRANSACTIONAL_ID: "--transactional-id",
+    ResourceType.DELEGATION_TOKEN: "--delegation-token",
+    ResourceType.USER: "--user-principal",
+}
+
+
+class NoAuthorizerError(RefusedError):
+    """The cluster has no authorizer: there are no ACLs."""
+
+
+def describe_acls(client: ClusterClient, timeout: float | None = None) -> frozenset[AclBinding]:
+    """Return all ACLs, within `timeout` seconds. Needs DESCRIBE on the cluster.
+
+    Raises:
+        NoAuthorizerError: the cluster has none.
+        UnreachableError: it does not answer, or does not let us see them (NOT_AUTHORIZED).
+    """
+    return _bindings(client.config, client.ask_any(_described(None), timeout=timeout))
+
+
+def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:
+    """Create ACLs; return the error of each, None for success. Needs ALTER on the cluster.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    from kafka.protocol.admin import CreateAclsRequest
+
+    creation = CreateAclsRequest.AclCreation
+
+    def request(some: Sequence[AclBinding]) -> Any:
+        return CreateAclsRequest(
+            creations=[
+                creation(
+                    resource_type=_RESOURCE_CODES[one.resource_type],
+                    resource_name=one.resource_name,
+                    resource_pattern_type=_PATTERN_CODES[one.pattern_type],
+                    principal=one.principal,
+                    host=one.host,
+                    operation=OPERATION_CODES[one.operation],
+                    permission_type=_PERMISSION_CODES[one.permission],
+                )
+                for one in some
+            ]
+        )
+
+    return _change(client, bindings, request, lambda answer: answer.results, "creating the ACL")
+
+
+def delete_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:
+    """Delete exactly these ACLs; return the error of each, None for success. Needs ALTER on the cluster.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    from kafka.protocol.admin import DeleteAclsRequest
+
+    filter_type = DeleteAclsRequest.DeleteAclsFilter
+
+    def request(some: Sequence[AclBinding]) -> Any:
+        return DeleteAclsRequest(
+            filters=[
+                filter_type(
+                    resource_type_filter=_RESOURCE_CODES[one.resource_type],
+                    resource_name_filter=one.resource_name,
+                    pattern_type_filter=_PATTERN_CODES[one.pattern_type],
+                    principal_filter=one.principal,
+                    host_filter=one.host,
+                    operation=OPERATION_CODES[one.operation],
+                    permission_type=_PERMISSION_CODES[one.permission],
+                )
+                for one in some
+            ]
+        )
+
+    return _change(client, bindings, request, lambda answer: answer.filter_results, "deleting the ACL")
+
+
+def await_acls(
+    client: ClusterClient,
+    present: Collection[AclBinding],
+    absent: Collection[AclBinding] = (),
+    timeout: float = 10.0,
+) -> bool:
+    """Wait until every broker that answers sees the ACLs `present` and none of those `absent`; False on a time-out.
+
+    A changed ACL is in force on a broker as soon as that broker returns it; they see it one after the other.
+    """
+    types = {one.resource_type for one in (*present, *absent)}
+    wanted, unwanted = frozenset(present), frozenset(absent)
+    deadline = time.monotonic() + timeout
+    waiting = set(client.metadata([]).brokers)
+    while types:
+        for node_id in list(waiting):
+            try:
+                seen = broker_acls(client, node_id, next(iter(types)) if len(types) == 1 else None)
+            except (KmirrorError, OutcomeUnknown) as error:
+                if isinstance(error, NoAuthorizerError) or (
+                    isinstance(error, KmirrorError) and error.reason is Reason.NOT_AUTHORIZED
+                ):
+                    raise
+                continue
+            if wanted <= seen and not unwanted & seen:
+                waiting.discard(node_id)
+        if not waiting or time.monotonic() > deadline:
+            break
+        time.sleep(_PAUSE_S)
+    return not (types and waiting)
+
+
+def broker_acls(
+    client: ClusterClient, node_id: int, resource_type: ResourceType | None = None
+) -> frozenset[AclBinding]:
+    """Return the ACLs as one broker sees them now.
+
+    Raises:
+        NoAuthorizerError: that broker has no authorizer.
+        UnreachableError: it does not answer, or does not let us see them.
+        OutcomeUnknown: its answer was lost.
+    """
+    broker = client.metadata([]).brokers[node_id]
+    answer = client.connect(node_id, broker.host, broker.port).request(_described(resource_type))
+    return _bindings(client.config, answer)
+
+
+def kafka_acls_line(binding: AclBinding, cluster: Arguments, *, remove: bool = False) -> str:
+    """Return the command that adds, or removes, an ACL; `cluster` as from `admin_options`."""
+    permission = binding.permission.lower()
+    where: Arguments = ("--cluster",)
+    if binding.resource_type is not ResourceType.CLUSTER:
+        where = option(_FLAGS[binding.resource_type], binding.resource_name)
+    return command_line(
+        "kafka-acls",
+        *cluster,
+        *(("--remove", "--force") if remove else ("--add",)),
+        *option(f"--{permission}-principal", binding.principal),
+        *(() if binding.host == ANY_HOST else option(f"--{permission}-host", binding.host)),
+        *option("--operation", operation_flag(binding.operation)),
+        *where,
+        *(PREFIXED if binding.pattern_type is PatternType.PREFIXED else ()),
+    )
+
+
+def _described(resource_type: ResourceType | None) -> Any:
+    from kafka.protocol.admin import DescribeAclsRequest
+
+    return DescribeAclsRequest(
+        resource_type_filter=_ANY if resource_type is None else _RESOURCE_CODES[resource_type],
+        resource_name_filter=None,
+        pattern_type_filter=_ANY,
+        principal_filter=None,
+        host_filter=None,
+        operation=_ANY,
+        permission_type=_ANY,
+    )
+
+
+def _bindings(config: ClientConfig, answer: Any) -> frozenset[AclBinding]:
+    if answer.error_code:
+        raise _refusal(config, answer.error_code, answer.error_message, "describing ACLs", "Describe")
+    return frozenset(_decoded(answer))
+
+
+def _decoded(answer: Any) -> Iterator[AclBinding]:
+    for resource in answer.resources:
+        for acl in resource.acls:
+            try:
+                yield AclBinding(
+                    _RESOURCES[resource.resource_type],
+                    resource.resource_name,
+                    _PATTERNS[resource.pattern_type],
+                    acl.principal,
+                    acl.host,
+                    _OPERATIONS[acl.operation],
+                    _PERMISSIONS[acl.permission_type],
+                )
+            except KeyError:  # a type that only newer brokers know: we can neither judge nor create it
+                continue
+
+
+def _change(
+    client: ClusterClient, bindings: Collection[AclBinding], request: Any, results_of: Any, what: str
+) -> dict[AclBinding, KmirrorError | None]:
+    outcomes: dict[AclBinding, KmirrorError | None] = {}
+    for some in _chunks(sorted(bindings)):
+        deadline = time.monotonic() + client.config.request_timeout_ms / 1000
+        while True:
+            results = list(results_of(client.ask_any(request(some))))
+            if not any(one.error_code in _AGAIN for one in results) or time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE_S)
+        for binding, result in zip(some, results, strict=True):
+            code = result.error_code
+            doing = f"{what} {binding}"
+            outcomes[binding] = _refusal(client.config, code, result.error_message, doing, "Alter") if code else None
+    return outcomes
+
+
+def _refusal(config: ClientConfig, code: int, detail: str | None, what: str, right: str) -> KmirrorError:
+    if code == _SECURITY_DISABLED:
+        return NoAuthorizerError(f"{what}: the cluster has no authorizer", "set authorizer.class.name on its brokers")
+    if code == Code.CLUSTER_AUTHORIZATION_FAILED:
+        return UnreachableError(
+            f"{what}: we lack {right.upper()} on the cluster",
+            grant_line(config, (right,), "--cluster"),
+            Reason.NOT_AUTHORIZED,
+        )
+    return BrokerError(code, code_name(code), what, visible(detail or ""))
+
+
+def _chunks(bindings: Sequence[AclBinding]) -> Iterable[Sequence[AclBinding]]:
+    for first in range(0, len(bindings), _AT_ONCE):
+        yield bindings[first : first + _AT_ONCE]

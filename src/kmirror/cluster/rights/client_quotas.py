@@ -1,0 +1,100 @@
+"""Client quotas, and the names of SCRAM users, of a cluster.
+
+DescribeClientQuotas needs DESCRIBE_CONFIGS on the cluster, AlterClientQuotas ALTER_CONFIGS,
+DescribeUserScramCredentials DESCRIBE; error 31 without. Of a SCRAM credential brokers reveal mechanism and iterations,
+neither salt nor key: it cannot be copied. Setting a quota to its value, or removing one that does not exist, does
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import groupby
+
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.quota import Quota
+from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
+from kmirror.words import visible
+
+
+def describe_quotas(client: ClusterClient, timeout: float | None = None) -> frozenset[Quota]:
+    """Return all quotas, defaults included. Needs DESCRIBE_CONFIGS on the cluster.
+
+    Raises:
+        UnreachableError: the cluster does not answer, or does not let us see them (NOT_AUTHORIZED).
+        UnsupportedVersionError: its brokers are older than Kafka 2.6.
+    """
+    from kafka.protocol.admin import DescribeClientQuotasRequest
+
+    answer = client.ask_any(DescribeClientQuotasRequest(components=[], strict=False), timeout=timeout)
+    _raise_for(client, answer.error_code, answer.error_message, "describing quotas", "DESCRIBE_CONFIGS")
+    return frozenset(
+        Quota(tuple(sorted((part.entity_type, part.entity_name or "") for part in entry.entity)), one.key, one.value)
+        for entry in answer.entries or ()
+        for one in entry.values
+    )
+
+
+def alter_quotas(
+    client: ClusterClient, wanted: Collection[Quota], unwanted: Collection[Quota]
+) -> dict[Quota, KmirrorError]:
+    """Set quotas, remove others, and return the errors of those refused. Needs ALTER_CONFIGS on the cluster.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    from kafka.protocol.admin import AlterClientQuotasRequest
+
+    entry_type = AlterClientQuotasRequest.EntryData
+    changes = sorted([*((one, False) for one in wanted), *((one, True) for one in unwanted)])
+    by_entity = {entity: list(some) for entity, some in groupby(changes, key=lambda change: change[0].entity)}
+    if not by_entity:
+        return {}
+    request = AlterClientQuotasRequest(
+        entries=[
+            entry_type(
+                entity=[entry_type.EntityData(entity_type=kind, entity_name=name or None) for kind, name in entity],
+                ops=[
+                    entry_type.OpData(key=one.key, value=0.0 if is_removed else one.value, remove=is_removed)
+                    for one, is_removed in some
+                ],
+            )
+            for entity, some in by_entity.items()
+        ],
+        validate_only=False,
+    )
+    failed: dict[Quota, KmirrorError] = {}
+    for (entity, some), result in zip(by_entity.items(), client.ask_any(request).entries, strict=True):
+        try:
+            what = f"changing {some[0][0]}"
+            _raise_for(client, result.error_code, result.error_message, what, "ALTER_CONFIGS")
+        except KmirrorError as error:
+            failed |= dict.fromkeys((one for one, _ in by_entity[entity]), error)
+    return failed
+
+
+def scram_users(client: ClusterClient, timeout: float | None = None) -> frozenset[str]:
+    """Return the names of users that have a SCRAM credential. Needs DESCRIBE on the cluster.
+
+    Raises:
+        UnreachableError: the cluster does not answer, or does not let us see them (NOT_AUTHORIZED).
+        UnsupportedVersionError: its brokers are older than Kafka 2.7.
+    """
+    from kafka.protocol.admin import DescribeUserScramCredentialsRequest
+
+    answer = client.ask_any(DescribeUserScramCredentialsRequest(users=None), timeout=timeout)
+    _raise_for(client, answer.error_code, answer.error_message, "describing SCRAM users", "DESCRIBE")
+    return frozenset(one.user for one in answer.results if not one.error_code)
+
+
+def _raise_for(client: ClusterClient, code: int, detail: str | None, what: str, right: str) -> None:
+    if code == Code.CLUSTER_AUTHORIZATION_FAILED:
+        raise UnreachableError(
+            f"{what}: we lack {right} on the cluster",
+            grant_line(client.config, (right,), "--cluster"),
+            Reason.NOT_AUTHORIZED,
+        )
+    if code:
+        raise BrokerError(code, code_name(code), what, visible(detail or ""))

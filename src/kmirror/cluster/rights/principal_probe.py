@@ -1,0 +1,158 @@
+"""Find out how a cluster's authorizer treats us: as a super user, as which principal, and what it allows without ACLs.
+
+Brokers do not say which principal a client is, whether it is a super user, or whether everyone may do what no ACL
+covers (`allow.everyone.if.no.acl.found`: they hide the values of settings whose type they do not know). But they act on
+it. So we try it out with names of topics that do not exist and never will: create an ACL for such a name, ask for the
+topic, delete the ACL. No one else is affected. Needs DESCRIBE and ALTER on the cluster.
+
+A process that is killed leaves its ACLs behind. Their names say when they were made, and by which process of which
+machine, so that the next one deletes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from kmirror.cluster.rights.acls import broker_acls, create_acls, delete_acls
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.process_mark import is_abandoned, process_mark
+from kmirror.cluster.protocol.acl_binding import (
+    ANY_HOST,
+    EVERYONE,
+    AclBinding,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from kmirror.cluster.protocol.codes import Code
+from kmirror.errors import KmirrorError
+
+#: Only this module creates ACLs for names with this prefix.
+PROBE_PREFIX = "kmirror-probe-"
+#: Older ACLs of processes elsewhere were left by one that died: no probe takes this long, however the clocks differ.
+_STALE_S = 300
+_VISIBLE_WITHIN_S = 10.0
+_PAUSE_S = 0.02
+_BROKER = 4
+_DEFAULT = "allow.everyone.if.no.acl.found"
+
+
+@dataclass(frozen=True, slots=True)
+class PrincipalProbe:
+    """The result. `principals` are the candidates whose ACLs apply to us, besides `User:*`."""
+
+    is_super_user: bool
+    #: Everyone may do what no ACL covers (`allow.everyone.if.no.acl.found`); true if that cannot be ruled out.
+    everyone_may: bool
+    principals: frozenset[str]
+
+
+def probe_principal(
+    client: ClusterClient, acls: Collection[AclBinding], candidates: Collection[str] = ()
+) -> PrincipalProbe:
+    """Find out how the authorizer treats us; `acls` are all ACLs, `candidates` the principals that we might be.
+
+    Raises:
+        UnreachableError: no answer, or we lack ALTER or DESCRIBE on the cluster (NOT_AUTHORIZED).
+        KmirrorError: another client deleted the ACLs of the probe.
+    """
+    name = f"{PROBE_PREFIX}{process_mark()}"
+    asked = [EVERYONE, *sorted(set(candidates) - {EVERYONE})]
+    names = {f"{name}-{index}": principal for index, principal in enumerate(asked)}
+    covered = any(one.covers(ResourceType.TOPIC, name) for one in acls)
+    before = _seen(client, names)[f"{name}-0"]
+    # a DENY shows on a principal that is allowed by default or by name, an ALLOW on one that is not
+    permission = Permission.DENY if before else Permission.ALLOW
+    tried = [_binding(topic, principal, permission) for topic, principal in names.items()]
+    try:
+        for error in create_acls(client, tried).values():
+            if error is not None:
+                raise error
+        after = _with(client, tried, names)
+    finally:
+        delete_acls(client, tried)
+    is_super_user = before and after[f"{name}-0"]
+    affected = {principal for topic, principal in names.items() if after[topic] is not before}
+    if is_super_user:  # allowed in any case
+        everyone_may = _may_be_set(client)
+    elif before and covered:  # an ACL on all topics hides the default
+        everyone_may = _may_use_group(client, acls, name)
+    else:
+        everyone_may = before
+    return PrincipalProbe(is_super_user, everyone_may, frozenset(affected - {EVERYONE}))
+
+
+def _may_use_group(client: ClusterClient, acls: Collection[AclBinding], name: str) -> bool:
+    """Return whether we may use a group that no ACL covers; if ACLs cover all, whether the default may be set."""
+    from kafka.protocol.admin import DescribeGroupsRequest
+
+    if any(one.covers(ResourceType.GROUP, name) for one in acls):
+        return _may_be_set(client)
+    (answer,) = client.ask_any(DescribeGroupsRequest(groups=[name])).groups
+    return bool(answer.error_code != Code.GROUP_AUTHORIZATION_FAILED)
+
+
+def _may_be_set(client: ClusterClient) -> bool:
+    """Return whether `allow.everyone.if.no.acl.found` may be true on a broker, as far as we can see."""
+    from kafka.protocol.admin import DescribeConfigsRequest
+
+    resource_type = DescribeConfigsRequest.DescribeConfigsResource
+    for node_id, broker in client.metadata([]).brokers.items():
+        resource = resource_type(resource_type=_BROKER, resource_name=str(node_id), configuration_keys=[_DEFAULT])
+        connection = client.connect(node_id, broker.host, broker.port)
+        (result,) = connection.request(DescribeConfigsRequest(resources=[resource]), highest=4).results
+        # a setting that is set is returned, but its value may be hidden
+        if result.error_code or any(one.name == _DEFAULT and one.value != "false" for one in result.configs):
+            return True
+    return False
+
+
+def _with(client: ClusterClient, tried: list[AclBinding], names: Mapping[str, str]) -> dict[str, bool]:
+    """Read what is visible once a broker sees the ACLs, and make sure that it still sees them afterwards."""
+    deadline = time.monotonic() + _VISIBLE_WITHIN_S
+    node_id = min(client.metadata([]).brokers)
+    while not broker_acls(client, node_id, ResourceType.TOPIC).issuperset(tried):
+        if time.monotonic() > deadline:
+            raise KmirrorError("an ACL that was just created does not show on the brokers", "try again")
+        time.sleep(_PAUSE_S)
+    seen = _seen(client, names, node_id)
+    if not broker_acls(client, node_id, ResourceType.TOPIC).issuperset(tried):
+        raise KmirrorError("another client deleted an ACL of kmirror while it was needed", "try again")
+    return seen
+
+
+def _seen(client: ClusterClient, names: Collection[str], node_id: int | None = None) -> dict[str, bool]:
+    """Return of topics that do not exist whether we may see them: if not, brokers answer that we are not authorized."""
+    from kafka.protocol.metadata import MetadataRequest
+
+    topic_type = MetadataRequest.MetadataRequestTopic
+    request = MetadataRequest(
+        topics=[topic_type(topic_id=UUID(int=0), name=name) for name in names], allow_auto_topic_creation=False
+    )
+    brokers = client.metadata([]).brokers
+    broker = brokers[min(brokers) if node_id is None else node_id]
+    answer = client.connect(broker.node_id, broker.host, broker.port).request(request, highest=12)
+    return {topic.name: topic.error_code != Code.TOPIC_AUTHORIZATION_FAILED for topic in answer.topics}
+
+
+def _binding(name: str, principal: str, permission: Permission) -> AclBinding:
+    describe = Operation.DESCRIBE
+    return AclBinding(ResourceType.TOPIC, name, PatternType.LITERAL, principal, ANY_HOST, describe, permission)
+
+
+def remove_abandoned(client: ClusterClient, acls: Collection[AclBinding]) -> None:
+    """Delete the ACLs that probes left whose process was killed; `acls` are all ACLs.
+
+    Raises UnreachableError: no answer, or we lack ALTER on the cluster.
+    """
+    abandoned = [one for one in acls if one.resource_type is ResourceType.TOPIC and _is_abandoned(one.resource_name)]
+    if abandoned:
+        delete_acls(client, abandoned)
+
+
+def _is_abandoned(name: str) -> bool:
+    return name.startswith(PROBE_PREFIX) and is_abandoned(name.removeprefix(PROBE_PREFIX), _STALE_S)

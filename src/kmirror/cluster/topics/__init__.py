@@ -1,0 +1,1 @@
+"""The topics of one cluster: their settings, their size, where their logs start."""

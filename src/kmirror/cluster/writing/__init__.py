@@ -1,0 +1,1 @@
+"""Writes to one cluster's partitions: records at their offsets, markers, fences."""

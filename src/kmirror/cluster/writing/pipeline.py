@@ -1,0 +1,539 @@
+"""Append records at the offsets they carry, to many partitions at once and without waiting for each answer.
+
+    with AppendPipeline(config, producer_id=(1 << 62) + 1) as out:
+        futures = [out.append(TopicPartition("orders", n % 12), [record]) for n, record in ...]
+
+Records for a partition whose leader is busy are collected into one batch; a request holds a batch for each of a
+broker's partitions, and up to five requests to a broker are in flight. `result()` of what `append` returns is the log
+end after its records; the offset in every answer is checked.
+
+The rules are those of `kmirror.cluster.writing.append`, which also does everything out of the ordinary: filling, and recovery
+from a lost connection, a moved leader or a refusal. A batch is sent before the one before it is answered only while the
+leader surely remembers our producer id, so that a second batch cannot land in the place of a refused first one.
+
+After an append fails, nothing more is sent to its partition: later appends fail with `AppendStoppedError`, which says
+from which offset to continue, and `append` raises it until `resume` is called.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from kmirror.cluster.writing.append import InvalidProduceOffsetError, OffsetAppender
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import Connection, Stream
+from kmirror.cluster.writing.pipeline_queue import UNBUILT, Appending, AppendStoppedError, Batch, PartitionQueue
+from kmirror.cluster.protocol import produce
+from kmirror.cluster.protocol.batch import CorruptBatchError
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
+from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.wire import INT32, FrameError
+from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
+
+#: Brokers remember the last five batches of a producer.
+REQUESTS_IN_FLIGHT = 5
+_REQUEST_BYTES = 1 << 20
+#: `append` waits while more than this is neither appended nor refused.
+_MOST_BYTES = 16 << 20
+#: A request is sent when this much waits to be sent, or this long after the last one.
+_ENOUGH_BYTES = 64 << 10
+_LINGER_S = 0.005
+_ANSWER_BYTES = 64 << 10
+#: Time after which a request without an answer cannot arrive any more.
+_SETTLE_S = 10.0
+#: How often to check whether a broker's throttle is over.
+_THROTTLE_S = 0.05
+_LONG_S = 3600.0
+_PERHAPS_WRITTEN = {Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND}
+
+T = TypeVar("T")
+
+
+class _Request:
+    __slots__ = ("batches", "correlation_id", "sent_at")
+
+    def __init__(self, correlation_id: int, batches: list[tuple[PartitionQueue, Batch]]) -> None:
+        self.correlation_id, self.batches = correlation_id, batches
+        self.sent_at = time.monotonic()
+
+
+class _Broker:
+    """A connection to a broker, and the requests in flight on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.stream = Stream(connection, _ANSWER_BYTES)
+        self.version = connection.version_for(
+            produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"
+        )
+        self.requests: deque[_Request] = deque()
+        self.last_sent_at = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """True while another request may be sent."""
+        held_up = self.stream.sending or self.connection.is_throttled or self.connection.must_be_replaced
+        return len(self.requests) < REQUESTS_IN_FLIGHT and not held_up
+
+
+class AppendPipeline:
+    """Append to partitions of one cluster from a thread of its own; it must be their only writer.
+
+    `append` may be called by any thread, for one partition in the order of offsets. Leaving the block waits for all
+    answers.
+    """
+
+    def __init__(self, config: ClientConfig, *, producer_id: int) -> None:
+        self._config = config
+        self._producer_id = producer_id
+        self._client = ClusterClient(config)
+        self._partitions: dict[TopicPartition, PartitionQueue] = {}
+        self._brokers: dict[int, _Broker] = {}
+        self._selector = selectors.DefaultSelector()
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._waker, selectors.EVENT_READ)
+        #: Guards what callers and the thread share: the fields below, and `inbox`, `next_offset`, `stopped` of queues.
+        self._changed = threading.Condition()
+        self._ready: dict[PartitionQueue, None] = {}
+        self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._bytes = 0
+        self._open_items = 0
+        self._is_idle = False
+        self._is_over = False
+        self._fault: BaseException | None = None
+        #: Of the bytes given to `append`, those in flight.
+        self._bytes_in_flight = 0
+        self._thread = threading.Thread(target=self._run, name="append-pipeline", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait for all answers, and close all connections. Raises as `flush`, unless another error is being raised."""
+        try:
+            if error is None:
+                self.flush()
+        finally:
+            with self._changed:
+                self._is_over = True
+            self._wake()
+            self._thread.join()
+            os.close(self._waker)
+
+    def log_end_offset(self, partition: TopicPartition) -> int:
+        """Return the offset of the next append, after all that are in flight.
+
+        Raises:
+            as `OffsetAppender.__enter__`; AppendStoppedError.
+        """
+        found = self._partition(partition)
+        with self._changed:
+            if found.stopped is not None:
+                raise found.stopped
+            return found.next_offset
+
+    def append(
+        self, partition: TopicPartition, records: Iterable[Record] | memoryview | bytes | bytearray
+    ) -> Appending:
+        """Append records, or one whole batch of format 2, at the offsets they carry; its result is the new log end.
+
+        Offsets between the previous append and the first record are filled. Blocks while too much is in flight.
+
+        Raises:
+            InvalidProduceOffsetError: the log, with what is in flight, ends above the first offset.
+            CorruptBatchError: the offsets are not consecutive, or the batch is broken.
+            AppendStoppedError: an append before it failed; call `resume`.
+            as `OffsetAppender.__enter__`, for the first append to a partition.
+        """
+        found = self._partitions.get(partition) or self._partition(partition)
+        item = Appending(records, self._changed)
+        with self._changed:
+            while self._bytes >= _MOST_BYTES and found.stopped is None and self._fault is None:
+                self._changed.wait()
+            self._require_open()
+            if found.stopped is not None:
+                raise found.stopped
+            if item.base_offset < found.next_offset:
+                raise InvalidProduceOffsetError(partition, item.base_offset, found.next_offset)
+            found.inbox.append(item)
+            found.next_offset = item.next_offset
+            self._bytes += item.size
+            self._open_items += 1
+            self._ready[found] = None
+            is_idle, self._is_idle = self._is_idle, False
+        if is_idle:
+            self._wake()
+        return item
+
+    def resume(self, partition: TopicPartition) -> int:
+        """Read where the log ends after an append failed, and continue there. Raises as `OffsetAppender.__enter__`.
+
+        After OutcomeUnknown, wait ten seconds first.
+        """
+        return self._call(lambda: self._opened(partition)).next_offset
+
+    def flush(self) -> None:
+        """Wait until everything is answered.
+
+        Raises:
+            AppendStoppedError: of the first partition that has stopped.
+        """
+        with self._changed:
+            while self._open_items and self._fault is None:
+                self._changed.wait()
+            self._require_open()
+            for found in self._partitions.values():
+                if found.stopped is not None:
+                    raise found.stopped
+
+    def _require_open(self) -> None:
+        if self._fault is not None:
+            raise KmirrorError(f"the pipeline has failed: {self._fault!r}", "use a new one") from self._fault
+        if self._is_over:
+            raise KmirrorError("the pipeline is closed", "use a new one")
+
+    def _partition(self, partition: TopicPartition) -> PartitionQueue:
+        found = self._partitions.get(partition)
+        return found or self._call(lambda: self._partitions.get(partition) or self._opened(partition))
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Have the thread call a function, and return its result."""
+        future: Future[T] = Future()
+        with self._changed:
+            self._require_open()
+            self._commands.append((function, future))
+            self._is_idle = False
+        self._wake()
+        return future.result()
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._waker, 1)
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        fault: BaseException | None = None
+        try:
+            while not self._is_over:
+                self._turn()
+        except BaseException as error:
+            fault = error
+        finally:
+            self._end(fault)
+
+    def _end(self, fault: BaseException | None) -> None:
+        """Fail everything that waits, and close all connections."""
+        why = "the pipeline was closed" if fault is None else f"the pipeline has failed: {fault!r}"
+        with self._changed:
+            self._fault, self._is_over = fault, True
+        while self._commands:
+            self._commands.popleft()[1].set_exception(KmirrorError(why, "use a new one"))
+        for found in self._partitions.values():
+            sent = [item for batch in (*found.unsettled, *found.in_flight) for item in batch.items]
+            self._fail(sent, OutcomeUnknown(f"appending to {found.partition}: {why}"))
+            self._fail([*found.queue, *found.inbox], AppendStoppedError(found.partition, None, why))
+        for broker in self._brokers.values():
+            broker.stream.close()
+        self._selector.close()
+        self._client.close()
+
+    def _turn(self) -> None:
+        while self._commands:
+            function, future = self._commands.popleft()
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+        with self._changed:
+            ready, self._ready = self._ready, {}
+            for found in ready:
+                found.queue += found.inbox
+                found.inbox.clear()
+        for found in ready:
+            if found.is_blocked:
+                self._unblock(found)
+        left = self._send(ready)
+        with self._changed:
+            # what callers added in the meantime comes after what already waits
+            self._ready = {**dict.fromkeys(left), **self._ready}
+            now = time.monotonic()
+            pause = min((self._pause(found, now) for found in self._ready), default=None)
+            if self._commands or self._is_over:
+                pause = 0
+            self._is_idle = pause is None or pause == _LONG_S
+        self._receive(None if self._is_idle else pause)
+
+    def _pause(self, found: PartitionQueue, now: float) -> float:
+        """Return for how many seconds nothing can be done for a partition, unless an answer comes."""
+        if found.inbox or found.is_blocked:
+            return 0
+        broker = self._brokers.get(found.leader.node_id) if found.leader else None
+        if broker is None or not found.may_send or not broker.has_room:
+            return _LONG_S
+        return 0 if self._is_due(broker, now) else max(0.0, broker.last_sent_at + _LINGER_S - now)
+
+    def _is_due(self, broker: _Broker, now: float) -> bool:
+        """Return whether to send a request to a broker now."""
+        is_due = self._bytes - self._bytes_in_flight >= _ENOUGH_BYTES or now - broker.last_sent_at >= _LINGER_S
+        return is_due and broker.has_room
+
+    def _opened(self, partition: TopicPartition) -> PartitionQueue:
+        before = self._partitions.get(partition)
+        if before is not None and before.stopped is None:
+            raise KmirrorError(f"{partition} has not stopped", "resume only a partition that has stopped")
+        appender = OffsetAppender(self._client, partition, producer_id=self._producer_id)
+        found = PartitionQueue(partition, appender.__enter__())
+        with self._changed:
+            self._partitions[partition] = found
+        return found
+
+    def _unblock(self, found: PartitionQueue) -> None:
+        """Recover from a failure, look up the leader, or fill the offsets before the next records."""
+        if not found.is_troubled and found.leader is None:
+            try:
+                leader = found.appender.leader()
+                expiration_ms = self._client.producer_expiration_ms([leader.node_id]).get(leader.node_id)
+                self._connect(leader)
+                found.leader, found.expiration_ms = leader, expiration_ms
+            except UnreachableError:
+                # `_recover` retries, and so finds out whether that lasts
+                found.unsettled.append(Batch([found.queue.popleft()], UNBUILT))
+                found.is_troubled = True
+            except Exception as error:
+                self._stop(found, error)
+        if found.is_troubled:
+            self._recover(found)
+        if found.stopped is None and found.queue and found.queue[0].base_offset != found.end:
+            try:
+                found.appender.fill(found.queue[0].base_offset)
+            except Exception as error:
+                self._stop(found, error)
+
+    def _connect(self, leader: LeaderAddress) -> None:
+        node_id, host, port, *_ = leader
+        known = self._brokers.get(node_id)
+        if known is not None:
+            if not known.connection.must_be_replaced or known.requests:
+                return
+            self._disconnect(node_id, known)
+        connection = Connection.open(host, port, self._config)
+        try:
+            broker = self._brokers[node_id] = _Broker(connection)
+        except KmirrorError:
+            connection.close()
+            raise
+        self._selector.register(broker.stream.fileno(), selectors.EVENT_READ, node_id)
+
+    def _disconnect(self, node_id: int, broker: _Broker) -> None:
+        self._selector.unregister(broker.stream.fileno())
+        broker.stream.close()
+        del self._brokers[node_id]
+
+    def _send(self, ready: Iterable[PartitionQueue]) -> list[PartitionQueue]:
+        """Send what may be sent, a request to each broker; return the partitions that have more."""
+        left: list[PartitionQueue] = []
+        requests: dict[int, tuple[list[produce.Append], list[tuple[PartitionQueue, Batch]]]] = {}
+        sizes: dict[int, int] = {}
+        now = time.monotonic()
+        for found in ready:
+            broker = self._brokers.get(found.leader.node_id) if found.leader else None
+            if broker is None or found.leader is None or (broker.connection.must_be_replaced and not broker.requests):
+                found.leader = None
+            elif found.may_send and self._is_due(broker, now):
+                node_id = found.leader.node_id
+                if sizes.get(node_id, 0) < _REQUEST_BYTES:
+                    with suppress(CorruptBatchError):
+                        batch = found.next_batch()
+                        found.appender.assign_sequence(batch.run)
+                        found.in_flight.append(batch)
+                        appends, sent = requests.setdefault(node_id, ([], []))
+                        topic, partition = found.partition
+                        appends.append(produce.Append(topic, found.leader.topic_id, partition, batch.run.data))
+                        sent.append((found, batch))
+                        self._bytes_in_flight += batch.size
+                        sizes[node_id] = sizes.get(node_id, 0) + len(batch.run.data)
+            if found.stopped is None and (found.queue or found.is_troubled):
+                left.append(found)
+        for node_id, (appends, sent) in requests.items():
+            broker = self._brokers[node_id]
+            appends.sort(key=lambda append: append.topic)
+            request = _Request(broker.connection.next_correlation_id(), sent)
+            broker.requests.append(request)
+            broker.last_sent_at = now
+            try:
+                broker.stream.send(
+                    produce.request(
+                        request.correlation_id,
+                        broker.version,
+                        self._config.client_id,
+                        appends,
+                        acks=produce.ACKS_ALL,
+                        timeout_ms=self._config.request_timeout_ms,
+                    )
+                )
+            except OutcomeUnknown:
+                self._lost(node_id, broker)
+        return left
+
+    def _receive(self, timeout: float | None) -> None:
+        """Read answers; wait `timeout` seconds for them or for a caller, None for as long as it takes."""
+        oldest = min((b.requests[0].sent_at for b in self._brokers.values() if b.requests), default=None)
+        patience = self._config.request_timeout_ms / 1000
+        if timeout is None and oldest is not None:
+            timeout = max(0.0, oldest + patience - time.monotonic())
+        if any(broker.connection.is_throttled for broker in self._brokers.values()):
+            timeout = _THROTTLE_S if timeout is None else min(timeout, _THROTTLE_S)
+        for node_id, broker in self._brokers.items():
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if broker.stream.sending else 0)
+            if self._selector.get_key(broker.stream.fileno()).events != wanted:
+                self._selector.modify(broker.stream.fileno(), wanted, node_id)
+        for key, _ in self._selector.select(timeout):
+            if key.fd == self._waker:
+                os.eventfd_read(self._waker)
+        for node_id, broker in list(self._brokers.items()):
+            try:
+                broker.stream.flush()
+                while (frame := broker.stream.receive()) is not None:
+                    self._answered(broker, frame)
+                if broker.requests and time.monotonic() > broker.requests[0].sent_at + patience:
+                    raise OutcomeUnknown(f"{broker.connection.address} has not answered for {patience:.0f} s")
+            except (OutcomeUnknown, FrameError, ValueError):
+                self._lost(node_id, broker)
+
+    def _answered(self, broker: _Broker, frame: memoryview) -> None:
+        if not broker.requests or INT32.unpack_from(frame)[0] != broker.requests[0].correlation_id:
+            raise FrameError(f"{broker.connection.address} responded to a different request")
+        answers, throttle_time_ms = produce.answer(frame, broker.version)
+        broker.connection.note_throttle(throttle_time_ms)
+        by_id = broker.version >= produce.FIRST_VERSION_WITH_TOPIC_IDS
+        by_partition = {(answer.topic, answer.partition): answer for answer in answers}
+        for found, batch in broker.requests.popleft().batches:
+            topic = found.leader.topic_id if by_id and found.leader else found.partition.topic
+            self._settle(found, batch, by_partition.get((topic, found.partition.partition)))
+
+    def _settle(self, found: PartitionQueue, batch: Batch, answer: produce.AppendAnswer | None) -> None:
+        """Take one partition's answer, None if there was none. Answers come in the order of the batches."""
+        found.in_flight.popleft()
+        self._bytes_in_flight -= batch.size
+        code = None if answer is None else answer.error_code
+        is_right = answer is not None and answer.base_offset == batch.run.base_offset
+        if code == Code.NONE and is_right and not found.is_troubled:
+            found.appender.appended(batch.run)
+            self._succeed(batch.items)
+            return
+        found.unsettled.append(batch)
+        found.is_troubled = True
+        found.in_doubt = found.in_doubt or code is None or code in _PERHAPS_WRITTEN or code == Code.NONE
+        if answer is not None and code == Code.NONE and not is_right:
+            found.landed_elsewhere = found.landed_elsewhere or (batch.run.base_offset, answer.base_offset)
+        with self._changed:
+            self._ready[found] = None
+
+    def _lost(self, node_id: int, broker: _Broker) -> None:
+        """Note that the outcome of everything in flight to a broker is unknown."""
+        self._disconnect(node_id, broker)
+        for request in broker.requests:
+            for found, batch in request.batches:
+                self._settle(found, batch, None)
+
+    # -- recovery -----------------------------------------------------------------------------------------------------
+
+    def _recover(self, found: PartitionQueue) -> None:
+        """Find out which unsettled batches were appended; append the others, one after the other."""
+        out, unsettled = found.appender, found.unsettled
+        found.leader = None
+        try:
+            if found.landed_elsewhere is not None:
+                what = "records for offset {} were appended at offset {}".format(*found.landed_elsewhere)
+                raise out.mismatch(what)
+            if found.in_doubt:
+                if not found.is_remembered:
+                    time.sleep(_SETTLE_S)
+                state = out.read_state(in_doubt=True)
+                ends = [out.log_end_offset, *(batch.run.next_offset for batch in unsettled if batch.run is not UNBUILT)]
+                if state.log_end not in ends:
+                    raise out.mismatch(f"it ends at offset {state.log_end} instead of {out.log_end_offset}")
+                for _ in range(ends.index(state.log_end)):
+                    out.appended(unsettled[0].run)
+                    self._succeed(unsettled.popleft().items)
+                out.resume(state)
+            while unsettled:
+                self._append_blocking(found, unsettled[0])
+                unsettled.popleft()
+            found.is_troubled = found.in_doubt = False
+        except Exception as error:
+            self._stop(found, error)
+
+    def _append_blocking(self, found: PartitionQueue, batch: Batch) -> None:
+        out = found.appender
+        try:
+            if batch.run is not UNBUILT:
+                out.append_run(batch.run, in_doubt=found.in_doubt)
+                self._succeed(batch.items)
+                return
+        except BrokerError:
+            if len(batch.items) == 1:
+                raise
+            out.resume(out.read_state())
+        # the batch is refused, or could not be built: append its items one by one
+        while batch.items:
+            run = batch.items[0].as_run()
+            if run.base_offset > out.log_end_offset:
+                out.fill(run.base_offset)
+            out.append_run(run)
+            self._succeed([batch.items.pop(0)])
+
+    def _stop(self, found: PartitionQueue, error: Exception) -> None:
+        """Fail what is left of a partition: the append that failed, those sent with it, and those after it."""
+        sent = [item for batch in found.unsettled for item in batch.items]
+        found.unsettled.clear()
+        stopped = AppendStoppedError(found.partition, None, str(error))
+        with self._changed:
+            found.stopped = stopped
+            waiting = [*found.queue, *found.inbox]
+            found.queue.clear()
+            found.inbox.clear()
+        if not sent and waiting:
+            sent.append(waiting.pop(0))
+        if not isinstance(error, OutcomeUnknown):
+            with suppress(KmirrorError, OutcomeUnknown):
+                stopped = AppendStoppedError(found.partition, found.appender.read_state().log_end, str(error))
+        stopped.__cause__ = error
+        with self._changed:
+            found.stopped = stopped
+        if isinstance(error, BrokerError | CorruptBatchError):
+            sent, later = sent[:1], sent[1:]
+            waiting = later + waiting
+        self._fail(sent, error)
+        self._fail(waiting, stopped)
+
+    def _succeed(self, items: Sequence[Appending]) -> None:
+        for item in items:
+            item.end()
+        self._release(items)
+
+    def _fail(self, items: Iterable[Appending], error: Exception) -> None:
+        failed = list(items)
+        for item in failed:
+            item.end(error)
+        self._release(failed)
+
+    def _release(self, items: Sequence[Appending]) -> None:
+        with self._changed:
+            self._bytes -= sum(item.size for item in items)
+            self._open_items -= len(items)
+            self._changed.notify_all()

@@ -1,0 +1,77 @@
+"""Probe whether we may write to partitions, without writing anything.
+
+We send a batch with a wrong checksum. Without WRITE on the topic the broker answers 29 before it reads the batch; with
+WRITE it answers 2 (corrupt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+from uuid import UUID
+
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.batch import CRC, CRC_POSITION, crc_of
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.commands import option
+from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
+
+_ACKS_ALL = -1
+
+
+def probe_writable(
+    client: ClusterClient, partitions: Collection[TopicPartition], *, timeout: float | None = None
+) -> dict[TopicPartition, KmirrorError | None]:
+    """Return for each partition None if we may write to it, or why not. Writes nothing.
+
+    Raises:
+        UnreachableError: no broker of the cluster answers.
+    """
+    if not partitions:
+        return {}
+    corrupt = _corrupt_batch()
+    names: dict[bytes, str] = {}
+
+    def build(by_topic: dict[str, list[int]], metadata: ClusterMetadata) -> Any:
+        from kafka.protocol.producer import ProduceRequest
+
+        topic_type = ProduceRequest.TopicProduceData
+        partition_type = topic_type.PartitionProduceData
+        topics = []
+        for name, indexes in by_topic.items():
+            topic_id = metadata.topics[name].topic_id
+            names[topic_id] = name
+            data = [partition_type(index=index, records=corrupt) for index in indexes]
+            topics.append(topic_type(name=name, topic_id=UUID(bytes=topic_id), partition_data=data))
+        return ProduceRequest(transactional_id=None, acks=_ACKS_ALL, timeout_ms=10_000, topic_data=topics)
+
+    def read(answer: Any) -> Iterable[tuple[TopicPartition, int, None]]:
+        for topic in answer.responses:
+            name = topic.name or names[topic.topic_id.bytes]
+            for one in topic.partition_responses:
+                yield TopicPartition(name, one.index), one.error_code, None
+
+    found = client.per_leader(partitions, build, read, timeout=timeout)
+    return {partition: _verdict(client.config, partition, code) for partition, (code, _) in found.items()}
+
+
+def _corrupt_batch() -> bytes:
+    batch = bytearray(make_batch([Record(0, 0, None, None, ())]))
+    CRC.pack_into(batch, CRC_POSITION, crc_of(memoryview(batch)) ^ 1)
+    return bytes(batch)
+
+
+def _verdict(config: ClientConfig, partition: TopicPartition, code: int) -> KmirrorError | None:
+    if code == Code.CORRUPT_MESSAGE:
+        return None
+    if code == Code.TOPIC_AUTHORIZATION_FAILED:
+        return UnreachableError(
+            f"{partition}: we lack WRITE on the topic",
+            grant_line(config, ("WRITE",), *option("--topic", partition.topic)),
+            Reason.NOT_AUTHORIZED,
+        )
+    return BrokerError(code, code_name(code), f"probing the right to write to {partition}")
