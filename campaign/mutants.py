@@ -15,13 +15,13 @@ _INTAKE = "engine/lane/intake.py"
 _MERGE = "cluster/protocol/merge.py"
 _FILL = "cluster/protocol/fill_plan.py"
 _CONTROL = "engine/lane/control.py"
-_GROUPS = "sync/groups.py"
+_GROUPS = "sync/group_changes.py"
 _GROUP_EXPIRY = "ops/groups/expiry.py"
 _REPORT = "ops/stop/report.py"
 _ENDS = "ops/stop/mirrored_end.py"
 _READY = "ops/stop/promote_readiness.py"
 _CHECKS = "ops/stop/promote_checks.py"
-_FORK = "ops/base/fork.py"
+_FORK = "ops/base/divergence.py"
 _READ = "cluster/protocol/read_up_to.py"
 _STRETCHES = "engine/histories/stretches.py"
 
@@ -891,7 +891,7 @@ MUTANTS = (
     ),
     Mutant(
         "let retention delete what was copied",
-        "sync/topic_settings.py",
+        "sync/setting_changes.py",
         '    "retention.ms": "-1",\n',
         "",
         "the copy would lose records that the source still has",
@@ -899,7 +899,7 @@ MUTANTS = (
     ),
     Mutant(
         "deny kmirror itself to write",
-        "sync/acls.py",
+        "sync/acl_changes.py",
         "- {EVERYONE} - own.principals - denied",
         "- {EVERYONE} - denied",
         "write protection would end the copy",
@@ -972,7 +972,7 @@ MUTANTS = (
     ),
     Mutant(
         "take an archived record with another value for the original",
-        "engine/archive/check.py",
+        "engine/archive/archive_check.py",
         '            "value": archived.value == record.value,\n',
         "",
         "records would be deleted that are not saved",
@@ -1045,7 +1045,7 @@ MUTANTS = (
     ),
     Mutant(
         "remove settings that the source says nothing of",
-        "sync/topic_settings.py",
+        "sync/setting_changes.py",
         "        if key not in source and not exclude.matches(key):\n            continue\n",
         "",
         "a short answer would shorten the retention of what was copied",

@@ -7,7 +7,7 @@ import importlib
 
 __version__ = "0.1.0"
 
-#: Re-exported from `kmirror.client`; `__init__.pyi` declares the same for type checkers.
+#: Re-exported from `kmirror.library`; `__init__.pyi` declares the same for type checkers.
 _FROM_CLIENT = frozenset(
     {
         "CheckLine",
@@ -42,4 +42,4 @@ _FROM_CLIENT = frozenset(
 def __getattr__(name: str) -> object:
     if name not in _FROM_CLIENT:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("kmirror.client"), name)
+    return getattr(importlib.import_module("kmirror.library"), name)

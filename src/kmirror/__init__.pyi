@@ -1,3 +1,3 @@
-from kmirror.client import *  # noqa: F403
+from kmirror.library import *  # noqa: F403
 
 __version__: str

@@ -22,10 +22,10 @@ from kmirror.engine.status.journal import Level
 from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
 from kmirror.errors import BrokerError, Reason, UnreachableError
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
-from kmirror.ops.groups.facts import log_bounds, mirrored_topics, read_source_groups
+from kmirror.ops.groups.group_facts import log_bounds, mirrored_topics, read_source_groups
 from kmirror.ops.jobs.pace import Pace
 from kmirror.settings.table import Settings
-from kmirror.state.client import client, known_error
+from kmirror.state.librdkafka import client, known_error
 from kmirror.state.records import DesiredState
 from kmirror_compat.mirrormaker_records import (
     HEARTBEATS_TOPIC,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.settings.table import Settings
-from kmirror.sync.groups import Bounds, GroupView, MirroredTopics, clamped
+from kmirror.sync.group_changes import Bounds, GroupView, MirroredTopics, clamped
 
 HEARTBEATS_TOPIC = "heartbeats"
 _VERSION = pack(">h", 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kmirror_sandbox.ports import LOOPBACK
-from kmirror_sandbox.spec import BROKER_PRINCIPAL
+from kmirror_sandbox.cluster_spec import BROKER_PRINCIPAL
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

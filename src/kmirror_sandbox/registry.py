@@ -24,8 +24,8 @@ from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.jars import check_kafka_version
 from kmirror_sandbox.ports import is_free
 from kmirror_sandbox.readiness import listens
-from kmirror_sandbox.spec import ADMIN_USER, CERTIFICATE, controller_count, has_spec
-from kmirror_sandbox.store import check_tiered
+from kmirror_sandbox.cluster_spec import ADMIN_USER, CERTIFICATE, controller_count, has_spec
+from kmirror_sandbox.tiered_store import check_tiered
 from kmirror.words import counted
 from kmirror.work import Watch, unwatched
 

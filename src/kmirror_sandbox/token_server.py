@@ -13,8 +13,8 @@ from pathlib import Path
 from kmirror_sandbox.broker_config import TOKEN_AUDIENCE, TOKEN_ISSUER
 from kmirror_sandbox.jars import token_server_jars
 from kmirror_sandbox.ports import LOOPBACK
-from kmirror_sandbox.server import JavaServer
-from kmirror_sandbox.spec import ClusterSpec, TokenSpec
+from kmirror_sandbox.java_server import JavaServer
+from kmirror_sandbox.cluster_spec import ClusterSpec, TokenSpec
 
 _MAIN_CLASS = "no.nav.security.mock.oauth2.StandaloneMockOAuth2ServerKt"
 _OPTIONS = ("-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

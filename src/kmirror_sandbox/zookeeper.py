@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kmirror_sandbox.broker_config import zookeeper_properties
 from kmirror_sandbox.jars import KafkaJars
-from kmirror_sandbox.server import JavaServer
-from kmirror_sandbox.spec import ClusterSpec
+from kmirror_sandbox.java_server import JavaServer
+from kmirror_sandbox.cluster_spec import ClusterSpec
 
 _MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _OPTIONS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

@@ -9,7 +9,7 @@ import pytest
 
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, now_ms, require_mirror
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.snapshot import Changes
 from tests.attacks.conftest import SECRET
 from tests.attacks.test_planted_state import PLAIN

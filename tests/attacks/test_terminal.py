@@ -57,9 +57,9 @@ from kmirror.ops.show.tables import (
     PartitionRow,
 )
 from kmirror.ops.show.topics import TOPICS, TOPICS_OF_MIRRORS, TopicRow
-from kmirror.ops.verify.results import VERIFIED, VerifyRow
+from kmirror.ops.verify.verify_results import VERIFIED, VerifyRow
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.sync.client_rights import LackingRight
 from kmirror.words import json_text, listed, one_line, visible, visible_lines
 from tests.support.clusters import ClusterPair

@@ -17,7 +17,7 @@ from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.stop.report import stopped_row, totals_of
-from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
+from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror_sandbox.cli.sandbox import show_status
 from kmirror_sandbox.registry import BrokerState, BrokerStatus, SandboxStatus
 from kmirror.state.records import AtStop, PartitionRecord, PartitionState

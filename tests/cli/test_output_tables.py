@@ -32,7 +32,7 @@ from kmirror.ops.show.tables import (
 )
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import PartitionState
-from kmirror.sync.topic_settings import SettingState
+from kmirror.sync.setting_changes import SettingState
 from tests.support.screens import piped, terminal, written
 
 pytestmark = pytest.mark.usefixtures("plain_environment")

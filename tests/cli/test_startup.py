@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kmirror as package
-from kmirror import client
+from kmirror import library as client
 from kmirror.cli.main import guarded
 from kmirror.cli.options import Session
 from kmirror.cli.terminal.screen import Screen

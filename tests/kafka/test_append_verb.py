@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kmirror.ops.add.add import add
-from kmirror.ops.append.append import append
+from kmirror.ops.append.append_file import append
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume

@@ -12,11 +12,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.engine.driver.side_jobs import JobEvent
 from kmirror.errors import Reason, RefusedError, UsageError
-from kmirror.ops.add import steps as add_steps
+from kmirror.ops.add import add_steps
 from kmirror.ops.add.add import add
-from kmirror.ops.add.work import AddWork
+from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.base.context import PENDING_ADD, Destination, change, require_mirror
-from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror_sandbox.cluster import SandboxCluster

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.state.events import Event, EventPage
+from kmirror.state.event_records import Event, EventPage
 from kmirror.state.lock import transact
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore

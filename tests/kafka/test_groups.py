@@ -28,7 +28,7 @@ from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.results import GroupResult, Outcome, VerbResult
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.groups import commit as group_commit
-from kmirror.ops.groups import facts as group_look
+from kmirror.ops.groups import group_facts as group_look
 from kmirror.ops.groups import sync as group_sync
 from kmirror.ops.groups.at_stop import clamp_groups
 from kmirror.ops.groups.sync import final_sync

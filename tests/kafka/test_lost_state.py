@@ -15,7 +15,7 @@ from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.lock import transact
 from kmirror.state.snapshot import Changes, State

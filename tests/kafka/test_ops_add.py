@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
 from kmirror.ops.add import filling
-from kmirror.ops.add import steps as add_steps
+from kmirror.ops.add import add_steps
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.base.context import PENDING_ADD, Destination, change

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmirror.errors import ExitCode
-from kmirror.ops.add import steps as add_steps
+from kmirror.ops.add import add_steps
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, now_ms
 from kmirror.ops.base.results import Outcome, TopicResult

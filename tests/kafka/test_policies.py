@@ -24,7 +24,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import change, require_mirror
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.check.check import check
-from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.probe.guarantees import Verdict
 from kmirror.ops.show.describe import describe
@@ -37,7 +37,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes
-from kmirror.sync.topic_settings import MIRROR_VALUES
+from kmirror.sync.setting_changes import MIRROR_VALUES
 from kmirror.words import at_time
 from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, unique_topic
 from tests.support.local_engine import LocalEngine

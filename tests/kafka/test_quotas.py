@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError
 from kmirror.ops.add.add import add
-from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.growing import limit_changes

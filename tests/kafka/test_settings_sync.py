@@ -21,7 +21,7 @@ from kmirror.ops.show.describe_settings import describe_settings
 from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.topic_settings import SettingState, settings_at_stop
+from kmirror.sync.setting_changes import SettingState, settings_at_stop
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import typed
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, properties_of, selector, settings_of

@@ -14,7 +14,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import CheckLine
-from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror_sandbox.cluster import SandboxCluster

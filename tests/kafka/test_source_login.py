@@ -19,7 +19,7 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.state.client import Deadline
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.store import StateStore
 from kmirror.state.writer import Writer
 from tests.support.clusters import ClusterPair, unique_topic

@@ -27,7 +27,7 @@ from kmirror.ops.stop.promote_readiness import check_source_after_stop
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.work import StopResults
 from kmirror_sandbox.cluster import Broker, SandboxCluster
-from kmirror.state.client import Deadline
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from tests.support.clusters import freeze, unique_topic
 from tests.support.mirrors import produce

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kmirror.errors import Reason, TimedOutError, UnreachableError
-from kmirror.state.client import Deadline
-from kmirror.state.events import Event
+from kmirror.state.librdkafka import Deadline
+from kmirror.state.event_records import Event
 from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord, PartitionRecord, PartitionState, encode
 from kmirror.state.snapshot import Changes

@@ -15,7 +15,7 @@ from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now_ms
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.state.client import Deadline
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.lock import transact
 from kmirror.state.records import Incarnation

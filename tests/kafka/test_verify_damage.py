@@ -14,7 +14,7 @@ import pytest
 from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.errors import ExitCode
 from kmirror.ops.base.results import Outcome
-from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
+from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
 from tests.support.clusters import unique_topic

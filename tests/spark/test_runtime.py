@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
-from kmirror.engine.spark.failures import TaskCancelledError, TaskFailedError, WorkerTraceback
+from kmirror.engine.spark.spark_failures import TaskCancelledError, TaskFailedError, WorkerTraceback
 from kmirror.engine.spark.task import RemoteError
 from kmirror.errors import Reason, RefusedError
 from tests.support.processes import tree

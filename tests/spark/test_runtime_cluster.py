@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from kmirror.engine.spark import application as spark_module
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
-from kmirror.engine.spark.failures import TaskCancelledError
+from kmirror.engine.spark.spark_failures import TaskCancelledError
 from kmirror.errors import RefusedError, TimedOutError, UnreachableError
 from kmirror_sandbox.ports import free_ports
 from tests.support.processes import tree

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.record_codec import Record
 from kmirror.engine.bulk.ranges import cut_offsets
 from kmirror.engine.bulk.runner import Where
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import Outcome
-from kmirror.ops.verify.results import VERIFY_PLAN, VerifyOutcome, VerifyRow
+from kmirror.ops.verify.verify_results import VERIFY_PLAN, VerifyOutcome, VerifyRow
 from kmirror.ops.verify.verify import VerifyRequest, explain, verify
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState

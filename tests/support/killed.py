@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kmirror.state.client import Deadline
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.snapshot import Changes
 from kmirror.state.writer import Writer
 from tests.support import forked

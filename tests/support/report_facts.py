@@ -12,7 +12,7 @@ from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.engine_health import engine_health
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
 from kmirror.ops.stop.report import stopped_row
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryPoint, TimedPoint
 from kmirror.state.records import (
     AtStop,

@@ -12,12 +12,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.protocol.record_codec import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import append_to
 from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.context import Destination
-from kmirror.ops.verify.results import VerifyOutcome
+from kmirror.ops.verify.verify_results import VerifyOutcome
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.lock import transact

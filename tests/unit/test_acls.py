@@ -11,7 +11,7 @@ from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
 from kmirror.state.records import Unknown, decode, encode
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.sync.acl_index import AclIndex
-from kmirror.sync.acls import OwnPrincipals, Wanted, enforcement, grantable, producers_of, sync_plan, wanted_acls
+from kmirror.sync.acl_changes import OwnPrincipals, Wanted, enforcement, grantable, producers_of, sync_plan, wanted_acls
 from kmirror.sync.client_acls import on_cluster, on_transactional_ids
 from tests.support.acls import acls, denial
 

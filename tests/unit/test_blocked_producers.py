@@ -16,7 +16,7 @@ from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicOrigin, To
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.snapshot import State
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
-from kmirror.sync.acls import denial
+from kmirror.sync.acl_changes import denial
 
 STOPPED = TopicRecord("m", "t", "t", None, None, DesiredState.STOPPED, 1, TopicOrigin.CREATED)
 WAITING = TopicRecord("m", "t", "t", None, None, DesiredState.ACTIVE, 1, TopicOrigin.CREATED, PENDING_PROMOTE)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kmirror.engine.bulk.progress import ProgressAddress, receiving_progress, reporting_progress
+from kmirror.engine.bulk.bulk_progress import ProgressAddress, receiving_progress, reporting_progress
 from kmirror.engine.bulk.ranges import cut_offsets, group_by_size, task_bytes
 from kmirror.engine.bulk.runner import SparkTasks, Task, Threads, Where, run_task
 from kmirror.errors import KmirrorError, UsageError

@@ -13,7 +13,7 @@ from kmirror.cluster.groups.share_offsets import decode_altered, decode_describe
 from kmirror.state.group_records import GroupReason, GroupRecord
 from kmirror.state.records import decode, encode
 from kmirror.state.snapshot import State
-from kmirror.sync.groups import (
+from kmirror.sync.group_changes import (
     GroupPlan,
     GroupView,
     MirroredTopics,

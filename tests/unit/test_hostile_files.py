@@ -21,7 +21,7 @@ from kmirror.cluster.security.properties import literal_secrets, parse_propertie
 from kmirror.cluster.security.tokens import expiry_of
 from kmirror.config_file import read_config_file
 from kmirror.errors import KmirrorError, Reason, UnreachableError, UsageError
-from kmirror.state.events import Event, decode_event, encode_event
+from kmirror.state.event_records import Event, decode_event, encode_event
 from kmirror.state.records import MirrorRecord, Removed, Unknown, decode, encode
 from kmirror.state.snapshot import State
 from tests.support.hostile import AMOUNTS, corrupted, explore

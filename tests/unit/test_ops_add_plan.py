@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, 
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import ExitCode, Reason, UsageError
-from kmirror.ops.add.plan import Action, Facts, Selection, TopicPlan, decide, select
+from kmirror.ops.add.add_plan import Action, Facts, Selection, TopicPlan, decide, select
 from kmirror.ops.add.topic_admin import requests_of
 from kmirror.ops.base.context import PENDING_ADD
 from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
@@ -23,7 +23,7 @@ from kmirror.settings.table import Settings, StartFrom, parse_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.topic_settings import SettingsPlan
+from kmirror.sync.setting_changes import SettingsPlan
 
 SOURCE_ID, DESTINATION_ID = bytes(15) + b"\1", bytes(15) + b"\2"
 SOURCE = ClientConfig((("source", 9092),))

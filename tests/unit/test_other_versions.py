@@ -19,7 +19,7 @@ from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows
 from kmirror.ops.show.tables import PARTITIONS, PartitionRow
 from kmirror.settings.table import stored_settings, unknown_settings
-from kmirror.state.events import decode_event
+from kmirror.state.event_records import decode_event
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import (
     LaneChangeRecord,

@@ -12,7 +12,7 @@ import pytest
 
 from kmirror.errors import RefusedError, UsageError
 from kmirror_sandbox.jars import KafkaJars
-from kmirror_sandbox.store import Store, check_tiered, compiled_store, install_store
+from kmirror_sandbox.tiered_store import Store, check_tiered, compiled_store, install_store
 
 JAVA = """#!/bin/sh
 echo '    java.home = {home}' >&2

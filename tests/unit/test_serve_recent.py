@@ -13,7 +13,7 @@ from kmirror.errors import UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.serve import recent
 from kmirror.ops.serve.recent import RecentEvents
-from kmirror.state.events import Event, EventPage
+from kmirror.state.event_records import Event, EventPage
 from kmirror.words import at_time
 
 

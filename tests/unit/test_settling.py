@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmirror.cluster.topics.settling import _USUAL, Settings, settled_for, with_settled
-from kmirror.sync.topic_settings import MIRROR_VALUES
+from kmirror.sync.setting_changes import MIRROR_VALUES
 
 BATCH, TIME = "max.message.bytes", "retention.ms"
 DAY_MS = 86_400_000

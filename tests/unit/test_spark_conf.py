@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.engine.spark.conf import SparkOptions, check, effective_master, is_local, settings, worker_python
-from kmirror.engine.spark.failures import TaskFailedError, translate
+from kmirror.engine.spark.spark_failures import TaskFailedError, translate
 from kmirror.engine.spark.gateway import module_options, needs_scripts, spark_home
 from kmirror.errors import RefusedError, UsageError
 

@@ -8,7 +8,7 @@ import pytest
 
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment, Recovery
-from kmirror.state.events import Event, decode_event, encode_event
+from kmirror.state.event_records import Event, decode_event, encode_event
 from kmirror.state.history_records import HistoryPoint, HistoryRecord
 from kmirror.state.records import (
     PENDING_REBUILD,
@@ -478,6 +478,6 @@ def test_an_event_has_this_stored_form_and_comes_back_from_it() -> None:
 
 def test_workers_import_the_records_without_anything_heavy() -> None:
     heavy = "{'confluent_kafka', 'pyspark', 'click', 'rich', 'kafka.protocol'}"
-    code = f"import sys, kmirror.state.records, kmirror.state.events; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, kmirror.state.records, kmirror.state.event_records; print(sorted({heavy} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "[]\n"

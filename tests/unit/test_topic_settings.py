@@ -10,7 +10,7 @@ import pytest
 from kmirror.cluster.protocol.topic_configs import TopicSetting, TopicSettings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
-from kmirror.sync.topic_settings import (
+from kmirror.sync.setting_changes import (
     MIRROR_VALUES,
     ComparedSetting,
     SettingState,

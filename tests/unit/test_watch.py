@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kmirror.errors import Reason, UnreachableError
-from kmirror.state.client import ErrorWatch
+from kmirror.state.librdkafka import ErrorWatch
 
 REFUSED = "sasl_ssl://b:1/1: SASL authentication error: Authentication failed during authentication (after 5ms)"
 NO_TOKEN = (

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import PartlyDoneError, RefusedError
-from kmirror.offline.changes import Change, Move, Rewrite, Shorten
+from kmirror.offline.folder_changes import Change, Move, Rewrite, Shorten
 from kmirror.offline.checkpoints import lowered
 from kmirror.offline.folder import refused
-from kmirror.offline.journal import Journal, Phase, journals_of
+from kmirror.offline.truncation_journal import Journal, Phase, journals_of
 from kmirror.offline.log_dir import (
     CLEAN_SHUTDOWN,
     CLEANED,

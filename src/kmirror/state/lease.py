@@ -34,8 +34,8 @@ from kmirror.errors import (
     UnreachableError,
     UsageError,
 )
-from kmirror.state.client import Deadline, boottime
-from kmirror.state.events import Event
+from kmirror.state.librdkafka import Deadline, boottime
+from kmirror.state.event_records import Event
 from kmirror.state.internal_topics import StateLostError
 from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Lacking, Record
 from kmirror.state.snapshot import Changes, State

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.errors import KmirrorError
-from kmirror.state.client import Deadline
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
 from kmirror.state.writer import Decide, Writer, decide_and_write

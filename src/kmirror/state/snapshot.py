@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.settings.table import stored_settings
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.group_records import GroupRecord, GroupsRecord
 from kmirror.state.history_records import HistoryRecord
 from kmirror.state.lane_rows import joined

@@ -24,7 +24,7 @@ from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.record_codec import Record
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
@@ -37,8 +37,8 @@ from kmirror.errors import (
     TimedOutError,
     UnreachableError,
 )
-from kmirror.state.client import STEP_S, Deadline, ErrorWatch, boottime, refused, unreachable
-from kmirror.state.events import Event, EventPage, decode_event
+from kmirror.state.librdkafka import STEP_S, Deadline, ErrorWatch, boottime, refused, unreachable
+from kmirror.state.event_records import Event, EventPage, decode_event
 from kmirror.state.internal_topics import EVENTS_TOPIC_SETTINGS, STATE_TOPIC_SETTINGS, all_lost, beginning_lost
 from kmirror.state.own_rights import lacking_grant
 from kmirror.state.records import EngineRecord, LaneRowsRecord, ProgressRecord, Removed, Unknown, decode

@@ -26,7 +26,7 @@ from kmirror.cluster.protocol.acl_binding import (
     ResourceType,
 )
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
-from kmirror.sync.acls import OwnPrincipals, Wanted
+from kmirror.sync.acl_changes import OwnPrincipals, Wanted
 
 #: Operations that do not change a cluster: allowed while topics are mirrored.
 _HARMLESS = frozenset({Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.IDEMPOTENT_WRITE})

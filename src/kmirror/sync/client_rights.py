@@ -21,7 +21,7 @@ from kmirror.cluster.protocol.acl_binding import (
 )
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.sync.acl_index import AclIndex, Resource
-from kmirror.sync.acls import producers_of
+from kmirror.sync.acl_changes import producers_of
 
 _KINDS = frozenset({ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID})
 

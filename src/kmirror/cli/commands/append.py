@@ -21,7 +21,7 @@ from kmirror.errors import ExitCode
     dry_run=True,
 )
 def append_verb(call: Call, file: str) -> int:
-    from kmirror.ops.append.append import append
+    from kmirror.ops.append.append_file import append
 
     with call.destination() as destination:
         done = append(destination, file, dry_run=call.dry_run or not call.yes)

@@ -28,7 +28,7 @@ from kmirror.words import counted, one_line
 if TYPE_CHECKING:
     from kmirror.engine.driver.driver import RunView
     from kmirror.ops.base.results import VerbResult
-    from kmirror.ops.verify.results import VerifyOutcome
+    from kmirror.ops.verify.verify_results import VerifyOutcome
     from kmirror.settings.patterns import TopicSelector
 
 
@@ -186,7 +186,7 @@ def verify_verb(
     if explain and report is not None:
         raise UsageError("--explain and --report exclude each other", "--explain compares nothing")
     from kmirror.ops.base.bulk import SparkChoice
-    from kmirror.ops.verify.results import VERIFY_PLAN
+    from kmirror.ops.verify.verify_results import VERIFY_PLAN
     from kmirror.ops.verify.verify import VerifyRequest, verify
     from kmirror.ops.verify.verify import explain as explained
 

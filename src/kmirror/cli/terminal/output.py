@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kmirror.ops.base.results import ErrorInfo, StopTotals, TopicResult, VerbResult
     from kmirror.ops.check.findings import CheckLine, CheckReport
     from kmirror.ops.stop.promote_request import PromoteView
-    from kmirror.ops.verify.results import VerifyOutcome
+    from kmirror.ops.verify.verify_results import VerifyOutcome
     from kmirror.work import Watch
 
 Watcher = Callable[["RunView"], None]
@@ -173,7 +173,7 @@ class TableOutput:
         self.screen.line(f"{bad} of {counted(len(report.lines), 'check')} failed" if bad else "all checks passed")
 
     def verified(self, outcome: VerifyOutcome, headline: str) -> None:
-        from kmirror.ops.verify.results import VERIFIED
+        from kmirror.ops.verify.verify_results import VERIFIED
 
         if outcome.rows:
             self._table(VERIFIED, outcome.rows)

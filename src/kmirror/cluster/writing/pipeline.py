@@ -36,7 +36,7 @@ from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.record_codec import Record
 from kmirror.cluster.protocol.wire import INT32, FrameError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError

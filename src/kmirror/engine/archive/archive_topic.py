@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.record_codec import Record
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.errors import UsageError
 

@@ -27,7 +27,7 @@ from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.archive.archive_topic import Range
-from kmirror.engine.archive.check import ArchiveComparison, verify_archive_partition
+from kmirror.engine.archive.archive_check import ArchiveComparison, verify_archive_partition
 from kmirror.engine.archive.copy import Archived, archive_partition, next_original_offset
 from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, group_by_size, task_bytes
 from kmirror.engine.bulk.runner import Runner, Task

@@ -33,7 +33,7 @@ from kmirror.cluster.protocol.batch import (
     crc_of,
 )
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch, read_records
+from kmirror.cluster.protocol.record_codec import Record, make_batch, read_records
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.archive.archive_topic import (
     Origin,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kmirror.cluster.protocol.filler import FILLER_KEY, is_filler
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.record_codec import Record
 from kmirror.engine.compare.visible_log import VisibleBatch
 
 

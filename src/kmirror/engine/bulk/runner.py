@@ -23,7 +23,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-from kmirror.engine.bulk.progress import ProgressAddress, ProgressCounter, receiving_progress, reporting_progress
+from kmirror.engine.bulk.bulk_progress import ProgressAddress, ProgressCounter, receiving_progress, reporting_progress
 from kmirror.work import Add, Meter, WorkIsOverError
 
 A = TypeVar("A")

@@ -14,7 +14,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.engine.clock import now_ms
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.lock import transact
 from kmirror.state.records import Lacking, TopicRecord
 from kmirror.state.snapshot import Changes, State

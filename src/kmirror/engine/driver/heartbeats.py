@@ -14,7 +14,7 @@ from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.driver.source_status import SourceStatus
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryRecord
 from kmirror.state.lease import Lease
 from kmirror.state.records import Incarnation, Key, LaneChangeRecord, PartitionRecord, Record

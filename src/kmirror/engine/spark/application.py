@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.spark import conf as spark_conf
 from kmirror.engine.spark.conf import SparkOptions
-from kmirror.engine.spark.context import (
+from kmirror.engine.spark.spark_context import (
     cancel_job,
     executors,
     forget_context,
@@ -41,7 +41,7 @@ from kmirror.engine.spark.context import (
     stop_context,
 )
 from kmirror.engine.spark.executor_tracker import ExecutorTracker
-from kmirror.engine.spark.failures import SparkLostError, TaskCancelledError, WorkerTraceback, explain, first_line
+from kmirror.engine.spark.spark_failures import SparkLostError, TaskCancelledError, WorkerTraceback, explain, first_line
 from kmirror.engine.spark.gateway import own_environment
 from kmirror.engine.spark.launch import Launched, all_settings, launch
 from kmirror.engine.spark.run_folder import FolderWatch, run_folder

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kmirror.engine.executors import Executor, Placement
-from kmirror.engine.spark.context import executor_of, executors, stages_of
+from kmirror.engine.spark.spark_context import executor_of, executors, stages_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kmirror.engine.clock import now_ms
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 
 
 class Level(StrEnum):

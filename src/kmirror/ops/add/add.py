@@ -1,6 +1,6 @@
 """`add`: mirror topics of the source.
 
-Gathers facts about both clusters, makes a plan (`ops.add.plan`), and prints it or carries it out (`ops.add.steps`): a
+Gathers facts about both clusters, makes a plan (`ops.add.add_plan`), and prints it or carries it out (`ops.add.add_steps`): a
 dry run does the same up to the last step.
 """
 
@@ -22,11 +22,11 @@ from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add.adopt import Clusters, refusals
 from kmirror.ops.add.filling import filling_warnings
-from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
+from kmirror.ops.add.add_plan import Action, Facts, FilterChange, decide, select
 from kmirror.ops.add.settle import settle_new, settle_present
-from kmirror.ops.add.steps import carry_out, refusal_of, rows_of_plan
+from kmirror.ops.add.add_steps import carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.topic_admin import QUOTA_WAIT_S, TopicAdmin
-from kmirror.ops.add.work import AddWork
+from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.base.bulk import Bulk, SparkChoice
 from kmirror.ops.base.context import (
     Destination,
@@ -46,7 +46,7 @@ from kmirror.settings.table import StartFrom, stored_settings
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.topic_settings import (
+from kmirror.sync.setting_changes import (
     ALWAYS,
     MIRROR_VALUES,
     SettingsPlan,

@@ -11,7 +11,7 @@ from kmirror.commands import on_mirror
 from kmirror.engine.compare.difference import retention_note
 from kmirror.engine.compare.verification import PartitionVerdict
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, TimedOutError
-from kmirror.ops.add.plan import TopicPlan
+from kmirror.ops.add.add_plan import TopicPlan
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import as_kmirror_error
 from kmirror.ops.base.results import Outcome, TopicResult

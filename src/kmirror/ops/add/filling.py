@@ -18,7 +18,7 @@ from kmirror.cluster.protocol.read_up_to import Batches, NoBatches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.add.plan import TopicPlan
+from kmirror.ops.add.add_plan import TopicPlan
 from kmirror.settings.durations import format_duration
 from kmirror.words import byte_count, counted, visible
 

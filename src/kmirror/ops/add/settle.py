@@ -13,10 +13,10 @@ from kmirror.cluster.topics.policies import refuses_settings, settled_to_change,
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topics.settling import Settled
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.add.plan import TopicPlan
-from kmirror.ops.add.work import AddWork
+from kmirror.ops.add.add_plan import TopicPlan
+from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.base.context import as_kmirror_error
-from kmirror.sync.topic_settings import MIRROR_VALUES, SettingsPlan, settings_made, settings_to_change
+from kmirror.sync.setting_changes import MIRROR_VALUES, SettingsPlan, settings_made, settings_to_change
 
 
 def settle_new(client: ClusterClient, work: AddWork, refused: Mapping[str, KmirrorError]) -> dict[str, KmirrorError]:

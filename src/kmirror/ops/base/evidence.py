@@ -11,7 +11,7 @@ from kmirror.errors import ExitCode
 from kmirror.ops.base.blocked_producers import BLOCKED
 from kmirror.ops.base.client_gaps import CLIENTS
 from kmirror.ops.base.context import Destination, actor, now_ms
-from kmirror.ops.base.fork import FORK
+from kmirror.ops.base.divergence import FORK
 from kmirror.ops.base.results import ERROR_OR_NULL, EXIT_CODE, GROUP_RESULTS, RESULTS, TOTALS, VerbResult
 from kmirror.state.records import MirrorRecord
 

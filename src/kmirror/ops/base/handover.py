@@ -12,7 +12,7 @@ from collections.abc import Collection
 from enum import Enum, auto
 
 from kmirror.ops.base.context import Destination
-from kmirror.state.client import boottime
+from kmirror.state.librdkafka import boottime
 from kmirror.state.records import EngineState, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
 

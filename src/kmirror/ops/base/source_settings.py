@@ -17,7 +17,7 @@ from kmirror.ops.base.context import as_kmirror_error, now_ms
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import State, unreadable_error
-from kmirror.sync.topic_settings import as_first_source, has_a_mirror_value, has_all_mirror_values
+from kmirror.sync.setting_changes import as_first_source, has_a_mirror_value, has_all_mirror_values
 
 
 @dataclass(frozen=True, slots=True)

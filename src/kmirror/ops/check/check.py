@@ -28,19 +28,19 @@ from kmirror.commands import Arguments, command_line, option, options
 from kmirror.engine.spec import filling_prefix
 from kmirror.errors import Reason
 from kmirror.ops.base.context import REACH_TIMEOUT_S, require_mirror, require_own_brokers, require_same_cluster
-from kmirror.ops.base.trust import refusal_once_stored, unlimited_sources
+from kmirror.ops.base.trust_checks import refusal_once_stored, unlimited_sources
 from kmirror.ops.base.versions import Role, broker_version, too_old
 from kmirror.ops.check.blocked import blocked_views
-from kmirror.ops.check.clients import check_clients, check_powers
+from kmirror.ops.check.client_checks import check_clients, check_powers
 from kmirror.ops.check.findings import DESTINATION, SOURCE, CheckLine, CheckReport, Findings
-from kmirror.ops.check.groups import (
+from kmirror.ops.check.group_checks import (
     KEEPING,
     check_dropping_offsets,
     check_groups,
     check_offsets_retention,
     check_source_groups,
 )
-from kmirror.ops.check.partitions import check_partitions
+from kmirror.ops.check.partition_checks import check_partitions
 from kmirror.ops.check.rights import (
     destination_grants,
     grant_lines,
@@ -54,7 +54,7 @@ from kmirror.ops.mirrors.new_topics import weaker_topics
 from kmirror.ops.mirrors.replication import replication_of, weak_replication
 from kmirror.ops.probe.probe import probe_destination
 from kmirror.settings.table import Settings, parse_settings, stored_settings
-from kmirror.state.client import require_login
+from kmirror.state.librdkafka import require_login
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.snapshot import State

@@ -24,7 +24,7 @@ from kmirror.settings.table import Settings
 from kmirror.state.own_rights import OWN_IDS_GRANT, OWN_TOPICS_GRANT
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
-from kmirror.sync.acls import producers_of
+from kmirror.sync.acl_changes import producers_of
 from kmirror.words import counted, visible
 
 _ON_MIRROR_TOPICS = ("CREATE", "READ", "WRITE", "ALTER", "ALTER_CONFIGS", "DELETE")

@@ -20,7 +20,7 @@ from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, now_ms, source_client
 from kmirror.ops.base.evidence import evidence_of
 from kmirror.ops.base.results import ErrorInfo, VerbResult
-from kmirror.ops.base.trust import require_usable_once_stored
+from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.base.versions import Role, require_supported
 from kmirror.ops.failback.carry_out import carry_out_plan
 from kmirror.ops.failback.facts import new_primary
@@ -31,7 +31,7 @@ from kmirror.ops.mirrors.create import check_name, checked_properties, source_cl
 from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.steps import Checkpoint, Clock
 from kmirror.settings.table import parse_settings, stored_settings
-from kmirror.state.client import boottime
+from kmirror.state.librdkafka import boottime
 from kmirror.work import Watch, unwatched
 
 

@@ -22,9 +22,9 @@ from kmirror.errors import BrokerError, TimedOutError, UnreachableError
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.commit import reason_text
-from kmirror.ops.groups.facts import reason_of
+from kmirror.ops.groups.group_facts import reason_of
 from kmirror.settings.table import Settings
-from kmirror.state.client import Deadline, ask, client
+from kmirror.state.librdkafka import Deadline, ask, client
 from kmirror.state.group_records import KEPT_OFFSETS, GroupRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.words import visible

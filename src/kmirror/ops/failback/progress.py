@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.archive.archiving import Proof
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.context import Destination, actor, change, now_ms
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.workflow_records import WorkflowRecord
 

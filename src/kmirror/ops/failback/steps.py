@@ -26,7 +26,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import await_topics
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, as_kmirror_error
-from kmirror.ops.base.fork import Divergence
+from kmirror.ops.base.divergence import Divergence
 from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import committed_offsets, restore_offsets
@@ -35,7 +35,7 @@ from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.stop.steps import Clock, Step
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, stored_settings
-from kmirror.state.client import Deadline
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.records import MirrorRecord
 from kmirror.words import counted
 from kmirror.work import Meter, Watch

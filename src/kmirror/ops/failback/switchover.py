@@ -29,7 +29,7 @@ from kmirror.ops.base.context import (
 from kmirror.ops.base.evidence import evidence_of
 from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.base.selection import select_topics
-from kmirror.ops.base.trust import require_usable_once_stored
+from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import WATCH_S, FailbackRequest
 from kmirror.ops.mirrors.create import checked_properties
@@ -38,7 +38,7 @@ from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest, PromoteVie
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.steps import Checkpoint
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.workflow_records import WorkflowRecord

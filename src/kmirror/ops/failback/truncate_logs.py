@@ -13,7 +13,7 @@ from pathlib import Path
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import PartlyDoneError, RefusedError
 from kmirror.offline.folder import refused
-from kmirror.offline.journal import Journal, Phase
+from kmirror.offline.truncation_journal import Journal, Phase
 from kmirror.offline.log_dir import LogDir, locked, open_log_dirs
 from kmirror.offline.survey import CutSummary, Finding, NotHere, NothingToCut, PartitionCut, survey
 from kmirror.offline.truncate import (

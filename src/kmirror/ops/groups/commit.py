@@ -16,12 +16,12 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms
 from kmirror.ops.base.results import GroupResult, Outcome
-from kmirror.ops.groups.facts import reason_of
+from kmirror.ops.groups.group_facts import reason_of
 from kmirror.ops.groups.limits import limit_text, metadata_limit
-from kmirror.state.client import boottime
+from kmirror.state.librdkafka import boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.groups import WITH_DETAIL, GroupPlan, MirroredTopics, metadata_length, recorded, restricted
+from kmirror.sync.group_changes import WITH_DETAIL, GroupPlan, MirroredTopics, metadata_length, recorded, restricted
 from kmirror.words import visible
 
 #: No offset is committed later than this after the topics were checked.

@@ -21,7 +21,7 @@ from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms
 from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.commit import CommitResult, Refusals, carry_out, reason_text
 from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals
-from kmirror.ops.groups.facts import (
+from kmirror.ops.groups.group_facts import (
     SourceGroups,
     group_views,
     log_bounds,
@@ -31,11 +31,11 @@ from kmirror.ops.groups.facts import (
     reason_of,
 )
 from kmirror.settings.table import Settings, stored_settings
-from kmirror.state.client import Deadline, boottime
+from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.groups import (
+from kmirror.sync.group_changes import (
     GroupPlan,
     MirroredTopics,
     OffsetPlan,

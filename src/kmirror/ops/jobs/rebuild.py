@@ -50,8 +50,8 @@ from kmirror.ops.base.gone import not_described
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
 from kmirror.settings.table import stored_settings
-from kmirror.state.client import Deadline
-from kmirror.state.events import Event
+from kmirror.state.librdkafka import Deadline
+from kmirror.state.event_records import Event
 from kmirror.state.records import (
     PENDING_REBUILD,
     DesiredState,
@@ -65,7 +65,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.topic_settings import SettingsPlan, as_first_source, settings_for, settings_made
+from kmirror.sync.setting_changes import SettingsPlan, as_first_source, settings_for, settings_made
 from kmirror.words import counted
 from kmirror.work import Meter, Watch, unwatched
 

@@ -25,7 +25,7 @@ from kmirror.ops.jobs.pace import Pace
 from kmirror.settings.table import Settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.topic_settings import SettingsSync, as_first_source, settling, sync_settings
+from kmirror.sync.setting_changes import SettingsSync, as_first_source, settling, sync_settings
 
 _WHAT = "settings"
 _LIMIT = "max.message.bytes"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kmirror.beside import beside
 from kmirror.engine.driver.side_jobs import SideJob
 from kmirror.ops.groups.sync import GroupSyncJob
-from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.rights.acl_sync import RightsJob
 from kmirror.ops.rights.client_sync import ClientsJob

@@ -26,14 +26,14 @@ from kmirror.ops.base.context import (
     require_same_cluster,
 )
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
-from kmirror.ops.base.trust import refusal_once_stored, unlimited_sources
+from kmirror.ops.base.trust_checks import refusal_once_stored, unlimited_sources
 from kmirror.ops.base.versions import Role, require_supported
 from kmirror.ops.mirrors.replication import replication_of, weak_replication
 from kmirror.ops.rights.acl_sync import require_possible
 from kmirror.settings.other_tools import AT_CREATION, DESTINATION_CLUSTER_ID, PAUSED, SOURCE_CLUSTER_ID
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, parse_settings, split
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 

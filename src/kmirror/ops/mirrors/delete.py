@@ -24,7 +24,7 @@ from kmirror.ops.base.gone import gone_topics
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.show.rows import engine_in_charge
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.words import at_time, counted

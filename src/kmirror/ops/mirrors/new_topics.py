@@ -8,7 +8,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.errors import BrokerError
 from kmirror.ops.base.context import now_ms
 from kmirror.settings.table import Settings
-from kmirror.sync.topic_settings import MIRROR_VALUES, SettingsPlan, settled_notes
+from kmirror.sync.setting_changes import MIRROR_VALUES, SettingsPlan, settled_notes
 
 #: The name of a topic that is never created, after the mirror's prefix.
 NEVER_CREATED = "kmirror-check"

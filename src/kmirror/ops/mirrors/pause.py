@@ -11,7 +11,7 @@ from kmirror.ops.base.handover import Handover, await_handover
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.base.selection import select_topics
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.records import DesiredState, PartitionState, Record, TopicRecord
 from kmirror.state.snapshot import Changes, State
 

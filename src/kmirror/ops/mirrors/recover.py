@@ -26,7 +26,7 @@ from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.assignment import Recovery
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.records import PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.words import counted

@@ -13,12 +13,12 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import REACH_TIMEOUT_S, now_ms
 from kmirror.ops.probe.appends import SEQUENCES, append_guarantees
 from kmirror.ops.probe.guarantees import Guarantee, Verdict, failed, holds, weaker
-from kmirror.ops.probe.logs import LOG_STARTS, TOPIC_IDS, recreation_guarantees, trim_guarantees
-from kmirror.ops.probe.markers import FENCE, MARKERS, fence_guarantees, marker_guarantees
-from kmirror.ops.probe.records import RECORDS, record_guarantees
+from kmirror.ops.probe.log_probes import LOG_STARTS, TOPIC_IDS, recreation_guarantees, trim_guarantees
+from kmirror.ops.probe.marker_probes import FENCE, MARKERS, fence_guarantees, marker_guarantees
+from kmirror.ops.probe.record_probes import RECORDS, record_guarantees
 from kmirror.ops.probe.topic import ProbeTopic
 from kmirror.ops.rights.protection import NO_AUTHORIZER, OPEN_BY_DEFAULT, survey
-from kmirror.sync.topic_settings import SettingsPlan, settled_notes
+from kmirror.sync.setting_changes import SettingsPlan, settled_notes
 
 SETTINGS, ACLS = "topic settings", "ACLs"
 

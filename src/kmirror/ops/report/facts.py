@@ -18,7 +18,7 @@ from kmirror.ops.show.engine_health import EngineHealth, engine_health
 from kmirror.ops.show.rows import mirror_row, source_trouble
 from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.stop.report import stopped_row
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.history_records import TimedPoint, points_of
 from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State

@@ -17,7 +17,7 @@ from kmirror.ops.report.html import Content, Html, join, tag
 from kmirror.ops.report.summary import Period, TopicLoss, TopicSummary, period_of, summary, topics_of
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.durations import format_duration
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryPoint, TimedPoint
 from kmirror.state.records import PartitionState
 from kmirror.words import UNKNOWN, at_time, counted, json_text, one_line

@@ -17,7 +17,7 @@ from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.show.totals import totals
 from kmirror.ops.stop.report import totals_of, totals_sentences
 from kmirror.settings.durations import format_duration
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS
 from kmirror.state.records import PartitionState
 from kmirror.words import at_time, counted, one_line

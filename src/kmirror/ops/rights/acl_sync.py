@@ -33,7 +33,7 @@ from kmirror.ops.rights.source_acls import store_source_acls
 from kmirror.settings.table import Settings
 from kmirror.state.rights_records import SHARED
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.acls import SyncPlan, joined, producers_of, sync_plan, wanted_acls
+from kmirror.sync.acl_changes import SyncPlan, joined, producers_of, sync_plan, wanted_acls
 from kmirror.sync.client_acls import on_cluster, on_transactional_ids
 from kmirror.sync.client_rights import is_of_clients
 from kmirror.words import counted, visible

@@ -18,7 +18,7 @@ from kmirror.ops.rights.protection import is_mirrored, write_rights
 from kmirror.settings.table import stored_settings
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.acls import grantable
+from kmirror.sync.acl_changes import grantable
 
 #: How long brokers may take to apply changed ACLs; the probe shows whether they have.
 _IN_FORCE_S = 5.0

@@ -26,11 +26,11 @@ from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, TimedOutError
 from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, source_client
 from kmirror.ops.rights.protection import is_mirrored, raise_first, survey, write_rights
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.records import TopicRecord
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.acls import denial
+from kmirror.sync.acl_changes import denial
 from kmirror.words import counted
 
 _MOST_NAMES = 100

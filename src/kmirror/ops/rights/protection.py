@@ -31,7 +31,7 @@ from kmirror.state.records import PENDING_STOP, DesiredState, TopicRecord
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.acl_index import AclIndex
-from kmirror.sync.acls import OwnPrincipals, enforcement, producers_of
+from kmirror.sync.acl_changes import OwnPrincipals, enforcement, producers_of
 from kmirror.words import visible
 
 _PAUSE_S = 0.2

@@ -19,7 +19,7 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination, actor, cluster_id_of, require_mirror, source_client
 from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.run_request import RunRequest
-from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror.ops.jobs.side_jobs import side_jobs_of
 from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over

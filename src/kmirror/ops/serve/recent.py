@@ -16,7 +16,7 @@ from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import Destination
 from kmirror.ops.serve.metrics import RunStatus
 from kmirror.ops.show.events import EVENTS
-from kmirror.state.events import Event, EventPage
+from kmirror.state.event_records import Event, EventPage
 from kmirror.state.history_records import HOUR_MS, TimedPoint
 from kmirror.words import at_time, one_line
 

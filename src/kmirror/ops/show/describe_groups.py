@@ -20,7 +20,7 @@ from kmirror.ops.base.context import Destination, naming_cluster, now_ms
 from kmirror.ops.base.results import GROUP_REASON
 from kmirror.ops.base.selection import select_stored_topics
 from kmirror.ops.groups.commit import reason_text
-from kmirror.ops.groups.facts import SourceGroups, group_views, mirrored_topics, plan_groups, read_source_groups
+from kmirror.ops.groups.group_facts import SourceGroups, group_views, mirrored_topics, plan_groups, read_source_groups
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.settings.durations import format_duration
 from kmirror.settings.patterns import TopicSelector
@@ -28,7 +28,7 @@ from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.group_records import GroupReason, GroupRecord
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.groups import GroupPlan, MirroredTopics
+from kmirror.sync.group_changes import GroupPlan, MirroredTopics
 from kmirror.words import one_line
 
 

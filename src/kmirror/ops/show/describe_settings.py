@@ -19,7 +19,7 @@ from kmirror.ops.show.cluster_view import SOURCE_TIMEOUT_S
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
-from kmirror.sync.topic_settings import ComparedSetting, SettingState, compare_settings
+from kmirror.sync.setting_changes import ComparedSetting, SettingState, compare_settings
 from kmirror.words import one_line
 
 

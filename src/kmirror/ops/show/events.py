@@ -11,7 +11,7 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, known_mirror, now_ms
 from kmirror.ops.base.retrying import is_transient
 from kmirror.settings.durations import parse_timestamp
-from kmirror.state.events import Event, EventPage
+from kmirror.state.event_records import Event, EventPage
 from kmirror.words import at_time, json_text, one_line
 
 #: The pause between two reads, and the time-out of one.

@@ -15,7 +15,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.transactions import transactions_of
+from kmirror.cluster.transactional_ids import transactions_of
 from kmirror.commands import command_line, option
 from kmirror.errors import NOT_COPYING, KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.show.tables import PartitionRow

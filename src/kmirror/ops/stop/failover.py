@@ -43,7 +43,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import AtStop, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.topic_settings import retention_notes
+from kmirror.sync.setting_changes import retention_notes
 
 _NEEDED = ("DESCRIBE", "READ", "WRITE", "DELETE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
 

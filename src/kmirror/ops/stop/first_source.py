@@ -21,7 +21,7 @@ from kmirror.ops.show.cluster_view import SOURCE_TIMEOUT_S
 from kmirror.settings.durations import format_duration
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
-from kmirror.sync.topic_settings import knows_no_first_source, settings_for
+from kmirror.sync.setting_changes import knows_no_first_source, settings_for
 from kmirror.words import at_time, listed, visible
 
 

@@ -30,7 +30,7 @@ from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import RUN_AGAIN, StopWork
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.topic_settings import retention_notes, settings_at_stop
+from kmirror.sync.setting_changes import retention_notes, settings_at_stop
 from kmirror.words import counted, listed
 
 _START_AND_END = (Lookup(EARLIEST), Lookup(LATEST, log_end=True))

@@ -75,7 +75,7 @@ from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.topic_settings import retention_notes
+from kmirror.sync.setting_changes import retention_notes
 from kmirror.words import counted, listed
 from kmirror.work import WorkView
 

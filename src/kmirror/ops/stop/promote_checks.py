@@ -28,7 +28,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.topic_settings import sync_settings
+from kmirror.sync.setting_changes import sync_settings
 from kmirror.words import visible
 from kmirror.work import Watch
 

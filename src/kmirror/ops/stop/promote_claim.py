@@ -14,8 +14,8 @@ from dataclasses import replace
 from kmirror.commands import on_topics
 from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError
 from kmirror.ops.base.context import Destination, actor, change, now_ms
-from kmirror.state.client import boottime
-from kmirror.state.events import Event
+from kmirror.state.librdkafka import boottime
+from kmirror.state.event_records import Event
 from kmirror.state.records import PENDING_PROMOTE, PENDING_STOP, DesiredState, Record, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord

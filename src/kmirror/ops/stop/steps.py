@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from kmirror.state.client import boottime
+from kmirror.state.librdkafka import boottime
 
 #: Called with the name of each completed step.
 Checkpoint = Callable[[str], None]

@@ -32,7 +32,7 @@ from kmirror.ops.stop.steps import Checkpoint, Clock, Step, carry_out
 from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import canonical, stored_settings
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.records import (
     PENDING_STOP,
     AtStop,

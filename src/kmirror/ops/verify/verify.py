@@ -26,7 +26,7 @@ from kmirror.ops.base.results import Outcome
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
 from kmirror.ops.verify.comparing import ComparisonPlan, carry_out, differing, indivisible_topics, plan_comparison
-from kmirror.ops.verify.results import (
+from kmirror.ops.verify.verify_results import (
     VERIFY_EVIDENCE,
     PlannedRange,
     Subject,
@@ -41,7 +41,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.topic_settings import retention_notes
+from kmirror.sync.setting_changes import retention_notes
 from kmirror.work import Meter, Watch, unwatched
 
 _MOST_SAMPLES = 100_000

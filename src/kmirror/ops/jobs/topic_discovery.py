@@ -16,7 +16,7 @@ from kmirror.engine.status.journal import Level
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add_discovered
-from kmirror.ops.add.plan import owner_of
+from kmirror.ops.add.add_plan import owner_of
 from kmirror.ops.base.context import (
     PENDING_ADD,
     Destination,

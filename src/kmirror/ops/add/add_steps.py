@@ -22,18 +22,18 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, TimedOutError, UnreachableError
-from kmirror.ops.add.plan import Action, TopicPlan, require_unchanged
+from kmirror.ops.add.add_plan import Action, TopicPlan, require_unchanged
 from kmirror.ops.add.settle import settle_new
 from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
-from kmirror.ops.add.work import AddWork
+from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.base.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.protection import settle
 from kmirror.settings.table import stored_settings
-from kmirror.state.client import Deadline
-from kmirror.state.events import Event
+from kmirror.state.librdkafka import Deadline
+from kmirror.state.event_records import Event
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import (
     DesiredState,
@@ -46,8 +46,8 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.groups import marked_absent
-from kmirror.sync.topic_settings import MIRROR_VALUES, settings_made
+from kmirror.sync.group_changes import marked_absent
+from kmirror.sync.setting_changes import MIRROR_VALUES, settings_made
 from kmirror.words import counted
 
 #: The lock for claims of all mirrors; no mirror can have this name.

@@ -25,7 +25,7 @@ from kmirror.state.records import DesiredState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.discovery import is_internal
-from kmirror.sync.topic_settings import SettingsPlan
+from kmirror.sync.setting_changes import SettingsPlan
 from kmirror.words import counted
 
 _LONGEST_TOPIC_NAME = 249

@@ -1,4 +1,4 @@
-"""Read the groups of both clusters and plan their offsets with `sync.groups`. Reads only."""
+"""Read the groups of both clusters and plan their offsets with `sync.group_changes`. Reads only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kmirror.state.records import (
     PartitionState,
 )
 from kmirror.state.snapshot import State
-from kmirror.sync.groups import (
+from kmirror.sync.group_changes import (
     Bounds,
     GroupPlan,
     GroupView,

@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.batch import (
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run
-from kmirror.cluster.protocol.records import Record, make_batch, read_records
+from kmirror.cluster.protocol.record_codec import Record, make_batch, read_records
 from kmirror.errors import BrokerError
 from kmirror.ops.probe.guarantees import Guarantee, broken, holds, weaker
 from kmirror.ops.probe.partition import ProbePartition, StoredBatch, probe_partition

@@ -6,7 +6,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from kmirror.engine.spark.context import from_java
+from kmirror.engine.spark.spark_context import from_java
 from kmirror.errors import KmirrorError, RefusedError
 
 

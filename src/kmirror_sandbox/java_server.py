@@ -16,7 +16,7 @@ from pathlib import Path
 from kmirror_sandbox.broker_config import logging_option, logging_properties
 from kmirror_sandbox.jars import KafkaJars
 from kmirror_sandbox.process import ProcessIdentity, is_alive, spawn
-from kmirror_sandbox.spec import ClusterSpec
+from kmirror_sandbox.cluster_spec import ClusterSpec
 
 _TAIL_LINES = 20
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kmirror.cluster.client import NewTopic
 from kmirror.errors import KmirrorError
-from kmirror.ops.add.plan import Action, FilterChange, TopicPlan
+from kmirror.ops.add.add_plan import Action, FilterChange, TopicPlan
 from kmirror.ops.add.topic_admin import QUOTA_WAIT_S
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.settings.table import Settings
