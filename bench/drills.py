@@ -30,7 +30,7 @@ from bench.measure import CopyFailedError
 from bench.processes import REPOSITORY, Running, carry_out, kmirror, start
 from kmirror.cluster.rights.acls import await_acls, create_acls
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, AclPermission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 
@@ -149,7 +149,7 @@ class Site:
             with ClusterClient(client_config(properties)) as admin:
                 rule = (PatternType.LITERAL, "User:app", "*")
                 may = [
-                    AclBinding(ResourceType.TOPIC, "*", *rule, operation, Permission.ALLOW)
+                    AclBinding(ResourceType.TOPIC, "*", *rule, operation, AclPermission.ALLOW)
                     for operation in (Operation.WRITE, Operation.READ)
                 ]
                 if set(create_acls(admin, may).values()) != {None} or not await_acls(admin, may):

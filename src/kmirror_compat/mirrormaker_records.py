@@ -19,7 +19,7 @@ HEARTBEATS_TOPIC = "heartbeats"
 _VERSION = pack(">h", 0)
 
 
-class Entry(NamedTuple):
+class CompactedRecord(NamedTuple):
     """One record of a compacted topic."""
 
     key: bytes
@@ -50,7 +50,7 @@ def offset_syncs(topics: MirroredTopics, ends: Mapping[TopicPartition, int]) -> 
     """Return an offset sync for each mirror partition whose log end is known; its key has the source's topic."""
     sources = {topic: source for source, topic in topics.names.items()}
     return dict(
-        Entry(_text(sources[at.topic]) + pack(">i", at.partition), pack(">qq", end, end))
+        CompactedRecord(_text(sources[at.topic]) + pack(">i", at.partition), pack(">qq", end, end))
         for at, end in ends.items()
         if at.topic in sources
     )
@@ -75,16 +75,16 @@ def checkpoints(
     return found
 
 
-def checkpoint(group: str, topic_partition: TopicPartition, source_offset: int, offset: int) -> Entry:
+def checkpoint(group: str, topic_partition: TopicPartition, source_offset: int, offset: int) -> CompactedRecord:
     """Return one checkpoint, with empty metadata."""
     key = _text(group) + _text(topic_partition.topic) + pack(">i", topic_partition.partition)
-    return Entry(key, _VERSION + pack(">qq", source_offset, offset) + _text(""))
+    return CompactedRecord(key, _VERSION + pack(">qq", source_offset, offset) + _text(""))
 
 
-def heartbeat(settings: Settings, now_ms: int) -> Entry:
+def heartbeat(settings: Settings, now_ms: int) -> CompactedRecord:
     """Return a heartbeat with this time."""
     key = _text(settings.source_cluster_alias) + _text(settings.target_cluster_alias)
-    return Entry(key, _VERSION + pack(">q", now_ms))
+    return CompactedRecord(key, _VERSION + pack(">q", now_ms))
 
 
 def _text(text: str) -> bytes:

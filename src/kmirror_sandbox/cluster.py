@@ -56,7 +56,7 @@ _PORT_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class SandboxBroker:
     """A broker as users see it; `pid` is None if it is not running."""
 
     node_id: int
@@ -185,13 +185,13 @@ class SandboxCluster:
         return ",".join(node.address for node in self.spec.nodes)
 
     @property
-    def brokers(self) -> tuple[Broker, ...]:
+    def brokers(self) -> tuple[SandboxBroker, ...]:
         """Return the current state of every broker."""
         found = []
         for node in self._nodes() if self._spec else ():
             process = node.process()
             pid = process.pid if process else None
-            found.append(Broker(node.spec.node_id, LOOPBACK, node.spec.port, pid, node.data, node.log_file))
+            found.append(SandboxBroker(node.spec.node_id, LOOPBACK, node.spec.port, pid, node.data, node.log_file))
         return tuple(found)
 
     def fetch(self) -> None:

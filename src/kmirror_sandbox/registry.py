@@ -173,7 +173,7 @@ AS_IT_IS = SandboxOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SandboxStep:
     """One thing that `up` or `down` does to one cluster, as text."""
 
     cluster: str
@@ -181,10 +181,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SandboxChange:
     """What was done (no steps if nothing was needed), and the status after it."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[SandboxStep, ...]
     status: SandboxStatus
 
 
@@ -225,7 +225,7 @@ def status(directory: Path) -> SandboxStatus:
     return SandboxStatus(directory, tuple(brokers), tuple(files), tuple(controls))
 
 
-def plan_up(directory: Path, options: SandboxOptions = AS_IT_IS) -> tuple[Step, ...]:
+def plan_up(directory: Path, options: SandboxOptions = AS_IT_IS) -> tuple[SandboxStep, ...]:
     """Return what `up` would do; nothing if both clusters run.
 
     Raises:
@@ -242,7 +242,7 @@ def plan_up(directory: Path, options: SandboxOptions = AS_IT_IS) -> tuple[Step, 
         if cluster.exists:
             _refuse_another(cluster, options)
             down = [broker.node_id for broker in cluster.brokers if broker.pid is None]
-            steps += [Step(name, f"start broker {node_id} of cluster {name}") for node_id in down]
+            steps += [SandboxStep(name, f"start broker {node_id} of cluster {name}") for node_id in down]
         else:
             ports = options.ports(name)
             for port in ports:
@@ -251,7 +251,7 @@ def plan_up(directory: Path, options: SandboxOptions = AS_IT_IS) -> tuple[Step, 
                         f"port {port} is in use by another process", "stop it, or choose other ports with --base-port"
                     )
             many = counted(options.brokers or DEFAULT_BROKERS, "secured broker" if options.secured else "broker")
-            steps.append(Step(name, f"create cluster {name} with {many}, ports from {ports[0]}"))
+            steps.append(SandboxStep(name, f"create cluster {name} with {many}, ports from {ports[0]}"))
     return tuple(steps)
 
 
@@ -260,7 +260,7 @@ def up(
     options: SandboxOptions = AS_IT_IS,
     report: Callable[[str], None] = lambda line: None,
     watch: Watch = unwatched,
-) -> Outcome:
+) -> SandboxChange:
     """Start both clusters, creating them if needed.
 
     `report` gets a line for each step as it begins, `watch` the progress of slow ones. Raises as `plan_up`, before
@@ -280,19 +280,19 @@ def up(
             start_together(clusters, watch)
         for cluster in clusters:
             _write_client_files(cluster)
-        return Outcome(steps, status(directory))
+        return SandboxChange(steps, status(directory))
 
 
-def plan_down(directory: Path) -> tuple[Step, ...]:
+def plan_down(directory: Path) -> tuple[SandboxStep, ...]:
     """Return what `down` would do; nothing if there is no sandbox."""
     there = [name for name in CLUSTERS if has_spec(directory / name)]
-    return tuple(Step(name, f"stop cluster {name} and remove its data in {directory / name}") for name in there)
+    return tuple(SandboxStep(name, f"stop cluster {name} and remove its data in {directory / name}") for name in there)
 
 
-def down(directory: Path, report: Callable[[str], None] = lambda line: None) -> Outcome:
+def down(directory: Path, report: Callable[[str], None] = lambda line: None) -> SandboxChange:
     """Stop both clusters and remove them with their data; the next `up` starts with empty ones."""
     if not directory.is_dir():
-        return Outcome((), status(directory))
+        return SandboxChange((), status(directory))
     with _locked(directory, create=False):
         steps = plan_down(directory)
         for step in steps:
@@ -302,7 +302,7 @@ def down(directory: Path, report: Callable[[str], None] = lambda line: None) -> 
             cluster.destroy()
         with suppress(OSError):  # it has other files
             directory.rmdir()
-        return Outcome(steps, status(directory))
+        return SandboxChange(steps, status(directory))
 
 
 def _cluster(

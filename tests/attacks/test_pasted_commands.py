@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import kmirror
 from kmirror.cluster.rights.acl_commands import Grant, alter_topic, grant_line
 from kmirror.cluster.rights.acls import kafka_acls_line
-from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, AclPermission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import command_line, on_mirror, on_topics, option, options
@@ -41,7 +41,7 @@ def binding(
     name: str, principal: str, host: str, kind: ResourceType = ResourceType.GROUP, *, prefixed: bool = False
 ) -> AclBinding:
     pattern = PatternType.PREFIXED if prefixed else PatternType.LITERAL
-    return AclBinding(kind, name, pattern, principal, host, Operation.READ, Permission.ALLOW)
+    return AclBinding(kind, name, pattern, principal, host, Operation.READ, AclPermission.ALLOW)
 
 
 #: Each way to build a command from three texts: the command, and those of its arguments that hold the texts.

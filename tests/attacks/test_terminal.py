@@ -24,7 +24,7 @@ from kmirror.cli.terminal.output import JsonOutput, TableOutput, show_error
 from kmirror.cli.terminal.run_log import Entry
 from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.client import require
-from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, AclPermission, ResourceType
 from kmirror.columns import Table
 from kmirror.engine.status.journal import Level
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
@@ -214,7 +214,7 @@ def test_sentences_with_lines_of_commands_get_no_further_line(name: str) -> None
     """Their line breaks are ours, and what follows looks like a command to copy: a name must not add one."""
     lacking = LackingRight(name, name, Operation.READ, ResourceType.GROUP, PatternType.LITERAL, (name,))
     gaps = ClientGaps(found_ms=0, rights=(lacking,))
-    binding = AclBinding(ResourceType.GROUP, name, PatternType.LITERAL, name, name, Operation.READ, Permission.ALLOW)
+    binding = AclBinding(ResourceType.GROUP, name, PatternType.LITERAL, name, name, Operation.READ, AclPermission.ALLOW)
     blocked = BlockedTopic(name, Denial.KEPT, 0, 1)
     texts = [
         *gap_sentences(gaps),

@@ -12,7 +12,7 @@ from kmirror.cluster.writing import append
 from kmirror.cluster.writing import pipeline
 from kmirror.cluster.writing.append import InvalidProduceOffsetError
 from kmirror.cluster.writing.pipeline import AppendPipeline
-from kmirror.cluster.writing.pipeline_queue import Appending, AppendStoppedError
+from kmirror.cluster.writing.pipeline_queue import PendingAppend, AppendStoppedError
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -52,7 +52,7 @@ def test_each_record_lands_at_its_offset_in_every_partition(cluster: SandboxClus
     """Small ones by themselves, a hole, whole batches, and records that are too old for the leader's memory."""
     topic_partitions = [TopicPartition(create_topic(cluster, partitions=3), index) for index in range(3)]
     wanted: dict[TopicPartition, list[Record]] = {topic_partition: [] for topic_partition in topic_partitions}
-    under_way: list[Appending] = []
+    under_way: list[PendingAppend] = []
     for offset in range(400):
         for topic_partition in topic_partitions:
             two_days_old = topic_partition.partition == 2
@@ -190,7 +190,7 @@ def test_leaders_that_die_and_move_lose_and_repeat_nothing(
     )
     wanted: dict[TopicPartition, list[Record]] = {TopicPartition(topic, index): [] for index in range(3)}
     config = client_config({**three_brokers.client_properties(), "request.timeout.ms": "5000"})
-    under_way: list[Appending] = []
+    under_way: list[PendingAppend] = []
     with AppendPipeline(config, producer_id=OWN_ID) as out:
         for offset in range(3000):
             for partition, records in wanted.items():

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.acl_binding import AclBinding, Permission
+from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.status.topic_state import TopicState
@@ -57,7 +57,7 @@ class Move:
     @property
     def denials(self) -> set[AclBinding]:
         """Return what is denied at the source."""
-        return {one for one in describe_acls(self.admin) if one.permission is Permission.DENY}
+        return {one for one in describe_acls(self.admin) if one.permission is AclPermission.DENY}
 
     def check_lines(self) -> list[tuple[bool, str]]:
         """Return what `check` says of blocked producers."""

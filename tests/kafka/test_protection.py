@@ -18,7 +18,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.writing.fence import log_ends
 from kmirror.cluster.rights.principal_probe import PROBE_PREFIX, probe_principal
 from kmirror.cluster.process_mark import process_mark
-from kmirror.cluster.protocol.acl_binding import Permission, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclPermission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.writing.writable import probe_writable
@@ -104,7 +104,7 @@ def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(
     assert destination.state().rights(mirror, topic).denied == ()
     assert written(guarded_cluster, "app", topic) is None
     assert lift_rights(destination, mirror, [topic])[topic].removed == ()
-    assert not any(one.permission is Permission.DENY for one in describe_acls(admin))
+    assert not any(one.permission is AclPermission.DENY for one in describe_acls(admin))
 
 
 def test_denials_follow_the_acls_and_those_of_others_stay(
@@ -189,7 +189,7 @@ def test_without_an_authorizer_or_the_right_to_change_acls_it_says_so(
     (warning,) = protect_claimed(destination, mirror, Settings(), [topic])
     assert warning == f"foreign writes to {topic} are only detected: {found.detected_only}"
     assert protect_claimed(destination, mirror, parse_settings({"read.only": "detect"}), [topic]) == []
-    assert not any(one.permission is Permission.DENY for one in describe_acls(admin))
+    assert not any(one.permission is AclPermission.DENY for one in describe_acls(admin))
 
 
 def test_a_killed_probe_s_acls_are_deleted_by_the_next_command(

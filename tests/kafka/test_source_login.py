@@ -21,7 +21,7 @@ from kmirror.ops.mirrors.create import create
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.store import StateStore
-from kmirror.state.writer import Writer
+from kmirror.state.writer import StateWriter
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.leader import create_topic
 from tests.support.local_engine import LocalEngine
@@ -193,7 +193,7 @@ def test_a_password_that_is_refused_is_looked_for_in_its_file(guarded_cluster: S
             set_password(cluster, user, third)
             file.write_text(line.replace(first, third))
             with pytest.raises(UnreachableError) as refused:
-                Writer(state, "engine", "m").open(Deadline(30))
+                StateWriter(state, "engine", "m").open(Deadline(30))
             assert refused.value.reason is Reason.NOT_AUTHORIZED, "the login is right, and nothing was granted"
             set_password(cluster, user, first)
             client.close()

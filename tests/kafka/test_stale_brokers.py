@@ -26,7 +26,7 @@ from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.ops.stop.promote_readiness import check_source_after_stop
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.work import StopResults
-from kmirror_sandbox.cluster import Broker, SandboxCluster
+from kmirror_sandbox.cluster import SandboxBroker, SandboxCluster
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from tests.support.clusters import freeze, unique_topic
@@ -35,7 +35,7 @@ from tests.support.stores import state_store
 from tests.support.waiting import wait_until
 
 
-def client(broker: Broker) -> ClusterClient:
+def client(broker: SandboxBroker) -> ClusterClient:
     return ClusterClient(client_config({"bootstrap.servers": f"{broker.host}:{broker.port}"}))
 
 
@@ -45,7 +45,7 @@ def controller(cluster: SandboxCluster) -> int:
     return int(json.loads(stored.read_text(encoding="utf-8"))["leaderId"])
 
 
-def create(broker: Broker, topic: str, *others: Broker) -> None:
+def create(broker: SandboxBroker, topic: str, *others: SandboxBroker) -> None:
     """Create a topic of one partition, led by this broker, with replicas on others."""
     admin = AdminClient({"bootstrap.servers": f"{broker.host}:{broker.port}"})
     new = NewTopic(topic, 1, replica_assignment=[[broker.node_id, *(one.node_id for one in others)]])
@@ -53,7 +53,7 @@ def create(broker: Broker, topic: str, *others: Broker) -> None:
 
 
 @contextmanager
-def cut_off(cluster: SandboxCluster, topic: str) -> Iterator[tuple[Broker, Broker]]:
+def cut_off(cluster: SandboxCluster, topic: str) -> Iterator[tuple[SandboxBroker, SandboxBroker]]:
     """Create a topic that one broker does not know and cannot learn of; yield that broker, and one that knows it."""
     knowing = next(broker for broker in cluster.brokers if broker.node_id == controller(cluster))
     stale, third = (broker for broker in cluster.brokers if broker.node_id != knowing.node_id)

@@ -29,7 +29,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
-from kmirror.state.writer import Writer
+from kmirror.state.writer import StateWriter
 from tests.support.spawned import PROCESSES
 from tests.support.stores import LostAnswers, state_store
 
@@ -249,7 +249,7 @@ def test_an_engine_whose_clock_is_an_hour_late_is_seen_alive(store: StateStore, 
 
 def test_an_engine_fenced_by_one_that_did_not_take_over_continues(store: StateStore, config: Any, name: str) -> None:
     lease = Lease.acquire(store, name, ME)
-    stray = Writer(state_store(config), "engine", name)
+    stray = StateWriter(state_store(config), "engine", name)
     stray.open(Deadline(30))
     lease.heartbeat({0: Incarnation(1, 0)}, (partition(name, 0, 5),))
     assert engine_of(store, name) == lease.record
@@ -263,7 +263,7 @@ def test_an_engine_whose_mirror_was_deleted_learns_it(
 ) -> None:
     monkeypatch.setattr("kmirror.state.lease._ASSUMED_DELETED_S", 2.0)
     lease = Lease.acquire(store, name, ME)
-    writer = Writer(state_store(config), "engine", name)
+    writer = StateWriter(state_store(config), "engine", name)
     writer.open(Deadline(30))
     writer.commit(Changes(tombstones=(("mirror", name), ("engine", name))), Deadline(30))
     writer.close()

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.rights.acls import await_acls, create_acls
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, AclPermission, ResourceType
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.driver.side_jobs import JobView
 from kmirror.ops.base.context import Destination, change
@@ -34,7 +34,7 @@ def acls(
 ) -> list[AclBinding]:
     """Return ACLs on one resource for one principal, from any host: `acls("topic", "t", "app", "READ")`."""
     pattern = PatternType.PREFIXED if prefixed else PatternType.LITERAL
-    rule = Permission.DENY if deny else Permission.ALLOW
+    rule = AclPermission.DENY if deny else AclPermission.ALLOW
     return [
         AclBinding(ResourceType[kind.upper()], name, pattern, f"User:{who}", "*", Operation[one], rule)
         for one in operations

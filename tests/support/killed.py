@@ -1,6 +1,6 @@
 """A kmirror command that is killed at a chosen moment: at one of the records it writes, or of the steps of its cut.
 
-Everything that a verb stores goes through `Writer.commit`; the cut of a log directory reports its steps. This module,
+Everything that a verb stores goes through `StateWriter.commit`; the cut of a log directory reports its steps. This module,
 run as a program, counts them, and is otherwise the command itself. It prints what it did to stderr, and then sends
 itself SIGKILL.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.snapshot import Changes
-from kmirror.state.writer import Writer
+from kmirror.state.writer import StateWriter
 from tests.support import forked
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -54,9 +54,9 @@ def run_killed(
 
 
 def _kill_at_record(when: str, number: int) -> None:
-    commit, numbers = Writer.commit, itertools.count(1)
+    commit, numbers = StateWriter.commit, itertools.count(1)
 
-    def counted(self: Writer, changes: Changes, deadline: Deadline) -> None:
+    def counted(self: StateWriter, changes: Changes, deadline: Deadline) -> None:
         at = next(numbers)
         if (when, at) == ("before", number):
             _die(f"before record {at}: {_told(changes)}")
@@ -65,7 +65,7 @@ def _kill_at_record(when: str, number: int) -> None:
         if (when, at) == ("after", number):
             _die(f"after record {at}")
 
-    Writer.commit = counted  # type: ignore[method-assign]
+    StateWriter.commit = counted  # type: ignore[method-assign]
 
 
 def _kill_at_step(number: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.record_codec import Record
 from kmirror.errors import UsageError
-from kmirror.ops.append.lines import Line, Span, read_lines, spans_of
+from kmirror.ops.append.lines import Line, OffsetSpan, read_lines, spans_of
 
 PLAIN = {"topic": "t", "partition": 1, "offset": 7, "timestamp": 5, "key": "ä", "value": None}
 
@@ -69,7 +69,7 @@ def test_what_a_line_may_not_hold_is_named_with_its_number(text: str, wrong: str
 
 def test_partitions_may_be_mixed_and_each_continues_without_a_gap() -> None:
     found = spans_of("file", read(line(), line(partition=2, offset=0), line(offset=8), line(offset=9)))
-    assert found == {TopicPartition("t", 1): Span(7, 10), TopicPartition("t", 2): Span(0, 1)}
+    assert found == {TopicPartition("t", 1): OffsetSpan(7, 10), TopicPartition("t", 2): OffsetSpan(0, 1)}
 
 
 @pytest.mark.parametrize("offsets", [(7, 9), (7, 7), (7, 6)])

@@ -11,7 +11,7 @@ import pytest
 from kmirror.cluster.writing.append import LeaderState, OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.writing.pipeline import AppendPipeline
-from kmirror.cluster.writing.pipeline_queue import Appending, AppendStoppedError, PartitionQueue
+from kmirror.cluster.writing.pipeline_queue import PendingAppend, AppendStoppedError, PartitionQueue
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run
@@ -44,8 +44,8 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def small(offset: int, *, age_ms: int = 0) -> Appending:
-    return Appending([Record(offset, now_ms() - age_ms, b"k", b"v")])
+def small(offset: int, *, age_ms: int = 0) -> PendingAppend:
+    return PendingAppend([Record(offset, now_ms() - age_ms, b"k", b"v")])
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def pipeline() -> Iterator[AppendPipeline]:
     made._end(None)
 
 
-def sent(found: PartitionQueue, *items: Appending) -> None:
+def sent(found: PartitionQueue, *items: PendingAppend) -> None:
     """Put these on their way, each by itself."""
     for item in items:
         found.queue.append(item)
@@ -104,8 +104,8 @@ def test_a_batch_follows_another_only_while_the_leader_surely_remembers_us(
 
 
 def test_what_follows_is_put_together_and_a_whole_batch_is_not(found: PartitionQueue) -> None:
-    whole = Appending(bytes(make_batch([Record(2, now_ms(), b"k", b"v")], compression_type="gzip")))
-    large = [Appending([Record(offset, now_ms(), b"k", bytes(200 << 10))]) for offset in (6, 7)]
+    whole = PendingAppend(bytes(make_batch([Record(2, now_ms(), b"k", b"v")], compression_type="gzip")))
+    large = [PendingAppend([Record(offset, now_ms(), b"k", bytes(200 << 10))]) for offset in (6, 7)]
     found.queue += [small(0), small(1), whole, small(3), small(5), *large]
     batches = []
     while found.queue:
@@ -115,7 +115,7 @@ def test_what_follows_is_put_together_and_a_whole_batch_is_not(found: PartitionQ
 
 
 def test_what_cannot_be_written_is_kept_for_a_closer_look(found: PartitionQueue) -> None:
-    found.queue += [small(0), Appending([Record(1, 0, "no bytes", None)])]  # type: ignore[arg-type]
+    found.queue += [small(0), PendingAppend([Record(1, 0, "no bytes", None)])]  # type: ignore[arg-type]
     with pytest.raises(CorruptBatchError):
         found.next_batch()
     assert found.is_troubled
@@ -139,7 +139,7 @@ def test_what_was_lost_and_is_there_is_done_and_the_rest_sent_again(
 def test_a_log_that_ends_where_nothing_of_ours_does_is_another_writer_s(
     pipeline: AppendPipeline, found: PartitionQueue
 ) -> None:
-    items = [Appending([Record(0, now_ms(), b"k", b"v"), Record(1, now_ms(), b"k", b"v")]), small(2)]
+    items = [PendingAppend([Record(0, now_ms(), b"k", b"v"), Record(1, now_ms(), b"k", b"v")]), small(2)]
     sent(found, *items)
     for batch in list(found.in_flight):
         pipeline._settle(found, batch, None)

@@ -27,7 +27,7 @@ from kmirror.engine.archive.archiving import (
     ArchiveSpec,
     PartitionOutcome,
     PartitionRanges,
-    Piece,
+    ArchivePiece,
     copy_work_units,
     merged_outcome,
     pieces_of,
@@ -166,10 +166,10 @@ def test_an_archive_is_compared_in_pieces_that_leave_nothing_out() -> None:
     wanted = PartitionRanges(3, ((10, 20), (30, 50)))
     cuts = [(105, 14), (110, 30), (115, 41)]
     assert list(pieces_of(wanted, (100, 120), cuts)) == [
-        Piece(3, ((10, 14),), (100, 105)),
-        Piece(3, ((14, 20),), (105, 110)),
-        Piece(3, ((30, 41),), (110, 115)),
-        Piece(3, ((41, 50),), (115, 120)),
+        ArchivePiece(3, ((10, 14),), (100, 105)),
+        ArchivePiece(3, ((14, 20),), (105, 110)),
+        ArchivePiece(3, ((30, 41),), (110, 115)),
+        ArchivePiece(3, ((41, 50),), (115, 120)),
     ]
     for wrong in ([], [(105, None)], [(105, 10), (110, 50), (115, 9999)], [(110, 30), (105, 35), (115, 30), (116, 7)]):
         found = list(pieces_of(wanted, (100, 120), wrong))
@@ -179,7 +179,7 @@ def test_an_archive_is_compared_in_pieces_that_leave_nothing_out() -> None:
         ]
         assert [offset for one in found for offset in range(*one.archived)] == list(range(100, 120))
     # where nothing is to be saved, nothing may be in the archive
-    assert list(pieces_of(PartitionRanges(0, ()), (0, 7), [])) == [Piece(0, (), (0, 7))]
+    assert list(pieces_of(PartitionRanges(0, ()), (0, 7), [])) == [ArchivePiece(0, (), (0, 7))]
 
 
 def test_what_the_pieces_of_a_partition_found_is_put_in_order() -> None:

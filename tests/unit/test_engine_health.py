@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.health import Health, no_workers_text
+from kmirror.engine.status.health import MirrorHealth, no_workers_text
 from kmirror.state.records import PartitionState, ProgressRecord, ProgressRow
 
 P0 = TopicPartition("t", 0)
 ROW = ProgressRow("t", 0, 120, 120, 0, 100, None, PartitionState.MIRRORING)
 
 
-def report(health: Health, row: ProgressRow, at: float, time_ms: int = 50_000) -> None:
+def report(health: MirrorHealth, row: ProgressRow, at: float, time_ms: int = 50_000) -> None:
     # the worker's clock is another one than the engine's
     health.take_row(P0, ProgressRecord("m", 0, "l", 1, 0, "h", 7, time_ms, (row,)), row, at)
 
 
 def test_a_lag_is_known_for_as_long_as_the_source_has_answered_lately() -> None:
-    health = Health(1000.0)
+    health = MirrorHealth(1000.0)
     assert health.lag(P0, 100, 1000.0) is None
     report(health, ROW, 1000.0)
     assert health.lag(P0, 100, 1000.0) == 20
@@ -26,7 +26,7 @@ def test_a_lag_is_known_for_as_long_as_the_source_has_answered_lately() -> None:
 
 
 def test_a_lane_that_reports_but_does_not_hear_of_its_source_knows_nothing_new() -> None:
-    health = Health(1000.0)
+    health = MirrorHealth(1000.0)
     report(health, ROW, 1000.0)
     report(health, ROW._replace(source_seen_ms=43_000), 1005.0)
     assert health.lag(P0, 100, 1008.1) is None
@@ -43,7 +43,7 @@ def test_a_lane_that_reports_but_does_not_hear_of_its_source_knows_nothing_new()
 
 
 def test_rows_that_a_lane_does_not_name_are_as_old_as_its_last_report() -> None:
-    health = Health(1000.0)
+    health = MirrorHealth(1000.0)
     health.take_lane(0, 1000.0, is_complete=True)
     report(health, ROW, 1000.0)
     health.take_lane(0, 1020.0, is_complete=False)
@@ -62,7 +62,7 @@ def test_rows_that_a_lane_does_not_name_are_as_old_as_its_last_report() -> None:
 
 
 def test_lanes_that_fall_silent_are_news_once_and_have_been_silent_since_they_reported() -> None:
-    health = Health(1000.0)
+    health = MirrorHealth(1000.0)
     assert health.take_silence({0: 1030.0, 1: None}, [P0], late=True)
     assert not health.take_silence({0: 1030.0, 1: None}, [P0], late=True)
     assert health.silent_lanes == {0: 1030.0, 1: 1000.0}

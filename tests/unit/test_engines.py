@@ -10,7 +10,7 @@ import pytest
 
 from kmirror.engine.driver.driver import COPYING, Ending, Limits, RunView, drive, view_of
 from kmirror.engine.driver.engines import Engines, NotCopied
-from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.driver.mirror import MirrorEngine
 from kmirror.engine.driver.topic_views import TopicView
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
@@ -29,7 +29,7 @@ class FakeEngine:
 
     def __init__(self, mirror: str, turn: Callable[[], None] = lambda: None) -> None:
         self.mirror = mirror
-        self.journal = Journal(mirror, "eve")
+        self.journal = MirrorJournal(mirror, "eve")
         self.lost: KmirrorError | None = None
         self.calls: list[str] = []
         self._turn = turn

@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, 
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import ExitCode, Reason, UsageError
-from kmirror.ops.add.add_plan import Action, Facts, Selection, TopicPlan, decide, select
+from kmirror.ops.add.add_plan import Action, AddFacts, Selection, TopicPlan, decide, select
 from kmirror.ops.add.topic_admin import requests_of
 from kmirror.ops.base.context import PENDING_ADD
 from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
@@ -78,7 +78,7 @@ def decided(
     **facts: Any,
 ) -> TopicPlan | TopicResult:
     facts = {"source": {name: topic(name)}, "source_settings": {name: SettingsPlan({}, {})}, **facts}
-    known = Facts(
+    known = AddFacts(
         State.of([mirror(), *records]),
         "m",
         settings or Settings(),

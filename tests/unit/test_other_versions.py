@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.engine.status.health import Health
-from kmirror.engine.status.journal import Journal
+from kmirror.engine.status.health import MirrorHealth
+from kmirror.engine.status.journal import MirrorJournal
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import StateFeed
 from kmirror.engine.status.topic_state import SourceTrouble, TopicState
@@ -152,7 +152,7 @@ def test_settings_of_a_newer_version_have_no_effect_and_are_reported_once() -> N
     with pytest.raises(UsageError, match=r"copy\.lanes"):
         stored_settings({"copy.lanes": "many"})
     record = next(record for record in older() if isinstance(record, MirrorRecord))
-    journal = Journal("m", "eve@ops")
-    topics = MirrorTopics(replace(record, settings=raw), (), MirrorPartitions("m", (), (), Health(0), journal), journal)
+    journal = MirrorJournal("m", "eve@ops")
+    topics = MirrorTopics(replace(record, settings=raw), (), MirrorPartitions("m", (), (), MirrorHealth(0), journal), journal)
     assert topics.take_mirror(replace(record, settings=raw | {"copy.lanes": "4"}))
     assert [note.text for note in journal.notes] == ["this kmirror ignores unknown settings: copy.warp"]

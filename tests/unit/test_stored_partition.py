@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.health import Health
-from kmirror.engine.status.journal import Journal
+from kmirror.engine.status.health import MirrorHealth
+from kmirror.engine.status.journal import MirrorJournal
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import FeedTopic, StateFeed
 from kmirror.engine.status.stored_partition import alignment_note, record_after, released_record
@@ -189,8 +189,8 @@ def test_other_mirrors_are_ignored() -> None:
 
 
 def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_whole() -> None:
-    health, partition, other = Health(0.0), TopicPartition("orders", 3), TopicPartition("pay", 0)
-    known = MirrorPartitions("m", [BEFORE], (), health, Journal("m", "eve"))
+    health, partition, other = MirrorHealth(0.0), TopicPartition("orders", 3), TopicPartition("pay", 0)
+    known = MirrorPartitions("m", [BEFORE], (), health, MirrorJournal("m", "eve"))
     record = ProgressRecord("m", 0, "L", 1, 0, "h", 1, 5_000, ())
     health.take_lane(0, 5.0, is_complete=True)
     assert known.are_quiet

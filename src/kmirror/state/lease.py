@@ -40,7 +40,7 @@ from kmirror.state.internal_topics import StateLostError
 from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Lacking, Record
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
-from kmirror.state.writer import NotConfirmed, Writer, decide_and_write, was_written
+from kmirror.state.writer import NotConfirmed, StateWriter, decide_and_write, was_written
 from kmirror.words import at_time
 
 HEARTBEAT_S = 1.0
@@ -83,7 +83,7 @@ class Lease:
     """
 
     def __init__(
-        self, store: StateStore, writer: Writer, record: EngineRecord, predecessor: EngineRecord | None, until: float
+        self, store: StateStore, writer: StateWriter, record: EngineRecord, predecessor: EngineRecord | None, until: float
     ) -> None:
         self._store = store
         self._writer = writer
@@ -198,7 +198,7 @@ class Lease:
                 )
             )
 
-        writer = Writer(store, "engine", mirror)
+        writer = StateWriter(store, "engine", mirror)
         deadline = Deadline(timeout)
         try:
             decide_and_write(store, writer, decide, deadline)

@@ -14,7 +14,7 @@ from kmirror.errors import KmirrorError
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
-from kmirror.state.writer import Decide, Writer, decide_and_write
+from kmirror.state.writer import Decide, StateWriter, decide_and_write
 
 
 class KeptLock:
@@ -25,7 +25,7 @@ class KeptLock:
     """
 
     def __init__(self, store: StateStore, mirror: str) -> None:
-        self._writer = Writer(store, "operator", mirror)
+        self._writer = StateWriter(store, "operator", mirror)
         self._deadline = Deadline(DEFAULT_TIMEOUT_S)
         self._opening = threading.Thread(target=self._open, name="kmirror-lock", daemon=True)
         self._opening.start()
@@ -34,7 +34,7 @@ class KeptLock:
         with suppress(KmirrorError):  # whoever needs the lock tries again, and is told
             self._writer.open(self._deadline)
 
-    def writer(self) -> Writer:
+    def writer(self) -> StateWriter:
         """Return the writer, which is open if the lock was granted."""
         self._opening.join()
         return self._writer
@@ -71,7 +71,7 @@ def transact(store: StateStore, mirror: str, decide: Decide, timeout: float = DE
 
     store.ensure_topics(timeout=timeout)
     kept = store.kept.get(mirror)
-    writer = Writer(store, "operator", mirror) if kept is None else kept.writer()
+    writer = StateWriter(store, "operator", mirror) if kept is None else kept.writer()
     try:
         return decide_and_write(store, writer, decide_readable, Deadline(timeout))
     finally:

@@ -54,7 +54,7 @@ class NotConfirmed(Exception):  # noqa: N818 - not a failure: it may have happen
         self.cause = cause
 
 
-class Writer:
+class StateWriter:
     """Write transactions under one transactional id; used by one thread at a time."""
 
     def __init__(self, store: StateStore, role: str, mirror: str) -> None:
@@ -134,7 +134,7 @@ class Writer:
         return error
 
 
-def was_written(store: StateStore, writer: Writer, doubt: NotConfirmed, deadline: Deadline) -> bool:
+def was_written(store: StateStore, writer: StateWriter, doubt: NotConfirmed, deadline: Deadline) -> bool:
     """Reopen the writer if needed, and return whether the commit in doubt was written.
 
     Raises OutcomeUnknown when the brokers do not answer within the deadline or 10 s, whichever is longer.
@@ -150,7 +150,7 @@ def was_written(store: StateStore, writer: Writer, doubt: NotConfirmed, deadline
         raise OutcomeUnknown(f"a change of {STATE_TOPIC} was not confirmed ({doubt.cause}), then: {error}") from error
 
 
-def decide_and_write(store: StateStore, writer: Writer, decide: Decide, deadline: Deadline) -> Changes:
+def decide_and_write(store: StateStore, writer: StateWriter, decide: Decide, deadline: Deadline) -> Changes:
     """Read, decide and commit under the writer's id until it succeeds; return what was written.
 
     `decide` is given everything committed so far and may raise RefusedError; a fenced writer reads and decides again.

@@ -24,7 +24,7 @@ from kmirror.cluster.protocol.acl_binding import (
     AclBinding,
     Operation,
     PatternType,
-    Permission,
+    AclPermission,
     ResourceType,
 )
 from kmirror.state.rights_records import SHARED
@@ -61,8 +61,8 @@ def enforcement(acls: AclIndex, topic: str, own: OwnPrincipals, ours: Collection
     """
     found = acls.on(Resource(ResourceType.TOPIC, topic), Operation.WRITE)
     others = [one for one in found if one not in ours]
-    allows = [one for one in others if one.permission is Permission.ALLOW]
-    denied = {one.principal for one in others if one.permission is Permission.DENY and one.host == ANY_HOST}
+    allows = [one for one in others if one.permission is AclPermission.ALLOW]
+    denied = {one.principal for one in others if one.permission is AclPermission.DENY and one.host == ANY_HOST}
     if EVERYONE in denied:
         return Enforcement(frozenset())
     open_by = tuple(sorted(one for one in allows if one.principal == EVERYONE))
@@ -76,7 +76,7 @@ def producers_of(acls: Iterable[AclBinding], topics: Iterable[str]) -> frozenset
     """Return the principals, including `User:*`, that an ALLOW lets write to any of the topics."""
     index = AclIndex(acls)
     found = (one for topic in topics for one in index.on(Resource(ResourceType.TOPIC, topic), Operation.WRITE))
-    return frozenset(one.principal for one in found if one.permission is Permission.ALLOW)
+    return frozenset(one.principal for one in found if one.permission is AclPermission.ALLOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def wanted_acls(
     deferred: dict[str, set[AclBinding]] = {SHARED: set(), **{topic: set() for topic in topics}}
     topics = frozenset(topics)
     for binding in source:
-        if binding.permission is Permission.ALLOW and binding.principal in own.principals:
+        if binding.permission is AclPermission.ALLOW and binding.principal in own.principals:
             continue
         if binding.resource_type is ResourceType.TOPIC:
             covered = [topic for topic in _candidates(binding, topics) if binding.covers(ResourceType.TOPIC, topic)]
@@ -139,7 +139,7 @@ def wanted_acls(
                     deferred[SHARED].add(binding)
         elif binding.resource_type is ResourceType.GROUP:
             for one in _on_groups(binding, groups, takes_group):
-                locks_us_out = one.permission is Permission.DENY and own.are_denied_by(one)
+                locks_us_out = one.permission is AclPermission.DENY and own.are_denied_by(one)
                 (deferred if locks_us_out else now)[SHARED].add(one)
     for topic in topics:  # a prefixed ACL that is created whole needs no literal one besides
         deferred[topic] = {one for one in deferred[topic] if not _is_covered(one, now[SHARED])}
@@ -201,7 +201,7 @@ def _is_relied_on(binding: AclBinding, stopped: Collection[str]) -> bool:
 def denial(topic: str, principal: str) -> AclBinding:
     """Return the ACL that denies a principal WRITE on a topic."""
     literal, write = PatternType.LITERAL, Operation.WRITE
-    return AclBinding(ResourceType.TOPIC, topic, literal, principal, ANY_HOST, write, Permission.DENY)
+    return AclBinding(ResourceType.TOPIC, topic, literal, principal, ANY_HOST, write, AclPermission.DENY)
 
 
 def _literal(binding: AclBinding, name: str) -> AclBinding:
@@ -210,7 +210,7 @@ def _literal(binding: AclBinding, name: str) -> AclBinding:
 
 def _now(binding: AclBinding, own: OwnPrincipals) -> list[AclBinding]:
     """Return the part of a topic's ACL to create while it is mirrored; if that is the ACL itself, none is deferred."""
-    if binding.permission is Permission.DENY:
+    if binding.permission is AclPermission.DENY:
         return [] if own.are_denied_by(binding) else [binding]
     if binding.operation is Operation.ALL:
         return [binding._replace(operation=operation) for operation in sorted(READING)]

@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.acl_binding import (
     AclBinding,
     Operation,
     PatternType,
-    Permission,
+    AclPermission,
     ResourceType,
 )
 
@@ -43,13 +43,13 @@ class AclIndex:
     def allowed(self, resource: Resource, operation: Operation) -> set[tuple[str, str]]:
         """Return the principals, with hosts, that may do the operation."""
         some = self.on(resource, operation)
-        allowed = {(one.principal, one.host) for one in some if one.permission is Permission.ALLOW}
+        allowed = {(one.principal, one.host) for one in some if one.permission is AclPermission.ALLOW}
         return {(principal, host) for principal, host in allowed if not _is_denied(some, principal, host)}
 
     def allows(self, resource: Resource, operation: Operation, principal: str, host: str) -> bool:
         """Return whether a principal may do the operation from a host (`*`: from any host)."""
         some = self.on(resource, operation)
-        is_allowed = any(_meets(one, principal, host) for one in some if one.permission is Permission.ALLOW)
+        is_allowed = any(_meets(one, principal, host) for one in some if one.permission is AclPermission.ALLOW)
         return is_allowed and not _is_denied(some, principal, host)
 
     def on(self, resource: Resource, operation: Operation) -> list[AclBinding]:
@@ -76,4 +76,4 @@ def _meets(one: AclBinding, principal: str, host: str) -> bool:
 
 
 def _is_denied(acls: Iterable[AclBinding], principal: str, host: str) -> bool:
-    return any(one.permission is Permission.DENY and _meets(one, principal, host) for one in acls)
+    return any(one.permission is AclPermission.DENY and _meets(one, principal, host) for one in acls)

@@ -22,7 +22,7 @@ from kmirror.cluster.protocol.acl_binding import (
     AclBinding,
     Operation,
     PatternType,
-    Permission,
+    AclPermission,
     ResourceType,
 )
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
@@ -82,7 +82,7 @@ def on_cluster(source: Iterable[AclBinding], own: OwnPrincipals) -> Wanted:
 
 
 def _allows(one: AclBinding) -> bool:
-    return one.permission is Permission.ALLOW
+    return one.permission is AclPermission.ALLOW
 
 
 def _reaches_own_ids(one: AclBinding) -> bool:
@@ -105,5 +105,5 @@ def _denial_of_own_ids(principal: str) -> AclBinding:
         principal,
         ANY_HOST,
         Operation.WRITE,
-        Permission.DENY,
+        AclPermission.DENY,
     )

@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.acl_binding import (
     AclBinding,
     Operation,
     PatternType,
-    Permission,
+    AclPermission,
     ResourceType,
 )
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
@@ -96,7 +96,7 @@ def _rights(source: Collection[AclBinding], scope: Scope) -> Iterator[tuple[Reso
 
 
 def _concerns(one: AclBinding, producers: Collection[str]) -> bool:
-    if one.permission is not Permission.ALLOW or one.resource_type not in _KINDS:
+    if one.permission is not AclPermission.ALLOW or one.resource_type not in _KINDS:
         return False
     if one.resource_type is ResourceType.GROUP:
         return one.operation in (Operation.READ, Operation.ALL)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kmirror.cli.terminal.output import Output
     from kmirror.ops.base.results import VerbResult
-    from kmirror_sandbox.registry import SandboxStatus, Step
+    from kmirror_sandbox.registry import SandboxStatus, SandboxStep
 
 _DIRECTORY = folder_option("--dir", "directory", text="Sandbox directory. Default: ~/.local/state/kmirror/sandbox.")
 
@@ -196,7 +196,7 @@ def _trust(folder: Path, mirror_file: Path) -> list[str]:
     return [f"{name}={value}" for name, value in variables.items()]
 
 
-def _show(call: Call, name: str, steps: Sequence[Step], status: SandboxStatus) -> int:
+def _show(call: Call, name: str, steps: Sequence[SandboxStep], status: SandboxStatus) -> int:
     """Show what was done, or with `--dry-run` would be done."""
     from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 

@@ -59,7 +59,7 @@ def running(screen: Screen) -> Iterator[Callable[[RunView], None]]:
         yield draw
 
 
-class Progress:
+class ProgressDisplay:
     """Show the current work: nothing for two seconds, then a status line, or a new line every few seconds.
 
     `take` may be called from any thread. The elapsed time advances also while no view arrives.
@@ -129,7 +129,7 @@ class Progress:
 @contextmanager
 def working(screen: Screen, *, on_terminal: bool) -> Iterator[Watch]:
     """Show the work of a verb during a `with` block: in a status line, or a new line every few seconds."""
-    progress = Progress(screen, screen.status if on_terminal else None, time.monotonic)
+    progress = ProgressDisplay(screen, screen.status if on_terminal else None, time.monotonic)
     with progress.refreshing():
         yield progress.take
 
@@ -179,7 +179,7 @@ def promoting(screen: Screen, *, on_terminal: bool) -> Iterator[Callable[[Promot
     """Show what topics wait for, the smallest lag first: a table on a terminal, else a line when it changes."""
     if not on_terminal:
         last_line, written_at = "", -LINE_SECONDS
-        progress = Progress(screen, None, time.monotonic)
+        progress = ProgressDisplay(screen, None, time.monotonic)
 
         def write(view: PromoteView) -> None:
             nonlocal last_line, written_at
@@ -217,7 +217,7 @@ def promoting(screen: Screen, *, on_terminal: bool) -> Iterator[Callable[[Promot
         def draw_work(line: str) -> None:
             live.update(Group(table, Text(line)) if line else table, refresh=True)
 
-        progress = Progress(screen, draw_work, time.monotonic)
+        progress = ProgressDisplay(screen, draw_work, time.monotonic)
         with progress.refreshing():
             yield draw
 

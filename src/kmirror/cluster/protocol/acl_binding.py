@@ -55,7 +55,7 @@ class Operation(StrEnum):
 OPERATION_CODES: Mapping[Operation, int] = {operation: code for code, operation in enumerate(Operation, 2)}
 
 
-class Permission(StrEnum):
+class AclPermission(StrEnum):
     """Whether an ACL permits or forbids."""
 
     DENY = "DENY"
@@ -71,7 +71,7 @@ class AclBinding(NamedTuple):
     principal: str
     host: str
     operation: Operation
-    permission: Permission
+    permission: AclPermission
 
     def covers(self, resource_type: ResourceType, name: str) -> bool:
         """Return whether it applies to a resource, by its name, a prefix or `*` (KIP-290)."""

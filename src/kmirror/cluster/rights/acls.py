@@ -22,7 +22,7 @@ from kmirror.cluster.protocol.acl_binding import (
     OPERATION_CODES,
     AclBinding,
     PatternType,
-    Permission,
+    AclPermission,
     ResourceType,
 )
 from kmirror.cluster.protocol.codes import Code, code_name
@@ -45,7 +45,7 @@ def _codes(words: type[StrEnum], first: int) -> dict[Any, int]:
 
 _RESOURCE_CODES: dict[ResourceType, int] = _codes(ResourceType, 2)
 _PATTERN_CODES: dict[PatternType, int] = _codes(PatternType, 3)
-_PERMISSION_CODES: dict[Permission, int] = _codes(Permission, 2)
+_PERMISSION_CODES: dict[AclPermission, int] = _codes(AclPermission, 2)
 _RESOURCES = {code: word for word, code in _RESOURCE_CODES.items()}
 _PATTERNS = {code: word for word, code in _PATTERN_CODES.items()}
 _OPERATIONS = {code: word for word, code in OPERATION_CODES.items()}

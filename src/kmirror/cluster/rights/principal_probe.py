@@ -25,7 +25,7 @@ from kmirror.cluster.protocol.acl_binding import (
     AclBinding,
     Operation,
     PatternType,
-    Permission,
+    AclPermission,
     ResourceType,
 )
 from kmirror.cluster.protocol.codes import Code
@@ -66,7 +66,7 @@ def probe_principal(
     covered = any(one.covers(ResourceType.TOPIC, name) for one in acls)
     before = _seen(client, names)[f"{name}-0"]
     # a DENY shows on a principal that is allowed by default or by name, an ALLOW on one that is not
-    permission = Permission.DENY if before else Permission.ALLOW
+    permission = AclPermission.DENY if before else AclPermission.ALLOW
     tried = [_binding(topic, principal, permission) for topic, principal in names.items()]
     try:
         for error in create_acls(client, tried).values():
@@ -139,7 +139,7 @@ def _seen(client: ClusterClient, names: Collection[str], node_id: int | None = N
     return {topic.name: topic.error_code != Code.TOPIC_AUTHORIZATION_FAILED for topic in answer.topics}
 
 
-def _binding(name: str, principal: str, permission: Permission) -> AclBinding:
+def _binding(name: str, principal: str, permission: AclPermission) -> AclBinding:
     describe = Operation.DESCRIBE
     return AclBinding(ResourceType.TOPIC, name, PatternType.LITERAL, principal, ANY_HOST, describe, permission)
 

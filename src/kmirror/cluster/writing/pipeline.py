@@ -31,7 +31,7 @@ from typing import Any, Self, TypeVar
 from kmirror.cluster.writing.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection, Stream
-from kmirror.cluster.writing.pipeline_queue import UNBUILT, Appending, AppendStoppedError, Batch, PartitionQueue
+from kmirror.cluster.writing.pipeline_queue import UNBUILT, PendingAppend, AppendStoppedError, PendingBatch, PartitionQueue
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code
@@ -63,7 +63,7 @@ T = TypeVar("T")
 class _Request:
     __slots__ = ("batches", "correlation_id", "sent_at")
 
-    def __init__(self, correlation_id: int, batches: list[tuple[PartitionQueue, Batch]]) -> None:
+    def __init__(self, correlation_id: int, batches: list[tuple[PartitionQueue, PendingBatch]]) -> None:
         self.correlation_id, self.batches = correlation_id, batches
         self.sent_at = time.monotonic()
 
@@ -148,7 +148,7 @@ class AppendPipeline:
 
     def append(
         self, partition: TopicPartition, records: Iterable[Record] | memoryview | bytes | bytearray
-    ) -> Appending:
+    ) -> PendingAppend:
         """Append records, or one whole batch of format 2, at the offsets they carry; its result is the new log end.
 
         Offsets between the previous append and the first record are filled. Blocks while too much is in flight.
@@ -160,7 +160,7 @@ class AppendPipeline:
             as `OffsetAppender.__enter__`, for the first append to a partition.
         """
         found = self._partitions.get(partition) or self._partition(partition)
-        item = Appending(records, self._changed)
+        item = PendingAppend(records, self._changed)
         with self._changed:
             while self._bytes >= _MOST_BYTES and found.stopped is None and self._fault is None:
                 self._changed.wait()
@@ -311,7 +311,7 @@ class AppendPipeline:
                 found.leader, found.expiration_ms = leader, expiration_ms
             except UnreachableError:
                 # `_recover` retries, and so finds out whether that lasts
-                found.unsettled.append(Batch([found.queue.popleft()], UNBUILT))
+                found.unsettled.append(PendingBatch([found.queue.popleft()], UNBUILT))
                 found.is_troubled = True
             except Exception as error:
                 self._stop(found, error)
@@ -346,7 +346,7 @@ class AppendPipeline:
     def _send(self, ready: Iterable[PartitionQueue]) -> list[PartitionQueue]:
         """Send what may be sent, a request to each broker; return the partitions that have more."""
         left: list[PartitionQueue] = []
-        requests: dict[int, tuple[list[produce.Append], list[tuple[PartitionQueue, Batch]]]] = {}
+        requests: dict[int, tuple[list[produce.Append], list[tuple[PartitionQueue, PendingBatch]]]] = {}
         sizes: dict[int, int] = {}
         now = time.monotonic()
         for found in ready:
@@ -425,7 +425,7 @@ class AppendPipeline:
             topic = found.leader.topic_id if by_id and found.leader else found.partition.topic
             self._settle(found, batch, by_partition.get((topic, found.partition.partition)))
 
-    def _settle(self, found: PartitionQueue, batch: Batch, answer: produce.AppendAnswer | None) -> None:
+    def _settle(self, found: PartitionQueue, batch: PendingBatch, answer: produce.AppendAnswer | None) -> None:
         """Take one partition's answer, None if there was none. Answers come in the order of the batches."""
         found.in_flight.popleft()
         self._bytes_in_flight -= batch.size
@@ -478,7 +478,7 @@ class AppendPipeline:
         except Exception as error:
             self._stop(found, error)
 
-    def _append_blocking(self, found: PartitionQueue, batch: Batch) -> None:
+    def _append_blocking(self, found: PartitionQueue, batch: PendingBatch) -> None:
         out = found.appender
         try:
             if batch.run is not UNBUILT:
@@ -521,18 +521,18 @@ class AppendPipeline:
         self._fail(sent, error)
         self._fail(waiting, stopped)
 
-    def _succeed(self, items: Sequence[Appending]) -> None:
+    def _succeed(self, items: Sequence[PendingAppend]) -> None:
         for item in items:
             item.end()
         self._release(items)
 
-    def _fail(self, items: Iterable[Appending], error: Exception) -> None:
+    def _fail(self, items: Iterable[PendingAppend], error: Exception) -> None:
         failed = list(items)
         for item in failed:
             item.end(error)
         self._release(failed)
 
-    def _release(self, items: Sequence[Appending]) -> None:
+    def _release(self, items: Sequence[PendingAppend]) -> None:
         with self._changed:
             self._bytes -= sum(item.size for item in items)
             self._open_items -= len(items)

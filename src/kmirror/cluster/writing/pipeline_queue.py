@@ -39,7 +39,7 @@ class AppendStoppedError(KmirrorError):
         self.why = why
 
 
-class Appending:
+class PendingAppend:
     """The future of one call of `append`: records to be put into a batch, or a batch as it is (`run`)."""
 
     __slots__ = ("_changed", "_error", "_is_done", "base_offset", "next_offset", "records", "run", "size")
@@ -105,12 +105,12 @@ class Appending:
         self._is_done = True
 
 
-class Batch:
+class PendingBatch:
     """Appends that are sent to a partition as one batch."""
 
     __slots__ = ("items", "run", "size")
 
-    def __init__(self, items: list[Appending], run: Run) -> None:
+    def __init__(self, items: list[PendingAppend], run: Run) -> None:
         self.items, self.run = items, run
         self.size = sum(item.size for item in items)
 
@@ -123,15 +123,15 @@ class PartitionQueue:
         self.appender = appender
         #: The offset after everything that was given to `append`.
         self.next_offset = appender.log_end_offset
-        self.inbox: list[Appending] = []
-        self.queue: deque[Appending] = deque()
+        self.inbox: list[PendingAppend] = []
+        self.queue: deque[PendingAppend] = deque()
         self.stopped: AppendStoppedError | None = None
         #: None where it has to be looked up.
         self.leader: LeaderAddress | None = None
         self.expiration_ms: int | None = None
         #: Batches in flight, and those that were in flight around one that failed, in the order of their offsets.
-        self.in_flight: deque[Batch] = deque()
-        self.unsettled: deque[Batch] = deque()
+        self.in_flight: deque[PendingBatch] = deque()
+        self.unsettled: deque[PendingBatch] = deque()
         self.is_troubled = False
         #: Some of what was sent may have been appended without an answer.
         self.in_doubt = False
@@ -167,7 +167,7 @@ class PartitionQueue:
         is_held_up = self.leader is None or (self.queue and self.queue[0].base_offset != self.end)
         return self.is_troubled or bool(self.queue and is_held_up)
 
-    def next_batch(self) -> Batch:
+    def next_batch(self) -> PendingBatch:
         """Take the next batch from the queue. Raises CorruptBatchError if it cannot be encoded; it is removed, too."""
         items = [self.queue.popleft()]
         size, end, is_whole = items[0].size, items[0].next_offset, items[0].run is not None
@@ -178,15 +178,15 @@ class PartitionQueue:
             items.append(self.queue.popleft())
             size, end = size + item.size, item.next_offset
         try:
-            return Batch(items, items[0].run or _run_of(items))
+            return PendingBatch(items, items[0].run or _run_of(items))
         except CorruptBatchError:
             # recovery appends them one by one, and so finds the bad one
-            self.unsettled.append(Batch(items, UNBUILT))
+            self.unsettled.append(PendingBatch(items, UNBUILT))
             self.is_troubled = True
             raise
 
 
-def _run_of(items: Sequence[Appending]) -> Run:
+def _run_of(items: Sequence[PendingAppend]) -> Run:
     """Put records into one batch. Raises CorruptBatchError if one cannot be encoded."""
     records = [record for item in items for record in item.records]
     try:

@@ -107,7 +107,7 @@ class ArchiveResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ArchivePiece:
     """One comparison: offset ranges of a partition, and the range of its archive's offsets with the same records."""
 
     partition: int
@@ -125,7 +125,7 @@ class CheckWorkUnit:
     """What one task compares."""
 
     spec: ArchiveSpec
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ArchivePiece, ...]
 
 
 def offsets_of(spec: ArchiveSpec) -> int:
@@ -192,11 +192,11 @@ def archive_topic(
                 Task(unit, sum(piece.offsets for piece in unit.pieces))
                 for unit in check_work_units(client, copied, runner.slots)
             ]
-            unchecked: dict[int, list[Piece]] = {one.partition: [] for one in copied.partitions}
+            unchecked: dict[int, list[ArchivePiece]] = {one.partition: [] for one in copied.partitions}
             for piece in (piece for task in checks for piece in task.argument.pieces):
                 unchecked[piece.partition].append(piece)
             archive_id = _id_of(client, spec.archive)
-            found: dict[Piece, PartitionOutcome] = {}
+            found: dict[ArchivePiece, PartitionOutcome] = {}
             for compared in runner.run(f"check of {spec.archive}", check_work_unit, checks, meter):
                 found.update(compared)
                 for number in [p for p in {piece.partition for piece in compared} if found.keys() >= set(unchecked[p])]:
@@ -316,7 +316,7 @@ def check_work_units(client: ClusterClient, spec: ArchiveSpec, slots: int) -> li
         for number, archive in archives.items()
     }
     most = task_bytes(sum(rates[number] * (end - start) for number, (start, end) in bounds.items()), slots)
-    sized: list[tuple[Piece, float]] = []
+    sized: list[tuple[ArchivePiece, float]] = []
     for one in spec.partitions:
         (start, end), rate = bounds[one.partition], rates[one.partition]
         cuts = cut_offsets(start, end, round(rate * (end - start) / most))[1:]
@@ -328,7 +328,7 @@ def check_work_units(client: ClusterClient, spec: ArchiveSpec, slots: int) -> li
     return [CheckWorkUnit(spec, some) for some in group_by_size(sized, most)]
 
 
-def pieces_of(wanted: PartitionRanges, archived: Range, cuts: Iterable[tuple[int, int | None]]) -> Iterator[Piece]:
+def pieces_of(wanted: PartitionRanges, archived: Range, cuts: Iterable[tuple[int, int | None]]) -> Iterator[ArchivePiece]:
     """Cut a partition at offsets of its archive, each with the original offset of the next record (None without one).
 
     Cuts whose original offsets do not increase or are outside the ranges are left out.
@@ -342,10 +342,10 @@ def pieces_of(wanted: PartitionRanges, archived: Range, cuts: Iterable[tuple[int
     for (first, from_offset), (last, to_offset) in pairwise([*bounds, (archived[1], high)]):
         clipped = ((max(one, from_offset), min(other, to_offset)) for one, other in wanted.ranges)
         ranges = tuple((one, other) for one, other in clipped if one < other)
-        yield Piece(wanted.partition, ranges, (first, last))
+        yield ArchivePiece(wanted.partition, ranges, (first, last))
 
 
-def check_work_unit(unit: CheckWorkUnit, progress: Add = unwatched) -> dict[Piece, PartitionOutcome]:
+def check_work_unit(unit: CheckWorkUnit, progress: Add = unwatched) -> dict[ArchivePiece, PartitionOutcome]:
     """Compare pieces with the archive: the body of one task.
 
     `progress` is called with the number of newly compared offsets.
@@ -360,7 +360,7 @@ def check_work_unit(unit: CheckWorkUnit, progress: Add = unwatched) -> dict[Piec
 
 
 def _compared(
-    spec: ArchiveSpec, piece: Piece, reading: ClusterClient, reading_archive: ClusterClient, progress: Add
+    spec: ArchiveSpec, piece: ArchivePiece, reading: ClusterClient, reading_archive: ClusterClient, progress: Add
 ) -> PartitionOutcome:
     partition, archive = (TopicPartition(topic, piece.partition) for topic in (spec.topic, spec.archive))
     try:

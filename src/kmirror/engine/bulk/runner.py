@@ -67,7 +67,7 @@ class Runner(Protocol):
         """
 
 
-class Runtime(Protocol):
+class TaskRuntime(Protocol):
     """What a runner needs of Spark."""
 
     @property
@@ -142,7 +142,7 @@ def run_task(call: _TaskCall, attempt: int) -> _TaskResult:
 class SparkTasks:
     """Run tasks in Spark workers; `at_once` limits how many, None for as many as fit."""
 
-    def __init__(self, runtime: Runtime, at_once: int | None = None) -> None:
+    def __init__(self, runtime: TaskRuntime, at_once: int | None = None) -> None:
         self._runtime = runtime
         self._at_once = at_once
 

@@ -22,7 +22,7 @@ from kmirror.engine.compare.difference import RecordSummary, summary_of
 from kmirror.engine.compare.visible_log import Log
 
 
-class Missing(NamedTuple):
+class MissingRecord(NamedTuple):
     """A record that a log lacks; `in_other`: the other of the two logs lacks it."""
 
     record: RecordSummary
@@ -33,7 +33,7 @@ class Missing(NamedTuple):
 class _Wait:
     """The first record of a key that is missing since the key was last seen, and facts of the last one."""
 
-    first: Missing
+    first: MissingRecord
     last_offset: int
     last_is_tombstone: bool
 
@@ -61,7 +61,7 @@ class Superseded:
 
     def _wait(self, key: bytes, record: Record) -> None:
         known = self._waiting.get(key)
-        first = known.first if known else Missing(summary_of(record))
+        first = known.first if known else MissingRecord(summary_of(record))
         self._waiting[key] = _Wait(first, record.offset, record.value is None)
 
     def seen(self, record: Record) -> None:
@@ -78,13 +78,13 @@ class Superseded:
         if wait is not None and wait.first.record[1:] == summary_of(record)[1:]:
             other._wait_for_moved(key, wait.first)
 
-    def _wait_for_moved(self, key: bytes, first: Missing) -> None:
+    def _wait_for_moved(self, key: bytes, first: MissingRecord) -> None:
         """Have a key wait in this log for a record that the other log has at another offset."""
         known = self._waiting[key]
         if first.record.offset < known.first.record.offset:
-            self._waiting[key] = replace(known, first=Missing(first.record, not first.in_other))
+            self._waiting[key] = replace(known, first=MissingRecord(first.record, not first.in_other))
 
-    def unexplained(self, position: int, end: int) -> Missing | None:
+    def unexplained(self, position: int, end: int) -> MissingRecord | None:
         """Search for the waiting keys, and return the first missing record that nothing explains, or None.
 
         The logs are compared up to `position`, of `end` in all. Afterwards no key waits.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from kmirror.cluster.connection import WrongClusterError
 from kmirror.engine.status.health import LANE_SILENCE_SECONDS
-from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
 
 class DestinationStatus:
     """Follow the status of one mirror's destination."""
 
-    def __init__(self, mirror: str, journal: Journal) -> None:
+    def __init__(self, mirror: str, journal: MirrorJournal) -> None:
         self._mirror = mirror
         self._journal = journal
         self._error: KmirrorError | OutcomeUnknown | None = None

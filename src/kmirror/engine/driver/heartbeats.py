@@ -9,7 +9,7 @@ from itertools import islice
 
 from kmirror.engine.clock import now
 from kmirror.engine.status.history import History
-from kmirror.engine.status.journal import Journal
+from kmirror.engine.status.journal import MirrorJournal
 from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.driver.source_status import SourceStatus
@@ -42,7 +42,7 @@ class Heartbeats:
     """Send one mirror's heartbeats."""
 
     def __init__(
-        self, lease: Lease, lanes: Lanes, partitions: MirrorPartitions, journal: Journal, history: History
+        self, lease: Lease, lanes: Lanes, partitions: MirrorPartitions, journal: MirrorJournal, history: History
     ) -> None:
         self._lease = lease
         self._lanes = lanes

@@ -18,10 +18,10 @@ from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.status.counters import Counters
 from kmirror.engine.driver.destination_status import DestinationStatus
-from kmirror.engine.status.health import Health
+from kmirror.engine.status.health import MirrorHealth
 from kmirror.engine.driver.heartbeats import Heartbeats
 from kmirror.engine.status.history import History
-from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.lanes.lane_balancer import LaneBalancer
 from kmirror.engine.lanes.lane_jobs import LaneRunner
 from kmirror.engine.lanes.joined_reports import LaneReports
@@ -93,8 +93,8 @@ class MirrorEngine:
         self._actor = actor
         self._lease = lease
         topics, progress = state.topics(mirror), state.progress(mirror)
-        self.journal = Journal(mirror, actor)
-        self._health = Health(now())
+        self.journal = MirrorJournal(mirror, actor)
+        self._health = MirrorHealth(now())
         self.partitions = MirrorPartitions(
             mirror,
             [p for topic in topics for p in state.partitions(mirror, topic.topic)],

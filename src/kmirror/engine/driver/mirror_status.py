@@ -9,7 +9,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import epoch_ms, now, now_ms
 from kmirror.engine.status.counters import Counters
 from kmirror.engine.driver.destination_status import DestinationStatus
-from kmirror.engine.status.health import LANE_SILENCE_SECONDS, Health
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS, MirrorHealth
 from kmirror.engine.driver.heartbeats import Heartbeats
 from kmirror.engine.status.history import Sample
 from kmirror.engine.lanes.lanes import Lanes
@@ -39,7 +39,7 @@ class MirrorStatus:
         self,
         topics: MirrorTopics,
         partitions: MirrorPartitions,
-        health: Health,
+        health: MirrorHealth,
         lanes: Lanes,
         heartbeats: Heartbeats,
         workers: Workers,

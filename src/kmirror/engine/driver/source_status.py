@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.driver.source_monitor import SourceReport
 from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import KmirrorError, Reason
@@ -15,7 +15,7 @@ from kmirror.state.records import Lacking
 class SourceStatus:
     """Follow the status of one mirror's source."""
 
-    def __init__(self, mirror: str, journal: Journal) -> None:
+    def __init__(self, mirror: str, journal: MirrorJournal) -> None:
         self._mirror = mirror
         self._journal = journal
         #: Why the source does not answer, or may not be mirrored; None in the normal case.

@@ -66,7 +66,7 @@ class ReadLimits:
     is_destination_committed: bool
 
 
-class Obstacle(NamedTuple):
+class UnreadableSide(NamedTuple):
     """Why two logs could not be compared, and on which side."""
 
     side: Side
@@ -100,7 +100,7 @@ class Reading(Generic[T]):
         self.source = source
         self.destination = destination
         self.ends = ends
-        self.result: T | Obstacle | None = None
+        self.result: T | UnreadableSide | None = None
         self.read = Read(None, None)
         #: How many reads it has been given.
         self.reads = 0
@@ -109,18 +109,18 @@ class Reading(Generic[T]):
         self._search = search
         self._advance(None)
 
-    def take(self, destination: Section | Obstacle | None, source: Section | Obstacle | None) -> None:
+    def take(self, destination: Section | UnreadableSide | None, source: Section | UnreadableSide | None) -> None:
         """Pass what was read, or an obstacle, to the search."""
         self.reads += 1
         for answer in (destination, source):
-            if isinstance(answer, Obstacle):
+            if isinstance(answer, UnreadableSide):
                 self.result = answer
                 self._search.close()
                 return
             if answer is not None:
                 self.largest_batch = max(self.largest_batch, _first_size(answer.data))
-        assert not isinstance(destination, Obstacle)
-        assert not isinstance(source, Obstacle)
+        assert not isinstance(destination, UnreadableSide)
+        assert not isinstance(source, UnreadableSide)
         self._advance(Sections(destination, source))
 
     def _advance(self, sections: Sections | None) -> None:
@@ -129,7 +129,7 @@ class Reading(Generic[T]):
         except StopIteration as done:
             self.result = done.value
         except KmirrorError as error:
-            self.result = Obstacle(getattr(error, "side", "source"), error)
+            self.result = UnreadableSide(getattr(error, "side", "source"), error)
 
 
 class SectionReader:
@@ -191,14 +191,14 @@ class SectionReader:
 
     def _fetch(
         self, side: Side, client: ClusterClient, metadata: ClusterMetadata, wanted: Mapping[TopicPartition, _Wanted]
-    ) -> dict[TopicPartition, Section | Obstacle]:
+    ) -> dict[TopicPartition, Section | UnreadableSide]:
         """Read each partition from its leader."""
-        found: dict[TopicPartition, Section | Obstacle] = {}
+        found: dict[TopicPartition, Section | UnreadableSide] = {}
         led: dict[int, dict[TopicPartition, _Wanted]] = defaultdict(dict)
         for partition, one in wanted.items():
             leader = metadata.leader(partition)
             if leader is None or leader.leader_id is None:
-                found[partition] = Obstacle(side, UnreachableError(f"{partition} has no leader"))
+                found[partition] = UnreadableSide(side, UnreachableError(f"{partition} has no leader"))
             else:
                 led[leader.leader_id][partition] = one
         for partitions in led.values():
@@ -217,13 +217,13 @@ class SectionReader:
         metadata: ClusterMetadata,
         wanted: Mapping[TopicPartition, _Wanted],
         read_committed: bool,
-    ) -> dict[TopicPartition, _Answer | Obstacle]:
+    ) -> dict[TopicPartition, _Answer | UnreadableSide]:
         """Read partitions with one leader: together, and by themselves those of which that brought no batch."""
-        found: dict[TopicPartition, _Answer | Obstacle] = {}
+        found: dict[TopicPartition, _Answer | UnreadableSide] = {}
         try:
             together = self._ask_together(client, metadata, wanted, read_committed)
         except (KmirrorError, OutcomeUnknown) as error:
-            return dict.fromkeys(wanted, Obstacle(side, error))
+            return dict.fromkeys(wanted, UnreadableSide(side, error))
         patience_s = _PATIENCE_S
         for partition, one in wanted.items():
             part = together.get(partition)
@@ -239,7 +239,7 @@ class SectionReader:
                     section = Section(one.offset, part.records, part.aborted_transactions)
                     found[partition] = _Answer(section, shown_end)
             except (KmirrorError, OutcomeUnknown) as error:
-                found[partition] = Obstacle(side, error)
+                found[partition] = UnreadableSide(side, error)
                 patience_s = 0.0 if isinstance(error, TimedOutError) else patience_s
         return found
 
@@ -338,14 +338,14 @@ def _read_alone(
             return _Answer(None, at_end.end)
 
 
-def _is_hidden(answer: _Answer | Obstacle, wanted: _Wanted) -> bool:
+def _is_hidden(answer: _Answer | UnreadableSide, wanted: _Wanted) -> bool:
     """Return True if an open transaction hides wanted batches."""
     return isinstance(answer, _Answer) and (answer.shown_end or 0) < wanted.shown_end
 
 
-def _checked(side: Side, partition: TopicPartition, wanted: _Wanted, answer: _Answer | Obstacle) -> Section | Obstacle:
-    if isinstance(answer, Obstacle):
+def _checked(side: Side, partition: TopicPartition, wanted: _Wanted, answer: _Answer | UnreadableSide) -> Section | UnreadableSide:
+    if isinstance(answer, UnreadableSide):
         return answer
     if answer.section is None or answer.shown_end is None or answer.shown_end < wanted.shown_end:
-        return Obstacle(side, UnreachableError(f"{partition} does not show its records below {wanted.shown_end} yet"))
+        return UnreadableSide(side, UnreachableError(f"{partition} does not show its records below {wanted.shown_end} yet"))
     return answer.section

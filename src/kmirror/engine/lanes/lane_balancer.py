@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.lanes.balance import SAMPLE_SECONDS, Balance, Position
-from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.lanes.spread import RunningLane, limit_text
@@ -35,7 +35,7 @@ class LaneBalancer:
         partitions: MirrorPartitions,
         lanes: Lanes,
         lease: Lease,
-        journal: Journal,
+        journal: MirrorJournal,
         lag: Callable[[TopicPartition], int | None],
     ) -> None:
         self.mirror = topics.record.name

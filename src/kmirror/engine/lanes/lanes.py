@@ -21,7 +21,7 @@ from math import inf
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.engine.status.health import LANE_SILENCE_SECONDS
-from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.lanes.lane_jobs import LaneJobs, LaneRunner
 from kmirror.engine.lanes.lane_slots import LaneSlots
 from kmirror.engine.lanes.known_lane import KnownLane, PartitionReport
@@ -52,7 +52,7 @@ class Lanes:
     """Keep the lanes of one mirror; for one thread, which calls `tick` many times a second."""
 
     def __init__(
-        self, orders: LaneOrders, journal: Journal, lease: Lease, runner: LaneRunner, filling_lanes: Iterable[int]
+        self, orders: LaneOrders, journal: MirrorJournal, lease: Lease, runner: LaneRunner, filling_lanes: Iterable[int]
     ) -> None:
         self._mirror = orders.mirror
         self._orders = orders

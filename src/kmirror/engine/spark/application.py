@@ -46,7 +46,7 @@ from kmirror.engine.spark.gateway import own_environment
 from kmirror.engine.spark.launch import Launched, all_settings, launch
 from kmirror.engine.spark.run_folder import FolderWatch, run_folder
 from kmirror.engine.spark.shipping import WORKER_MODULES
-from kmirror.engine.spark.task import Mark, Outcome, check_imports, run_task
+from kmirror.engine.spark.task import Mark, TaskOutcome, check_imports, run_task
 from kmirror.engine.threads import call_with_timeout, wait_until
 from kmirror.errors import KmirrorError, RefusedError, TimedOutError
 
@@ -369,10 +369,10 @@ class SparkRuntime:
         try:
             self._place(job)
             function = partial(run_task, payload=payload, generations=3 if self._local else 2, mark=job.mark)
-            outcome: Outcome = pickle.loads(run_job(self._running(), job.group, job.name, job.place, function))
+            outcome: TaskOutcome = pickle.loads(run_job(self._running(), job.group, job.name, job.place, function))
         except BaseException as error:
             cancelled = TaskCancelledError(f"{job.name} was cancelled")
-            outcome = Outcome(error=cancelled if job.cancelled else explain(job.name, error, self._options.log_file))
+            outcome = TaskOutcome(error=cancelled if job.cancelled else explain(job.name, error, self._options.log_file))
         with self._lock:
             del self._jobs[job.name]
             self._threads.discard(threading.current_thread())

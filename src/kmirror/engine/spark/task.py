@@ -31,7 +31,7 @@ class RemoteError(KmirrorError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """How a function ended: with a value, or with an exception and its traceback as text."""
 
     value: Any = None
@@ -68,16 +68,16 @@ def run_task(rows: Iterable[object], *, payload: bytes, generations: int, mark: 
     yield outcome
 
 
-def _outcome(payload: bytes, attempt: int) -> Outcome:
+def _outcome(payload: bytes, attempt: int) -> TaskOutcome:
     try:
         function: Callable[[Any, int], Any]
         function, argument = pickle.loads(payload)
-        return Outcome(value=function(argument, attempt))
+        return TaskOutcome(value=function(argument, attempt))
     except BaseException as error:
-        return Outcome(error=error, trace=traceback.format_exc())
+        return TaskOutcome(error=error, trace=traceback.format_exc())
 
 
-def _dump(outcome: Outcome) -> bytes:
+def _dump(outcome: TaskOutcome) -> bytes:
     """Pickle `outcome`; one that does not survive the round trip becomes a RemoteError, which does."""
     from pyspark import cloudpickle
 
@@ -89,7 +89,7 @@ def _dump(outcome: Outcome) -> bytes:
     except Exception as error:
         broken = outcome.error or error
         text = RemoteError(f"{type(broken).__name__}: {broken}")
-        return pickle.dumps(Outcome(error=text, trace=outcome.trace or traceback.format_exc()))
+        return pickle.dumps(TaskOutcome(error=text, trace=outcome.trace or traceback.format_exc()))
 
 
 @contextmanager

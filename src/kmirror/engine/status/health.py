@@ -49,7 +49,7 @@ class _LaneEnd:
 
 
 @dataclass(slots=True)
-class Health:
+class MirrorHealth:
     """Know when everything was last reported. The source monitor's thread reads it too, one value at a time.
 
     A lane's report is about all its partitions, and has the rows that changed: the other rows are confirmed by it.

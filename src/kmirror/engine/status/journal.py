@@ -30,7 +30,7 @@ class Note:
     about_spark: bool = False
 
 
-class Journal:
+class MirrorJournal:
     """Collect one mirror's notes and events, oldest first; for one thread."""
 
     def __init__(self, mirror: str, actor: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import FeedTopic
 from kmirror.settings.table import Settings, stored_settings, unknown_settings
@@ -17,7 +17,7 @@ class MirrorTopics:
     """Keep one mirror's record and topics; for one thread, except where a method says otherwise."""
 
     def __init__(
-        self, record: MirrorRecord, topics: Iterable[TopicRecord], partitions: MirrorPartitions, journal: Journal
+        self, record: MirrorRecord, topics: Iterable[TopicRecord], partitions: MirrorPartitions, journal: MirrorJournal
     ) -> None:
         self.record = record
         self.settings: Settings = stored_settings(record.settings)

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
-from kmirror.engine.status.health import Health
-from kmirror.engine.status.journal import Journal, Level
+from kmirror.engine.status.health import MirrorHealth
+from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.status.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
@@ -29,8 +29,8 @@ class MirrorPartitions:
         mirror: str,
         records: Iterable[PartitionRecord],
         progress: Iterable[ProgressRecord],
-        health: Health,
-        journal: Journal,
+        health: MirrorHealth,
+        journal: MirrorJournal,
     ) -> None:
         self._mirror = mirror
         self._health = health

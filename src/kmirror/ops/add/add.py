@@ -22,7 +22,7 @@ from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add.adopt import Clusters, refusals
 from kmirror.ops.add.filling import filling_warnings
-from kmirror.ops.add.add_plan import Action, Facts, FilterChange, decide, select
+from kmirror.ops.add.add_plan import Action, AddFacts, FilterChange, decide, select
 from kmirror.ops.add.settle import settle_new, settle_present
 from kmirror.ops.add.add_steps import carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.topic_admin import QUOTA_WAIT_S, TopicAdmin
@@ -160,7 +160,7 @@ def add_discovered(
 
 
 def _plan(
-    source: ClusterClient, facts: Facts, work: AddWork, names: Sequence[str], *, adopt: bool, named: Collection[str]
+    source: ClusterClient, facts: AddFacts, work: AddWork, names: Sequence[str], *, adopt: bool, named: Collection[str]
 ) -> None:
     for name in names:
         decided = decide(facts, name, adopt=adopt, named=name in named)
@@ -186,7 +186,7 @@ def _facts(
     work: AddWork,
     found: Mapping[str, TopicMetadata],
     chosen: Sequence[str],
-) -> Facts:
+) -> AddFacts:
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         names = [work.settings.topic_prefix + name for name in chosen]
         here = destination.client.metadata([STATE_TOPIC, *names]).topics
@@ -205,7 +205,7 @@ def _facts(
         plan = settings_for(one, None if isinstance(known, int) else known, work.settings.excluded_properties)
         plan = replace(plan, first_source_seen_ms=deferred.first_source_seen_ms.get(name))
         plans[name] = plan.settling({key: None for key in work.overrides if key in MIRROR_VALUES})
-    return Facts(
+    return AddFacts(
         state,
         work.mirror.name,
         work.settings,

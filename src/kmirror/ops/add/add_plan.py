@@ -112,7 +112,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class AddFacts:
     """Facts about the chosen topics, by source topic unless said otherwise."""
 
     state: State
@@ -241,7 +241,7 @@ def _without_topic_ids(source: TopicMetadata, state_topic: TopicMetadata | None)
     return None
 
 
-def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> TopicPlan | TopicResult:
+def decide(facts: AddFacts, source_topic: str, *, adopt: bool, named: bool) -> TopicPlan | TopicResult:
     """Return what to do with one source topic, or why nothing is done; `named` unless an expression matched it."""
     topic = facts.settings.topic_prefix + source_topic
     there, here = facts.source[source_topic], facts.destination.get(topic)

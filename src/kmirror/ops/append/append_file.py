@@ -12,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from kmirror.cluster.writing.pipeline import AppendPipeline
-from kmirror.cluster.writing.pipeline_queue import Appending, AppendStoppedError
+from kmirror.cluster.writing.pipeline_queue import PendingAppend, AppendStoppedError
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError
-from kmirror.ops.append.lines import Line, Span, read_lines, spans_of
+from kmirror.ops.append.lines import Line, OffsetSpan, read_lines, spans_of
 from kmirror.ops.base.context import Destination, actor, as_kmirror_error, change, naming_cluster, now_ms
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult, exit_code_of
 from kmirror.ops.show.describe import describe
@@ -37,7 +37,7 @@ _RELEASED = (PartitionState.PAUSED, PartitionState.FAILED, PartitionState.STOPPE
 _MOST_PARTITIONS_IN_EVENT = 100
 _TIMESTAMP_TYPE = "message.timestamp.type"
 
-Spans = Mapping[TopicPartition, Span]
+Spans = Mapping[TopicPartition, OffsetSpan]
 Refusals = dict[TopicPartition, KmirrorError]
 
 
@@ -144,7 +144,7 @@ def _not_writable(destination: Destination, state: State, topic: TopicRecord) ->
     }
 
 
-def _misplaced(out: AppendPipeline, partition: TopicPartition, span: Span) -> KmirrorError | None:
+def _misplaced(out: AppendPipeline, partition: TopicPartition, span: OffsetSpan) -> KmirrorError | None:
     """Return why records do not belong at the end of a partition, None if they do."""
     try:
         end = out.log_end_offset(partition)
@@ -173,7 +173,7 @@ def _refused(spans: Spans, refusals: Refusals) -> Iterator[TopicResult]:
 
 
 def _append(destination: Destination, file: str, spans: Spans) -> list[TopicResult]:
-    under_way: dict[TopicPartition, deque[Appending]] = {partition: deque() for partition in spans}
+    under_way: dict[TopicPartition, deque[PendingAppend]] = {partition: deque() for partition in spans}
     failed: dict[TopicPartition, Exception] = {}
     ends = {partition: span.start for partition, span in spans.items()}
 
@@ -232,7 +232,7 @@ def _record_event(destination: Destination, event: Event) -> None:
     change(destination, event.mirror, lambda _: Changes((), (), (event,)))
 
 
-def _ended(topic_partition: TopicPartition, span: Span, end: int, error: Exception | None) -> TopicResult:
+def _ended(topic_partition: TopicPartition, span: OffsetSpan, end: int, error: Exception | None) -> TopicResult:
     if error is None and end == span.end:
         return _row(topic_partition, span, "are")
     done = f"{counted(end - span.start, 'record')} of {span.end - span.start:,} appended"
@@ -250,7 +250,7 @@ def _done(spans: Spans, word: str) -> list[TopicResult]:
     return [_row(partition, span, word) for partition, span in sorted(spans.items())]
 
 
-def _row(topic_partition: TopicPartition, span: Span, word: str) -> TopicResult:
+def _row(topic_partition: TopicPartition, span: OffsetSpan, word: str) -> TopicResult:
     count = span.end - span.start
     if word == "are":
         word = "is" if count == 1 else "are"

@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OffsetSpan:
     """The offsets that a file has for one partition: `start` to `end`, exclusive, without gaps."""
 
     start: int
@@ -57,13 +57,13 @@ def read_lines(name: str, lines: Iterable[str]) -> Iterator[Line]:
                 ) from None
 
 
-def spans_of(name: str, lines: Iterable[Line]) -> dict[TopicPartition, Span]:
+def spans_of(name: str, lines: Iterable[Line]) -> dict[TopicPartition, OffsetSpan]:
     """Return the offsets of each partition.
 
     Raises:
         UsageError: the file has no records, or those of a partition are not at consecutive offsets.
     """
-    spans: dict[TopicPartition, Span] = {}
+    spans: dict[TopicPartition, OffsetSpan] = {}
     for partition, record in lines:
         before = spans.get(partition)
         if before is not None and record.offset != before.end:
@@ -71,7 +71,7 @@ def spans_of(name: str, lines: Iterable[Line]) -> dict[TopicPartition, Span]:
                 f"{name}: {partition} has offset {record.offset} after offset {before.end - 1}",
                 "sort the lines of a partition by offset, without gaps or duplicates",
             )
-        spans[partition] = Span(before.start if before else record.offset, record.offset + 1)
+        spans[partition] = OffsetSpan(before.start if before else record.offset, record.offset + 1)
     if not spans:
         raise UsageError(f"{name} has no records", "write one JSON object per line")
     return spans

@@ -57,7 +57,7 @@ VERB_RUN: tuple[Column[VerbRun], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class VerbEvidence:
     """What a verb did: its document, its `steps` in seconds, and `more` keys of some verbs."""
 
     result: VerbResult
@@ -93,7 +93,7 @@ _ARCHIVE: tuple[Column[Mapping[str, Any]], ...] = (
 )
 
 
-def _more(key: str, kind: Type, meaning: str, where: str) -> Column[Evidence]:
+def _more(key: str, kind: Type, meaning: str, where: str) -> Column[VerbEvidence]:
     """Return the column of a key in `more`."""
     return Column(
         key, kind, meaning, lambda evidence: evidence.more[key], only=Only(where, lambda evidence: key in evidence.more)
@@ -101,7 +101,7 @@ def _more(key: str, kind: Type, meaning: str, where: str) -> Column[Evidence]:
 
 
 _RETURNED = OBJECT.null_when("it failed before it found anything")
-EVIDENCE: tuple[Column[Evidence], ...] = (
+EVIDENCE: tuple[Column[VerbEvidence], ...] = (
     Column("dryRun", FLAG, "whether nothing was changed, because of --dry-run", lambda done: done.result.dry_run),
     Column(
         "steps",
@@ -179,4 +179,4 @@ def evidence_of(
 ) -> dict[str, Any]:
     """Return the document of `--report`; `steps` are durations in seconds."""
     run = VerbRun(result.verb, destination, mirror, began_ms)
-    return document(VERB_RUN, run) | document(EVIDENCE, Evidence(result, steps, more))
+    return document(VERB_RUN, run) | document(EVIDENCE, VerbEvidence(result, steps, more))

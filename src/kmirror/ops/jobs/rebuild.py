@@ -28,7 +28,7 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_mirror, on_topics
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
-from kmirror.engine.bulk.runner import Runtime as TaskRuntime
+from kmirror.engine.bulk.runner import TaskRuntime
 from kmirror.engine.bulk.runner import SparkTasks
 from kmirror.engine.driver.rebuilds import RESETS
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
@@ -74,7 +74,7 @@ _CREATION_S = 60.0
 _PAUSE_S = 0.2
 
 
-class Runtime(TaskRuntime, Protocol):
+class LaneRuntime(TaskRuntime, Protocol):
     """The Spark application that lanes run in."""
 
     @property
@@ -84,7 +84,7 @@ class Runtime(TaskRuntime, Protocol):
 class TopicRebuilder:
     """Rebuild topics of one mirror of a destination; see `engine.driver.rebuilds.Rebuilder`."""
 
-    def __init__(self, properties: Mapping[str, str], mirror: str, runtime: Runtime) -> None:
+    def __init__(self, properties: Mapping[str, str], mirror: str, runtime: LaneRuntime) -> None:
         self._properties = dict(properties)
         self._mirror = mirror
         self._runtime = runtime

@@ -34,7 +34,7 @@ class Answered(NamedTuple):
         return f"answered with offset {self.base_offset}, {'' if self.is_appended else 'not '}appended"
 
 
-class StoredBatch(NamedTuple):
+class ProbedBatch(NamedTuple):
     """One batch as the broker returns it."""
 
     header: BatchHeader
@@ -80,11 +80,11 @@ class ProbePartition:
         require(found.error_code, f"looking up the ends of {self.partition}")
         return found.offset or 0
 
-    def stored(self, start: int, end: int) -> Iterator[StoredBatch]:
+    def stored(self, start: int, end: int) -> Iterator[ProbedBatch]:
         """Yield the batches from offset `start` to `end` as they are stored."""
         for found in PartitionReader(self.client, self.partition).batches(start, end):
             for header in found.headers:
-                yield StoredBatch(header, found.data[header.position : header.position + header.size_in_bytes])
+                yield ProbedBatch(header, found.data[header.position : header.position + header.size_in_bytes])
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.record_codec import Record, make_batch, read_records
 from kmirror.errors import BrokerError
 from kmirror.ops.probe.guarantees import Guarantee, broken, holds, weaker
-from kmirror.ops.probe.partition import ProbePartition, StoredBatch, probe_partition
+from kmirror.ops.probe.partition import ProbePartition, ProbedBatch, probe_partition
 
 RECORDS, BATCHES, TIMESTAMPS, BATCH_SIZE = "records", "batches", "timestamps", "batch size"
 _FIELDS = ("offset", "timestamp", "key", "value", "headers")
@@ -87,7 +87,7 @@ def _append(
         trial.out.resume(trial.out.read_state())
 
 
-def _kept(sent: Sequence[Run], stored: Sequence[StoredBatch]) -> Guarantee:
+def _kept(sent: Sequence[Run], stored: Sequence[ProbedBatch]) -> Guarantee:
     """Compare records, in whatever batches they are stored."""
     wanted = [record for run in sent for record in _records_of(run)]
     found = [record for one in stored for record in read_records(one.data, one.header._replace(position=0))]
@@ -108,7 +108,7 @@ def _records_of(run: Run) -> Iterator[Record]:
     return read_records(run.data, header._replace(base_offset=run.base_offset))
 
 
-def _unchanged(sent: Sequence[Run], stored: Sequence[StoredBatch], refused: dict[str, BrokerError]) -> Guarantee:
+def _unchanged(sent: Sequence[Run], stored: Sequence[ProbedBatch], refused: dict[str, BrokerError]) -> Guarantee:
     """Compare batches: attributes and times in the header, and the section of records."""
     by_offset = {one.header.base_offset: one for one in stored}
     changed = []
