@@ -40,8 +40,8 @@ from kmirror_sandbox.cluster_spec import (
     save_spec,
 )
 from kmirror_sandbox.tiered_store import Store, check_tiered, compiled_store, install_store
-from kmirror_sandbox.token_server import TokenServer
-from kmirror_sandbox.zookeeper import ZooKeeper
+from kmirror_sandbox.java_server import TokenServer
+from kmirror_sandbox.java_server import ZooKeeper
 from kmirror.words import counted
 from kmirror.work import Add, Meter, Watch, unwatched
 

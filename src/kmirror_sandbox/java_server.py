@@ -1,8 +1,13 @@
-"""One Java process of a sandbox cluster: its directory, its logs, and its identity.
+"""One Java process of a sandbox cluster: its directory, its logs, and its identity. Two kinds besides brokers.
 
 NAME/  logging.properties  server.log  console.log   Kafka's own log, and the JVM's output
        process.json                                  the process's identity, while it should run
        tmp/                                          libraries that codecs unpack; a killed process leaves them
+
+The token endpoint, for clusters whose clients log in with OAUTHBEARER, is mock-oauth2-server, a stand-in for an identity
+provider: it issues a token to any client under the client's own name, without checking a secret. Brokers fetch its keys
+and check signature, issuer, audience and time of every token. ZooKeeper, for brokers before Kafka 3.3, is one process
+from Kafka's own jars.
 """
 
 from __future__ import annotations
@@ -12,11 +17,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-
 from kmirror_sandbox.broker_config import logging_option, logging_properties
 from kmirror_sandbox.jars import KafkaJars
 from kmirror_sandbox.process import ProcessIdentity, is_alive, spawn
 from kmirror_sandbox.cluster_spec import ClusterSpec
+from collections.abc import Mapping
+from kmirror_sandbox.broker_config import TOKEN_AUDIENCE, TOKEN_ISSUER
+from kmirror_sandbox.jars import token_server_jars
+from kmirror_sandbox.ports import LOOPBACK
+from kmirror_sandbox.cluster_spec import ClusterSpec, TokenSpec
+from kmirror_sandbox.broker_config import zookeeper_properties
 
 _TAIL_LINES = 20
 
@@ -81,3 +91,55 @@ class JavaServer:
 
 def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+
+
+_TOKENS_CLASS = "no.nav.security.mock.oauth2.StandaloneMockOAuth2ServerKt"
+_TOKENS_OPTIONS = ("-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+class TokenServer(JavaServer):
+    """The token endpoint of one cluster."""
+
+    def __init__(self, cluster: ClusterSpec, tokens: TokenSpec, cluster_directory: Path) -> None:
+        super().__init__(cluster, cluster_directory / "tokens", f"token endpoint of cluster {cluster.name}")
+        self._tokens = tokens
+
+    @property
+    def port(self) -> int:
+        """Return the port to which clients and brokers connect."""
+        return self._tokens.port
+
+    def start(self, java: Path, environ: Mapping[str, str]) -> None:
+        """Start it without waiting until it answers."""
+        claims = {"sub": "${clientId}", "aud": [TOKEN_AUDIENCE]}
+        every_client = {"requestParam": "grant_type", "match": "*", "claims": claims}
+        answers = {"issuerId": TOKEN_ISSUER, "tokenExpiry": self._tokens.seconds, "requestMappings": [every_client]}
+        settings = {
+            "JSON_CONFIG": json.dumps({"tokenCallbacks": [answers]}),
+            "SERVER_HOSTNAME": LOOPBACK,
+            "SERVER_PORT": str(self.port),
+        }
+        self.launch(java, token_server_jars(environ), {**environ, **settings}, _TOKENS_OPTIONS, [_TOKENS_CLASS])
+
+
+_ZOOKEEPER_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_ZOOKEEPER_OPTIONS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+class ZooKeeper(JavaServer):
+    """The ZooKeeper of one cluster."""
+
+    def __init__(self, cluster: ClusterSpec, cluster_directory: Path) -> None:
+        super().__init__(cluster, cluster_directory / "zookeeper", f"ZooKeeper of cluster {cluster.name}")
+        self._properties = self.directory / "zookeeper.properties"
+
+    @property
+    def port(self) -> int:
+        """Return the port to which brokers connect."""
+        return self.cluster.zookeeper_port
+
+    def start(self, java: Path, jars: KafkaJars, environ: Mapping[str, str]) -> None:
+        """Start it without waiting until it answers."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._properties.write_text(zookeeper_properties(self.port, self.data), encoding="utf-8")
+        self.launch(java, jars, environ, _ZOOKEEPER_OPTIONS, [_ZOOKEEPER_CLASS, str(self._properties)])

@@ -15,7 +15,7 @@ from http.client import HTTPConnection
 
 import pytest
 
-from kmirror.ops.base.address import Address, named_host
+from kmirror.ops.base.run_request import Address, named_host
 from kmirror.ops.serve import answers, server
 from kmirror.ops.serve.answers import Answer
 from kmirror.ops.serve.page import page_policy, page_text

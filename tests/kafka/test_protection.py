@@ -17,7 +17,7 @@ from kmirror.cluster.rights.acls import await_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.writing.fence import log_ends
 from kmirror.cluster.rights.principal_probe import PROBE_PREFIX, probe_principal
-from kmirror.cluster.process_mark import process_mark
+from kmirror.cluster.rights.principal_probe import process_mark
 from kmirror.cluster.protocol.acl_binding import AclPermission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config

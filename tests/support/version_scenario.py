@@ -17,7 +17,7 @@ from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.failback.plan import Strategy
-from kmirror.ops.jobs.side_jobs import side_jobs_of
+from kmirror.ops.run.engine_start import side_jobs_of
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.stop.failover import failover
 from kmirror_sandbox.cluster import SandboxCluster

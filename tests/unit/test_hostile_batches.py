@@ -35,7 +35,7 @@ from kmirror.cluster.protocol.record_codec import (
     make_batch,
     read_records,
 )
-from kmirror.cluster.protocol.varint import read_varint, varint
+from kmirror.cluster.protocol.wire import read_varint, varint
 from kmirror.engine.histories.judge import Fail
 from kmirror.engine.lane.counts import Counts
 from kmirror.engine.lane.intake import Frame, Gap, GuardedBatch, Intake

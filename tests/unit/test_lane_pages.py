@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.lanes.joined_reports import ALL_SECONDS, LaneReports
 from kmirror.engine.lane.pages import COLD_SECONDS, MOST_LOOSE, PAGE_ROWS, Pages
-from kmirror.state.lane_rows import by_partition
+from kmirror.state.snapshot import by_partition
 from kmirror.state.records import LaneRowsRecord, PartitionState, ProgressRecord, ProgressRow, Record
 from kmirror.state.snapshot import State
 

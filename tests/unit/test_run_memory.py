@@ -8,7 +8,7 @@ import sys
 _THREADS = """
 import ctypes, re, sys, threading
 from pathlib import Path
-from kmirror.ops.run.memory import keep_memory_small
+from kmirror.ops.run.run import keep_memory_small
 
 if sys.argv[1] == "small":
     keep_memory_small()

@@ -21,7 +21,7 @@ from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.errors import ExitCode, RefusedError, UsageError
-from kmirror.ops.base.address import Address
+from kmirror.ops.base.run_request import Address
 from kmirror.ops.serve import answers, server, service
 from kmirror.ops.serve.page import page_text
 from kmirror.ops.serve.server import MOST_CLIENTS, serving

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cli.commands.service_manager import ServiceManager
+from kmirror.cli.commands.copying import ServiceManager
 from tests.support.forked import run
 
 ROOT = Path(__file__).parent.parent.parent

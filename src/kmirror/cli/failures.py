@@ -1,4 +1,4 @@
-"""Turn the exception that ended a command into a message, a hint and an exit code. Pure.
+"""How a command ends: an exception becomes a message, a hint and an exit code; signals end one that cleans up.
 
 A `KmirrorError` carries its exit code; click's own errors are usage errors.
 """
@@ -6,10 +6,12 @@ A `KmirrorError` carries its exit code; click's own errors are usage errors.
 from __future__ import annotations
 
 from collections.abc import Iterable
-
 import click
-
 from kmirror.errors import KmirrorError, OutcomeUnknown, UsageError
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 #: Exit code after Ctrl-C, as in shells: 128 + SIGINT. `run` and `events --follow` exit with 0 instead.
 INTERRUPTED = 130
@@ -54,3 +56,22 @@ def _did_you_mean(possibilities: Iterable[str] | None) -> str | None:
 
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, and let no signal disturb the cleanup."""
+
+    def end(*_: object) -> NoReturn:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

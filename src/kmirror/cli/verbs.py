@@ -45,7 +45,7 @@ SECTIONS = {
     },
     "Operate": {
         "recover": (".commands.mirrors", "Retry FAILED partitions now."),
-        "append": (".commands.append", "Append records from a file at their offsets."),
+        "append": (".commands.copying", "Append records from a file at their offsets."),
         "config": (".commands.mirrors", "Show or change a mirror's settings."),
         "delete": (".commands.mirrors", "Delete a mirror but keep its topics."),
         "help": (".commands.help_pages", "Show a page of the documentation, or the help of a command."),

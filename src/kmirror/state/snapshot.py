@@ -1,6 +1,10 @@
 """An immutable, indexed snapshot of `__kmirror_state`, and changes to it.
 
 Functions that decide take a `State` and return `Changes`; the store reads the one and writes the other.
+
+A lane's report is joined with its pages. A report (`ProgressRecord`) has the number of pages (`LaneRowsRecord`) of the
+same run that belong to it. Its own rows override those of pages; a row that only a page has still holds at the time of
+the report. A page of another run does not count: its partitions have no report until their lane stores the page again.
 """
 
 from __future__ import annotations
@@ -10,13 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar
-
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.settings.table import stored_settings
 from kmirror.state.event_records import Event
 from kmirror.state.group_records import GroupRecord, GroupsRecord
 from kmirror.state.history_records import HistoryRecord
-from kmirror.state.lane_rows import joined
 from kmirror.state.records import (
     KINDS,
     EngineRecord,
@@ -31,6 +33,9 @@ from kmirror.state.records import (
 )
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.workflow_records import WorkflowRecord
+from dataclasses import replace
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.state.records import LaneRowsRecord, ProgressRecord, ProgressRow
 
 T = TypeVar("T")
 StoredRecord = TypeVar(
@@ -225,3 +230,20 @@ class State:
     def _get(self, kind: type[StoredRecord], key: Key) -> StoredRecord | None:
         found = self.records.get(key)
         return found if isinstance(found, kind) else None
+
+
+def joined(report: ProgressRecord, pages: Mapping[int, LaneRowsRecord]) -> ProgressRecord:
+    """Return a report with the rows of its pages; `pages` are those of its lane, of any run."""
+    if not report.pages:
+        return report
+    rows: dict[TopicPartition, ProgressRow] = {}
+    for index in range(report.pages):
+        page = pages.get(index)
+        if page is not None and page.run == report.run:
+            rows |= by_partition(page.rows)
+    return replace(report, rows=tuple((rows | by_partition(report.rows)).values()))
+
+
+def by_partition(rows: Iterable[ProgressRow]) -> dict[TopicPartition, ProgressRow]:
+    """Return rows by their partitions."""
+    return {TopicPartition(row.topic, row.partition): row for row in rows}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kmirror.cli.terminal import plain_tables as tables
 from kmirror_sandbox.cli.demo_stage import Stage, StepFailedError
-from kmirror.cli.terminal.interrupts import ended_by_signals
+from kmirror.cli.failures import ended_by_signals
 from kmirror.cli.options import Call, verb
 from kmirror.errors import ExitCode
 

@@ -1,13 +1,11 @@
-"""`run` and `verify`: the verbs that read records, on Spark."""
+"""`run`, `verify` and `append`: the verbs that copy, compare and write records."""
 
 from __future__ import annotations
 
 import time
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
-
 import click
-
 from kmirror.cli.terminal import plain_tables as tables
 from kmirror.cli.commands.evidence_files import Report
 from kmirror.cli.failures import explain
@@ -24,13 +22,19 @@ from kmirror.cli.options import (
 )
 from kmirror.errors import NOT_COPYING, UsageError
 from kmirror.words import counted, one_line
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+from typing import Self
+from kmirror.cli.options import Call, file_option, verb
+from kmirror.errors import ExitCode
 
 if TYPE_CHECKING:
     from kmirror.engine.driver.driver import RunView
     from kmirror.ops.base.results import VerbResult
     from kmirror.ops.verify.verify_results import VerifyOutcome
     from kmirror.settings.patterns import TopicSelector
-
 
 @verb(
     "run",
@@ -105,9 +109,9 @@ def run_verb(
         raise UsageError("--http-host requires --http", "without --http nothing listens")
     from kmirror.cli.commands.log_file import LogFile
     from kmirror.cli.terminal.run_log import RunLog
-    from kmirror.cli.commands.service_manager import ServiceManager
+    from kmirror.cli.commands.copying import ServiceManager
     from kmirror.engine.clock import now_ms
-    from kmirror.ops.base.address import Address
+    from kmirror.ops.base.run_request import Address
     from kmirror.ops.base.run_request import RunRequest
     from kmirror.ops.run.run import run
 
@@ -231,3 +235,66 @@ def headline(done: VerbResult, until_caught_up: bool, seconds: float) -> str:
     causes = (row for row in done.results if row.reason and (row.lag is None or row.reason in NOT_COPYING))
     cause = next((f": {row.reason}, {one_line(row.message)}" for row in causes), "")
     return f"stopped after {tables.elapsed(seconds)}: {partitions}, lag {lag}{cause}"
+
+
+class ServiceManager:
+    """Notify the service manager that started this process; without one, do nothing."""
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+        self._is_ready_sent = False
+
+    @classmethod
+    def of_this_process(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """Return the one named by the environment."""
+        address = environ.get("NOTIFY_SOCKET")
+        return cls("\0" + address[1:] if address and address.startswith("@") else address)
+
+    def report_alive(self, status: str) -> None:
+        """Report that the process is alive and what it does; the first time also that it is ready.
+
+        An engine that waits for its clusters, or is on standby, counts as ready: it needs no help to start copying.
+        """
+        first = "" if self._is_ready_sent else "READY=1\n"
+        self._is_ready_sent = True
+        self._send(f"{first}WATCHDOG=1\nSTATUS={status}")
+
+    def report_stopping(self) -> None:
+        """Report that the process is about to end."""
+        self._send("STOPPING=1")
+
+    def _send(self, message: str) -> None:
+        if self._address is None:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+            notifier.setblocking(False)
+            notifier.sendto(message.encode(), self._address)
+
+
+@verb(
+    "append",
+    "Append records from a file at their offsets.\n\nFor manual repair. FILE has one JSON object per line: topic,"
+    " partition, offset, timestamp, key, value, and optionally headers and encoding (text or base64). Nothing is"
+    " written unless each partition's log ends exactly where its first record belongs. Mirror topics must be paused or"
+    " stopped.",
+    file_option("--file", "JSON lines file, one record per line.", required=True),
+    examples=(
+        "kmirror append --file records.jsonl --dry-run --bootstrap-server b:9092",
+        "kmirror append --file records.jsonl --yes --json --bootstrap-server b:9092",
+    ),
+    changes=True,
+    dry_run=True,
+)
+def append_verb(call: Call, file: str) -> int:
+    from kmirror.ops.append.append_file import append
+
+    with call.destination() as destination:
+        done = append(destination, file, dry_run=call.dry_run or not call.yes)
+        if not call.dry_run and not call.yes and done.exit_code == ExitCode.OK:
+            for row in done.results:
+                call.output.screen.note(f"{row.topic}-{row.partition}: {row.message}")
+            for warning in done.warnings:
+                call.output.screen.note(f"warning: {warning}")
+            call.require_yes(f"Append these records on cluster {destination.cluster_id}?")
+            done = append(destination, file)
+    return call.show(done)

@@ -1,4 +1,6 @@
-"""The file of `--report`: evidence of what a verb did, as one JSON document.
+"""Files that a verb writes at its end, and of which it is checked at its beginning that they can be written.
+
+The file of `--report` has evidence of what a verb did, as one JSON document.
 
 Evidence is never lost: the new document keeps the reports that the file holds when it is written, under `earlier`.
 """
@@ -10,12 +12,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from kmirror.cli.commands.atomic_file import AtomicFile
 from kmirror.columns import OBJECT, Column, Only, document, list_of
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.files import alone_in
 from kmirror.words import json_text
+import tempfile
+from dataclasses import dataclass
+from kmirror.files import replace_file
+
+@dataclass(frozen=True, slots=True)
+class AtomicFile:
+    """Write one file; `what` names it in messages."""
+
+    path: Path
+    what: str
+
+    @classmethod
+    def at(cls, path: str, flag: str, what: str) -> AtomicFile:
+        """Return the file at a path that was given with `flag`, after checking that it can be written.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        file = cls(Path(path).expanduser(), what)
+        try:
+            tempfile.TemporaryFile(dir=file.path.parent).close()
+        except OSError as error:
+            raise UsageError(
+                f"{flag}: cannot write {file.path}: {error.strerror}", "give a file in a writable directory"
+            ) from None
+        if file.path.is_dir():
+            raise UsageError(f"{flag}: {file.path} is a directory", "name a file in it")
+        if file.path.exists() and not file.path.is_file():
+            raise UsageError(f"{flag}: {file.path} is not a regular file", "name another file")
+        return file
+
+    def write(self, text: str) -> None:
+        """Replace the file's content. Raises KmirrorError if it can no longer be written."""
+        try:
+            replace_file(self.path, text)
+        except OSError as error:
+            raise KmirrorError(f"{self.what} {self.path} cannot be written: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)

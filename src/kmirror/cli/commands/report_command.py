@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kmirror.cli.commands.atomic_file import AtomicFile
+from kmirror.cli.commands.evidence_files import AtomicFile
 from kmirror.cli.options import Call, mirror_option, verb
 from kmirror.cli.terminal.plain_tables import size
 from kmirror.errors import UsageError

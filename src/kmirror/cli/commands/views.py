@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kmirror.cli.terminal.interrupts import ended_by_signals
+from kmirror.cli.failures import ended_by_signals
 from kmirror.cli.name_cache import cache_names
 from kmirror.cli.options import (
     ALL_MIRRORS,

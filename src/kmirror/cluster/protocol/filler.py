@@ -24,7 +24,7 @@ from kmirror.cluster.protocol.batch import (
     crc_of,
 )
 from kmirror.cluster.protocol.record_codec import compress
-from kmirror.cluster.protocol.varint import varint
+from kmirror.cluster.protocol.wire import varint
 
 #: The most records in one batch of filler.
 FILLER_RECORDS = 100_000

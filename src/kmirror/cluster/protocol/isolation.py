@@ -25,7 +25,7 @@ from kmirror.cluster.protocol.batch import (
     CorruptBatchError,
 )
 from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.varint import read_varint
+from kmirror.cluster.protocol.wire import read_varint
 
 _SPECIAL = CONTROL | TRANSACTIONAL
 #: A control record's key: version and type.

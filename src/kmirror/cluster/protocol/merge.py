@@ -24,7 +24,7 @@ from kmirror.cluster.protocol.batch import (
     LOG_OVERHEAD,
 )
 from kmirror.cluster.protocol.record_codec import compress, decompress
-from kmirror.cluster.protocol.varint import read_varint, varint
+from kmirror.cluster.protocol.wire import read_varint, varint
 
 #: A batch with more records or bytes than this costs less by itself. The first two limits are for compressed batches,
 #: which have to be compressed again, the others for plain ones.

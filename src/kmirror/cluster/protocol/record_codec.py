@@ -24,7 +24,7 @@ from kmirror.cluster.protocol.batch import (
     CorruptBatchError,
     OversizedBatchError,
 )
-from kmirror.cluster.protocol.varint import int64, read_varint, varint
+from kmirror.cluster.protocol.wire import int64, read_varint, varint
 
 #: The largest record section that is decompressed: a batch of a few KB may expand to gigabytes. No record that brokers
 #: accept by default is a hundredth of this.

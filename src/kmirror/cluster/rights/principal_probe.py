@@ -15,10 +15,8 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from uuid import UUID
-
 from kmirror.cluster.rights.acls import broker_acls, create_acls, delete_acls
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.process_mark import is_abandoned, process_mark
 from kmirror.cluster.protocol.acl_binding import (
     ANY_HOST,
     EVERYONE,
@@ -30,6 +28,12 @@ from kmirror.cluster.protocol.acl_binding import (
 )
 from kmirror.cluster.protocol.codes import Code
 from kmirror.errors import KmirrorError
+import hashlib
+import os
+import re
+import uuid
+from functools import cache
+from pathlib import Path
 
 #: Only this module creates ACLs for names with this prefix.
 PROBE_PREFIX = "kmirror-probe-"
@@ -156,3 +160,31 @@ def remove_abandoned(client: ClusterClient, acls: Collection[AclBinding]) -> Non
 
 def _is_abandoned(name: str) -> bool:
     return name.startswith(PROBE_PREFIX) and is_abandoned(name.removeprefix(PROBE_PREFIX), _STALE_S)
+
+
+_MARK = re.compile(r"(?P<made>[0-9]{1,12})-(?P<machine>[0-9a-f]{8})-(?P<process>[0-9]{1,9})-.*")
+
+
+def process_mark() -> str:
+    """Return a name that nothing else has, for something that this process will remove."""
+    return f"{int(time.time())}-{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+
+
+def is_abandoned(mark: str, stale_s: float) -> bool:
+    """Return whether the process that made something has ended; one elsewhere has, if the mark is `stale_s` old.
+
+    `mark` may have more after it. Anything else is not abandoned.
+    """
+    found = _MARK.fullmatch(mark)
+    if found is None:
+        return False
+    if found["machine"] == _machine() and not Path("/proc", found["process"]).exists():
+        return True
+    return time.time() - int(found["made"]) > stale_s
+
+
+@cache
+def _machine() -> str:
+    """Return what processes that see each other in /proc have in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return hashlib.sha256(f"{boot}{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]

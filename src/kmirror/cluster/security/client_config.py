@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.security import kerberos
-from kmirror.cluster.security.addresses import parse_bootstrap_servers
+from kmirror.cluster.security.property_reader import parse_bootstrap_servers
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.login import Login, check_handlers, read_login
 from kmirror.cluster.security.properties import referenced_files

@@ -1,4 +1,5 @@
-"""Typed access to Java client properties, with their references resolved; those of a record are judged first.
+"""Typed access to Java client properties, with their references resolved; those of a record are judged first. Also
+the addresses of brokers in them.
 
 Errors show values as they are written: what a reference stands for may be a secret.
 """
@@ -8,11 +9,38 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from kmirror.cluster.security.addresses import parse_bootstrap_servers
 from kmirror.cluster.security.properties import resolve_value
 from kmirror.cluster.security.trust import Judge, StoredProperties, host_policy
 from kmirror.errors import UsageError
+
+_ADDRESS = re.compile(
+    r"(?:[A-Z0-9_]+://)?(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^\s:\[\]/@]*)):(?P<port>[0-9]{1,5})"
+)
+
+
+def parse_bootstrap_servers(text: str) -> tuple[tuple[str, int], ...]:
+    """Return the (host, port) pairs of `host:port[,…]`; an IPv6 address is in brackets, `[::1]:9092`.
+
+    Without a host, as in Kafka's own documents (`:9092`), it is this machine.
+
+    Raises:
+        UsageError: the list is empty, or an address has no port or is invalid.
+    """
+    addresses = []
+    for address in filter(None, (part.strip() for part in text.split(","))):
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            # what is before an @ may be a login
+            shown = address if "@" not in address else f"***@{address.rpartition('@')[2]}"
+            raise UsageError(
+                f"bootstrap.servers: {shown!r} is not HOST:PORT", "write kafka1:9092,kafka2:9092 or [::1]:9092"
+            )
+        addresses.append((match["ipv6"] or match["host"] or "localhost", int(match["port"])))
+    if not addresses:
+        raise UsageError(
+            "bootstrap.servers is missing or empty", "name at least one broker: bootstrap.servers=kafka1:9092"
+        )
+    return tuple(addresses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from kmirror.cluster.protocol.batch import CorruptBatchError, UnsupportedFormatE
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.record_codec import Record
 from kmirror.engine.archive.archive_topic import Origin, Range, checked_ranges, origin_of
-from kmirror.engine.archive.not_archived import is_left_over_filler, is_only_filler
+from kmirror.engine.archive.archive_topic import is_left_over_filler, is_only_filler
 from kmirror.engine.compare.logs import offset_of
 from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.errors import RefusedError, UnreachableError

@@ -4,6 +4,9 @@
 order, with unchanged key, value, headers and timestamp, and three additional headers at the end, whose values are
 decimal numbers: the original offset and leader epoch of the record (−1 without one), and its timestamp.
 
+Our filler, which represents offsets below a log's start, is not archived. Records of applications always are, even if
+they look the same: filler has a producer id that no broker assigns.
+
 Archives are never deleted by kmirror, and never mirrored. Pure.
 """
 
@@ -14,12 +17,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
-
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.record_codec import Record
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.errors import UsageError
+from kmirror.cluster.protocol.filler import FILLER_KEY, is_filler
+from kmirror.engine.compare.visible_log import VisibleBatch
 
 OFFSET_HEADER = "kmirror.offset"
 LEADER_EPOCH_HEADER = "kmirror.leader.epoch"
@@ -142,3 +146,17 @@ def checked_ranges(ranges: Sequence[Range]) -> tuple[Range, ...]:
     if ends != sorted(ends) or min(ends, default=0) < 0:
         raise UsageError(f"the ranges {list(ranges)} are not in order", "give each offset once, lowest first")
     return found
+
+
+def is_only_filler(batch: VisibleBatch) -> bool:
+    """Return True if a batch is unchanged filler; quickly, because there may be millions of such records."""
+    header = batch.header
+    if header.producer_id < FIRST_OWN_PRODUCER_ID:
+        return False
+    return is_filler(batch.data[header.position : header.position + header.size_in_bytes])
+
+
+def is_left_over_filler(batch: VisibleBatch, record: Record) -> bool:
+    """Return True if a record of a batch is filler; compaction leaves single filler records."""
+    ours = batch.header.producer_id >= FIRST_OWN_PRODUCER_ID
+    return ours and record.key == FILLER_KEY and record.value is None and not record.headers

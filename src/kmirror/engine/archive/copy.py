@@ -43,7 +43,7 @@ from kmirror.engine.archive.archive_topic import (
     origin_headers,
     origin_of,
 )
-from kmirror.engine.archive.not_archived import is_left_over_filler, is_only_filler
+from kmirror.engine.archive.archive_topic import is_left_over_filler, is_only_filler
 from kmirror.engine.compare.logs import offset_of
 from kmirror.engine.compare.visible_log import VisibleBatch, VisibleLog
 from kmirror.errors import HistoriesDifferError, Reason, RefusedError

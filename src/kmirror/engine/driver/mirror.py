@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.status.counters import Counters
-from kmirror.engine.driver.destination_status import DestinationStatus
+from kmirror.engine.driver.link_status import DestinationStatus
 from kmirror.engine.status.health import MirrorHealth
 from kmirror.engine.driver.heartbeats import Heartbeats
 from kmirror.engine.status.history import History
@@ -35,7 +35,7 @@ from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob, SideJobs
 from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.driver.source_login import LoginReport, SourceLogin, contact_changes
 from kmirror.engine.driver.source_monitor import SourceMonitor, SourceReport
-from kmirror.engine.driver.source_status import SourceStatus
+from kmirror.engine.driver.link_status import SourceStatus
 from kmirror.engine.status.state_feed import FeedTopic, StateFeed, StoredRecords
 from kmirror.engine.lanes.throttle_shares import LaneUse, ThrottleShares
 from kmirror.engine.driver.topic_views import TopicView, TopicViews

@@ -8,13 +8,13 @@ from dataclasses import replace
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import epoch_ms, now, now_ms
 from kmirror.engine.status.counters import Counters
-from kmirror.engine.driver.destination_status import DestinationStatus
+from kmirror.engine.driver.link_status import DestinationStatus
 from kmirror.engine.status.health import LANE_SILENCE_SECONDS, MirrorHealth
 from kmirror.engine.driver.heartbeats import Heartbeats
 from kmirror.engine.status.history import Sample
 from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.status.partitions import MirrorPartitions
-from kmirror.engine.driver.source_status import SourceStatus
+from kmirror.engine.driver.link_status import SourceStatus
 from kmirror.engine.status.time_lag import time_lag
 from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.lanes.workers import Workers

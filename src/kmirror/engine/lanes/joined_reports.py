@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.state.lane_rows import by_partition
+from kmirror.state.snapshot import by_partition
 from kmirror.state.records import LaneRowsRecord, LaneRun, ProgressRecord, ProgressRow
 
 _Rows = dict[TopicPartition, ProgressRow]

@@ -1,10 +1,11 @@
-"""What to do about a FAILED partition. Pure."""
+"""What to do about a FAILED partition, and about a link to a source that is refused as a whole. Pure."""
 
 from __future__ import annotations
 
 from kmirror.commands import on_mirror, on_topics
 from kmirror.errors import Reason
 from kmirror.words import at_time
+from kmirror.commands import on_mirror
 
 _RESET = "to archive the mirror topic's records and copy the new topic: {recover} --accept-reset"
 _DIVERGED = "to archive records that the source does not have and copy the topic again: {recover} --accept-divergence"
@@ -47,3 +48,23 @@ def failure_text(message: str | None, since_ms: int | None, reason: Reason | Non
     """Return the text for a FAILED partition: what happened, since when (epoch ms), what to type."""
     since = [] if since_ms is None else [f"FAILED since {at_time(since_ms)}"]
     return "; ".join([message or "FAILED", *since, next_step(reason, mirror, topic)])
+
+
+_LINK_REFUSED = (
+    "`{check}` shows the cause; copying resumes automatically once the source accepts the"
+    " connection; to change its credentials: {config} --set KEY=VALUE, or change where its"
+    " secrets are stored; a running engine picks that up within seconds, except for environment variables"
+)
+_LINK_STEPS = {
+    Reason.SOURCE_CLUSTER_CHANGED: (
+        "nothing is copied from it, and copying resumes automatically once the right cluster is back; if its address"
+        " has changed: {config} --set bootstrap.servers=HOST:PORT"
+    )
+}
+
+
+def refused_text(message: str | None, reason: Reason | None, mirror: str) -> str:
+    """Return the text on a refused link: what happened, since when if known, what to type."""
+    step = _LINK_REFUSED if reason is None else _LINK_STEPS.get(reason, _LINK_REFUSED)
+    what = step.format(check=on_mirror("check", mirror), config=on_mirror("config", mirror))
+    return f"{message or 'the source refuses the connection'}; {what}"

@@ -50,7 +50,7 @@ from kmirror.ops.check.rights import (
     source_grants,
 )
 from kmirror.ops.mirrors.create import checked_properties
-from kmirror.ops.mirrors.new_topics import weaker_topics
+from kmirror.ops.mirrors.replication import weaker_topics
 from kmirror.ops.mirrors.replication import replication_of, weak_replication
 from kmirror.ops.probe.probe import probe_destination
 from kmirror.settings.table import Settings, parse_settings, stored_settings

@@ -1,14 +1,14 @@
 """Commit group offsets on the destination, as planned.
 
 The offsets are recorded first, under the mirror's lock, where the topics are checked once more: nothing is committed
-for a topic that an operator has stopped. Commits that are not sent within seconds after that are dropped.
+for a topic that an operator has stopped. Commits that are not sent within seconds after that are dropped. If brokers
+refuse an offset because of a limit, the limit is named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-
 from kmirror.cluster.groups.cluster_groups import TOO_LARGE, ClusterGroups
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import Committed
@@ -17,12 +17,18 @@ from kmirror.errors import Reason
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms
 from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.group_facts import reason_of
-from kmirror.ops.groups.limits import limit_text, metadata_limit
 from kmirror.state.librdkafka import boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.group_changes import WITH_DETAIL, GroupPlan, MirroredTopics, metadata_length, recorded, restricted
 from kmirror.words import visible
+from collections.abc import Collection
+from contextlib import suppress
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups.cluster_groups import OFFSETS_TOPIC, TOO_LARGE
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.topics.topic_settings import topic_settings
+from kmirror.errors import KmirrorError, OutcomeUnknown
 
 #: No offset is committed later than this after the topics were checked.
 _COMMIT_S = 5.0
@@ -226,3 +232,34 @@ def _refused_sentence(row: GroupResult) -> str:
     here = "has no offset" if row.from_offset is None else f"stays at offset {row.from_offset}"
     where = f"in {TopicPartition(row.topic, row.partition)}"
     return f"group {group} {here} {where} on the destination, instead of {row.to_offset}: {row.message}"
+
+
+_METADATA_LIMIT = "offset.metadata.max.bytes"
+_BATCH_LIMIT = "max.message.bytes"
+_UNREADABLE = "its value is unknown without DESCRIBE_CONFIGS"
+
+
+def metadata_limit(client: ClusterClient, codes: Collection[int]) -> str:
+    """Return which limit commit metadata exceeds, with its value if that can be read."""
+    if Code.OFFSET_METADATA_TOO_LARGE not in codes:
+        return _batch_limit(client)
+    values: list[int] = []
+    with suppress(KmirrorError, OutcomeUnknown):
+        found = client.broker_configs(client.metadata([]).brokers, [_METADATA_LIMIT])
+        values = [int(own[_METADATA_LIMIT]) for own in found.values() if _METADATA_LIMIT in own]
+    return f"{_METADATA_LIMIT}={min(values)}" if values else f"{_METADATA_LIMIT} ({_UNREADABLE})"
+
+
+def limit_text(client: ClusterClient, code: int) -> str:
+    """Return what brokers said when they refused an offset, and the limit if it is one."""
+    text = f"{code_name(code)} (error {code})"
+    return f"{text}; {_batch_limit(client)}" if code in TOO_LARGE else text
+
+
+def _batch_limit(client: ClusterClient) -> str:
+    known = f"{_BATCH_LIMIT} ({_UNREADABLE})"
+    with suppress(KmirrorError, OutcomeUnknown):
+        found = topic_settings(client, [OFFSETS_TOPIC], [_BATCH_LIMIT])[OFFSETS_TOPIC]
+        if not isinstance(found, int) and _BATCH_LIMIT in found:
+            known = f"{_BATCH_LIMIT}={found[_BATCH_LIMIT].value}"
+    return f"{known} of topic {OFFSETS_TOPIC}"

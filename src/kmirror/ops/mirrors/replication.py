@@ -1,20 +1,25 @@
-"""How many replicas kmirror's own topics and mirror topics have, or would get, and whether that is enough.
+"""How many replicas kmirror's own topics and mirror topics have, or would get, whether that is enough,
+and which settings of new mirror topics the destination does not take.
 
-Of topics that do not exist yet the controller says it, in a request that is only validated.
+Of topics that do not exist yet the controller says it, in requests that are only validated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
 from kmirror.cluster.client import ClusterClient, CreatedTopic, NewTopic
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.ops.mirrors.new_topics import NEVER_CREATED
 from kmirror.settings.table import Settings
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.words import counted, listed
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.topics.policies import settled_to_create
+from kmirror.cluster.protocol.codes import Code
+from kmirror.errors import BrokerError
+from kmirror.ops.base.context import now_ms
+from kmirror.sync.setting_changes import MIRROR_VALUES, SettingsPlan, settled_notes
 
 _KEY = "min.insync.replicas"
 _OWN = (STATE_TOPIC, EVENTS_TOPIC)
@@ -86,3 +91,33 @@ def _kept(settings: TopicSettings | int) -> int | None:
 
 def _number(value: str | None) -> int | None:
     return None if value is None else int(value)
+
+
+#: The name of a topic that is never created, after the mirror's prefix.
+NEVER_CREATED = "kmirror-check"
+#: Known to brokers of all versions.
+_KNOWN = {key: value for key, value in MIRROR_VALUES.items() if not key.endswith(".max.ms")}
+#: Said by other lines of a check, or nothing about new topics.
+_NOT_ASKED = (
+    Code.CLUSTER_AUTHORIZATION_FAILED,
+    Code.TOPIC_AUTHORIZATION_FAILED,
+    Code.TOPIC_ALREADY_EXISTS,
+)
+
+
+def weaker_topics(client: ClusterClient, settings: Settings) -> list[str]:
+    """Return which settings of mirror topics the destination does not take, and what that means.
+
+    Raises:
+        BrokerError: it would create none.
+        UnreachableError, OutcomeUnknown: no answer.
+    """
+    topic = settings.topic_prefix + NEVER_CREATED
+    try:
+        settled = settled_to_create(client, topic, 1, settings.replication_factor, _KNOWN)
+    except BrokerError as error:
+        if error.code in _NOT_ASKED:
+            return []
+        raise
+    plan = SettingsPlan(_KNOWN, {}).settling(settled)
+    return settled_notes({"new mirror topics": plan}, now_ms())

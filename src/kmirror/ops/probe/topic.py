@@ -17,7 +17,7 @@ from kmirror.cluster.rights.acl_commands import PREFIXED, admin_options, grant_l
 from kmirror.cluster.rights.authorized import may_delete, missing_rights
 from kmirror.cluster.client import LATEST, ClusterClient, CreatedTopic, NewTopic, require
 from kmirror.cluster.topics.policies import create_settled
-from kmirror.cluster.process_mark import is_abandoned, process_mark
+from kmirror.cluster.rights.principal_probe import is_abandoned, process_mark
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import command_line, option

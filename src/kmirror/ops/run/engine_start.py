@@ -1,6 +1,6 @@
 """The start of one mirror's engine, step by step: check the source, take the lease, add new topics, create the engine.
 
-Each step may be retried after an error.
+Each step may be retried after an error. `side_jobs_of` lists the jobs that an engine runs beside the copy.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
-
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
 from kmirror.engine.driver.mirror import MirrorEngine
@@ -21,11 +20,17 @@ from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.jobs.rebuild import TopicRebuilder
-from kmirror.ops.jobs.side_jobs import side_jobs_of
 from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
 from kmirror.settings.table import stored_settings
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import MirrorRecord
+from collections.abc import Mapping
+from kmirror.beside import beside
+from kmirror.engine.driver.side_jobs import SideJob
+from kmirror.ops.groups.sync import GroupSyncJob
+from kmirror.ops.jobs.settings_sync import SettingsSyncJob
+from kmirror.ops.rights.acl_sync import RightsJob
+from kmirror.ops.rights.client_sync import ClientsJob
 
 #: How long a lane may write after it last read that no other engine has taken over.
 LEASE_TTL_MS = 5_000
@@ -157,3 +162,15 @@ class EngineStart:
         """Close the lease's connections without ending it: it expires."""
         if self._lease is not None:
             self._lease.close()
+
+
+def side_jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list[SideJob]:
+    """Return the jobs of one mirror; each opens connections of its own when it first runs, and closes them."""
+    return [
+        RightsJob(mirror, destination_properties),
+        ClientsJob(mirror, destination_properties),
+        GroupSyncJob(mirror, destination_properties),
+        SettingsSyncJob(mirror, destination_properties),
+        DiscoveryJob(mirror, destination_properties),
+        *beside("mirrormaker_jobs")(mirror, destination_properties),
+    ]

@@ -1,4 +1,7 @@
-"""`run`: be the engine of some mirrors, until it is asked to end or everything is copied."""
+"""`run`: be the engine of some mirrors, until it is asked to end or everything is copied.
+
+Its memory stays small however long it runs: glibc's malloc is configured before the first thread starts.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-
 from kmirror import __version__
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.driver import NO_MIRRORS, Ending, Limits, RunView, Watcher, drive
@@ -27,7 +29,6 @@ from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.base.spark import StartingSpark, new_log_file, spark_options, watched
 from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.run.last_group_sync import last_group_sync
-from kmirror.ops.run.memory import keep_memory_small
 from kmirror.ops.run.outcome import outcome
 from kmirror.ops.run.signals import Hangup, at_hangup, stopping
 from kmirror.ops.run.supervisor import EngineSupervisor, unreadable_mirrors, wanted_mirrors
@@ -37,6 +38,8 @@ from kmirror.ops.serve.service import Service
 from kmirror.ops.stop.stop import require_not_failed_over
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
+import ctypes
+from contextlib import suppress
 
 #: How long Spark's workers may take to start Python, and check what they have.
 _WORKERS_S = 30.0
@@ -281,3 +284,22 @@ def _view(
 
 def _phase(request: RunRequest) -> str:
     return "waiting" if request.standby else "starting"
+
+
+#: Constants of malloc.h.
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_ARENAS = 2
+#: Larger blocks are mapped on their own, and returned to the system when they are freed.
+_LARGE_BYTES = 128 * 1024
+
+
+def keep_memory_small() -> None:
+    """Limit glibc to two arenas and have it return large blocks at once; another C library is left alone.
+
+    By default threads get up to eight arenas for each core, and an arena seldom returns memory; each HTTP request is
+    answered in a thread of its own.
+    """
+    with suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_ARENA_MAX, _ARENAS)
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)

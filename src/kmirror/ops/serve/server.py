@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kmirror.errors import RefusedError
-from kmirror.ops.base.address import Address, named_host
+from kmirror.ops.base.run_request import Address, named_host
 from kmirror.ops.serve.answers import Answer, answer
 from kmirror.ops.serve.service import Service
 

@@ -18,7 +18,7 @@ from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.base.context import PENDING_ADD
 from kmirror.ops.base.gone import is_gone
-from kmirror.ops.base.link_hints import refused_text
+from kmirror.ops.base.next_steps import refused_text
 from kmirror.ops.base.next_steps import failure_text
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
