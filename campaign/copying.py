@@ -158,7 +158,8 @@ class Copying:
         """Write the engine's record; the caller holds the lock."""
         from kmirror.cluster.protocol.record_codec import Record, make_batch
         from kmirror.engine.lane.control import STATE_PARTITION, append_to
-        from kmirror.state.records import EngineRecord, EngineState, Incarnation, encode
+        from kmirror.state.record_kinds import encode
+        from kmirror.state.records import EngineRecord, EngineState, Incarnation
 
         at = time.time_ns() // 1_000_000
         record = EngineRecord(

@@ -52,7 +52,7 @@ from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest
 from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import parse_start_from
+from kmirror.settings.value_types import parse_start_from
 from kmirror.state.event_records import Event
 
 #: Also exported by `kmirror` itself; as stable as the command line.

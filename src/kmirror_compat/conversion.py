@@ -17,7 +17,8 @@ from kmirror.errors import UsageError
 from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult
 from kmirror.settings.client_keys import is_client_key, refusal_of
 from kmirror.settings.other_tools import AT_CREATION, other_tool_key
-from kmirror.settings.table import SETTINGS, canonical, is_setting, nearest_key, setting_of
+from kmirror.settings.parsing import canonical, is_setting, nearest_key, setting_of
+from kmirror.settings.table import SETTINGS
 
 _DEFAULTS = {setting.key: setting.kind.write(setting.default) for setting in SETTINGS}
 #: Keys of the connection; other keys of Kafka's clients are about consuming and producing.

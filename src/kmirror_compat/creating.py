@@ -18,7 +18,7 @@ from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.mirrors.create import check_name, create
 from kmirror_compat.conversion import Conversion, link_conversion
 from kmirror_compat.mirrormaker_file import Flow, MirrorMakerFile
-from kmirror.settings.table import is_setting, setting_of
+from kmirror.settings.parsing import is_setting, setting_of
 from kmirror.words import counted
 
 #: How long to wait for a cluster of the file.

@@ -91,7 +91,7 @@ def command_lines(request: Request, state: State | None) -> list[list[str]]:
             return [request.arguments(None, request.topics)]
         return [request.arguments(mirror, (*request.topics, *request.source_topics)) for mirror in request.mirrors]
     if request.verb == "add":
-        from kmirror.settings.table import stored_settings
+        from kmirror.settings.parsing import stored_settings
 
         record = state.mirror(request.mirrors[0])
         settings = stored_settings(record.settings if record else {})

@@ -16,7 +16,7 @@ from kmirror.cli.terminal.screen import Screen
 from kmirror.cli.verbs import kmirror
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import StartFrom
+from kmirror.settings.value_types import StartFrom
 from tests.support.screens import Terminal
 
 TOML = """

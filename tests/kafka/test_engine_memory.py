@@ -24,7 +24,8 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import remove
 from kmirror.settings.table import StartFrom
 from kmirror.state.history_records import points_of
-from kmirror.state.records import Incarnation, PartitionRecord, PartitionState, decode
+from kmirror.state.record_kinds import decode
+from kmirror.state.records import Incarnation, PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.idle_engine import ALIGNING, MIRRORING, Run, mirror, row, topic

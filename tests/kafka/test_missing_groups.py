@@ -21,7 +21,7 @@ from kmirror.ops.groups.restore import committed_on
 from kmirror.ops.show import drained
 from kmirror.ops.show.drained import read_committed_offsets
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, member
 from tests.support.leader import create_topic

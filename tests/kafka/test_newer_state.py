@@ -13,7 +13,8 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
-from kmirror.state.records import EngineState, Key, encode, encode_key
+from kmirror.state.record_kinds import encode, encode_key
+from kmirror.state.records import EngineState, Key
 from kmirror.state.store import STATE_TOPIC
 from tests.support.clusters import ClusterPair
 from tests.support.engine import typed

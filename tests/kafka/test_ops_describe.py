@@ -26,6 +26,7 @@ from kmirror.ops.show.tables import MIRRORS, MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, wait
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     DesiredState,
     Incarnation,
@@ -33,7 +34,6 @@ from kmirror.state.records import (
     PartitionState,
     ProgressRecord,
     ProgressRow,
-    Record,
 )
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic

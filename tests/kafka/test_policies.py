@@ -34,7 +34,7 @@ from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror.sync.setting_changes import MIRROR_VALUES

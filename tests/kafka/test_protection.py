@@ -30,7 +30,8 @@ from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import protect, settle, unprotect
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.settings.table import Settings, parse_settings
+from kmirror.settings.parsing import parse_settings
+from kmirror.settings.table import Settings
 from kmirror.state.records import DesiredState
 from kmirror.state.rights_records import SHARED
 from tests.support.acls import acls, claim, denial, give, kmirror_rights, written

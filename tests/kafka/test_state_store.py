@@ -11,7 +11,8 @@ from kmirror.errors import Reason, TimedOutError, UnreachableError
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.event_records import Event
 from kmirror.state.lock import transact
-from kmirror.state.records import MirrorRecord, PartitionRecord, PartitionState, encode
+from kmirror.state.record_kinds import encode
+from kmirror.state.records import MirrorRecord, PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import STATE_TOPIC, StateStore
 from tests.support.stores import mirror, state_store

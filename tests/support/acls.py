@@ -16,7 +16,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.driver.side_jobs import JobView
 from kmirror.ops.base.context import Destination, change
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.settings.table import parse_settings
+from kmirror.settings.parsing import parse_settings
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
 from tests.support.waiting import wait_until

@@ -20,7 +20,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.settings.table import parse_settings
+from kmirror.settings.parsing import parse_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, unique_topic

@@ -18,6 +18,7 @@ from kmirror.errors import UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.service import Service
+from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     DesiredState,
     EngineRecord,
@@ -28,7 +29,6 @@ from kmirror.state.records import (
     PartitionState,
     ProgressRecord,
     ProgressRow,
-    Record,
     TopicOrigin,
     TopicRecord,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
 from kmirror.ops.base.context import Destination, require_mirror
-from kmirror.settings.table import parse_settings
+from kmirror.settings.parsing import parse_settings
 
 
 def view_of(destination: Destination, mirror: str) -> JobView:

@@ -8,7 +8,7 @@ from kmirror.cluster.rights.acls import kafka_acls_line
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.errors import UsageError
 from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
-from kmirror.state.records import Unknown, decode, encode
+from kmirror.state.record_kinds import Unknown, decode, encode
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.sync.acl_index import AclIndex
 from kmirror.sync.acl_changes import OwnPrincipals, Wanted, enforcement, grantable, producers_of, sync_plan, wanted_acls

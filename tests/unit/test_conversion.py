@@ -15,7 +15,7 @@ from kmirror.ops.base.converted_keys import KeyOutcome
 from kmirror_compat.conversion import Conversion, Given, convert, link_conversion
 from kmirror_compat.mirrormaker_file import Flow, MirrorMakerFile
 from kmirror.settings.other_tools import FAMILIES, OTHER_TOOL_KEYS
-from kmirror.settings.table import canonical, is_setting, parse_settings, split
+from kmirror.settings.parsing import canonical, is_setting, parse_settings, split
 
 SAMPLE = Path(__file__).parent.parent / "support" / "other_tools" / "connect-mirror-maker.properties"
 FLOW = Flow("A", "B")

@@ -6,7 +6,8 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata
-from kmirror.settings.table import Settings, parse_settings
+from kmirror.settings.parsing import parse_settings
+from kmirror.settings.table import Settings
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.sync.discovery import is_deleted, new_source_topics
 

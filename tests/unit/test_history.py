@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kmirror.engine.status.history import POINT_SECONDS, SAMPLE_SECONDS, History, Sample
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS, HistoryPoint, HistoryRecord, points_of
-from kmirror.state.records import decode, encode
+from kmirror.state.record_kinds import decode, encode
 
 HOUR = 489_000
 QUIET = Sample(0, 0, 0, 0, 0, 0, 0)

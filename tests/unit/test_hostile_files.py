@@ -22,7 +22,8 @@ from kmirror.cluster.security.tokens import expiry_of
 from kmirror.config_file import read_config_file
 from kmirror.errors import KmirrorError, Reason, UnreachableError, UsageError
 from kmirror.state.event_records import Event, decode_event, encode_event
-from kmirror.state.records import MirrorRecord, Removed, Unknown, decode, encode
+from kmirror.state.record_kinds import Removed, Unknown, decode, encode
+from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from tests.support.hostile import AMOUNTS, corrupted, explore
 from tests.support.key_stores import STORE_PASSWORD, unprotected_pkcs12

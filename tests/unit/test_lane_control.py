@@ -13,7 +13,8 @@ from kmirror.engine.lane import control
 from kmirror.engine.lane.control import LaneControl
 from kmirror.engine.lane.report import RowChanges
 from kmirror.engine.spec import LaneSpec
-from kmirror.state.records import EngineRecord, EngineState, Incarnation, LaneChangeRecord, ProgressRecord, encode
+from kmirror.state.record_kinds import encode
+from kmirror.state.records import EngineRecord, EngineState, Incarnation, LaneChangeRecord, ProgressRecord
 
 TTL_MS = 5_000
 SPEC = LaneSpec("m", 3, 7, "ours", {}, {}, (), TTL_MS, False, 1_000)

@@ -9,7 +9,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.lanes.joined_reports import ALL_SECONDS, LaneReports
 from kmirror.engine.lane.pages import COLD_SECONDS, MOST_LOOSE, PAGE_ROWS, Pages
 from kmirror.state.snapshot import by_partition
-from kmirror.state.records import LaneRowsRecord, PartitionState, ProgressRecord, ProgressRow, Record
+from kmirror.state.record_kinds import Record
+from kmirror.state.records import LaneRowsRecord, PartitionState, ProgressRecord, ProgressRow
 from kmirror.state.snapshot import State
 
 Rows = dict[TopicPartition, ProgressRow]

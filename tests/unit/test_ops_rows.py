@@ -18,6 +18,7 @@ from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS, PartitionRow
 from kmirror.ops.show.wait import Condition, judge
+from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     PENDING_PROMOTE,
     DesiredState,
@@ -31,7 +32,6 @@ from kmirror.state.records import (
     ProgressRow,
     Rebuild,
     RebuildStep,
-    Record,
     TopicOrigin,
     TopicRecord,
 )

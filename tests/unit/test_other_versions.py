@@ -18,20 +18,11 @@ from kmirror.errors import Reason, UsageError
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows
 from kmirror.ops.show.tables import PARTITIONS, PartitionRow
-from kmirror.settings.table import stored_settings, unknown_settings
+from kmirror.settings.parsing import stored_settings, unknown_settings
 from kmirror.state.event_records import decode_event
 from kmirror.state.group_records import GroupRecord
-from kmirror.state.records import (
-    LaneChangeRecord,
-    MirrorRecord,
-    PartitionState,
-    Record,
-    Removed,
-    TopicRecord,
-    Unknown,
-    decode,
-    encode,
-)
+from kmirror.state.record_kinds import Record, Removed, Unknown, decode, encode
+from kmirror.state.records import LaneChangeRecord, MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
 
 #: Written by the kmirror of 2026-11-22, of schema version 1: a mirror of four topics with an engine in charge, of which

@@ -6,7 +6,7 @@ import pytest
 
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.state.client_records import ClientsRecord, SourceAclsRecord
-from kmirror.state.records import decode, encode
+from kmirror.state.record_kinds import decode, encode
 from kmirror.sync.quotas import copied_quotas, quota_plan
 from tests.support.acls import acls
 

@@ -8,19 +8,9 @@ import pytest
 
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import (
-    SETTINGS,
-    Settings,
-    StartFrom,
-    canonical,
-    check_change,
-    describe,
-    differing_keys,
-    parse_settings,
-    parse_start_from,
-    setting_of,
-    split,
-)
+from kmirror.settings.parsing import canonical, check_change, differing_keys, parse_settings, setting_of, split
+from kmirror.settings.table import SETTINGS, Settings, describe
+from kmirror.settings.value_types import StartFrom, parse_start_from
 from kmirror.settings.topic_filters import TopicFilters
 
 ALL_TOPICS = '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"}]}'

@@ -9,7 +9,8 @@ import pytest
 
 from kmirror.engine.driver.snapshots import MirrorSnapshot, Snapshots
 from kmirror.engine.status.state_feed import StoredRecords
-from kmirror.state.records import DesiredState, MirrorRecord, Removed, TopicOrigin, TopicRecord, Unknown
+from kmirror.state.record_kinds import Removed, Unknown
+from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 
 MIRROR = MirrorRecord("m", {}, {}, None, "eve@ops", 0)
 

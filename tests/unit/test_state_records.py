@@ -10,6 +10,7 @@ from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment, Recovery
 from kmirror.state.event_records import Event, decode_event, encode_event
 from kmirror.state.history_records import HistoryPoint, HistoryRecord
+from kmirror.state.record_kinds import Record, Removed, Unknown, decode, encode, encode_key, may_be_of
 from kmirror.state.records import (
     PENDING_REBUILD,
     AtStop,
@@ -28,15 +29,8 @@ from kmirror.state.records import (
     ProgressRow,
     Rebuild,
     RebuildStep,
-    Record,
-    Removed,
     TopicOrigin,
     TopicRecord,
-    Unknown,
-    decode,
-    encode,
-    encode_key,
-    may_be_of,
 )
 
 MIRROR = MirrorRecord(

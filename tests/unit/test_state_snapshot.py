@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.errors import Reason, RefusedError
+from kmirror.state.record_kinds import Record, Unknown
 from kmirror.state.records import (
     DesiredState,
     EngineRecord,
@@ -15,10 +16,8 @@ from kmirror.state.records import (
     PartitionRecord,
     PartitionState,
     ProgressRecord,
-    Record,
     TopicOrigin,
     TopicRecord,
-    Unknown,
 )
 from kmirror.state.snapshot import Changes, State
 

@@ -14,6 +14,7 @@ from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import FeedTopic, StateFeed
 from kmirror.engine.status.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
+from kmirror.state.record_kinds import Removed
 from kmirror.state.records import (
     DesiredState,
     Guard,
@@ -21,7 +22,6 @@ from kmirror.state.records import (
     PartitionState,
     ProgressRecord,
     ProgressRow,
-    Removed,
     TopicOrigin,
     TopicRecord,
 )

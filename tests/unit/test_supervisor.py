@@ -17,15 +17,8 @@ from kmirror.ops.run.supervisor import (
     wanted_mirrors,
 )
 from kmirror.ops.stop.stop import is_being_stopped
-from kmirror.state.records import (
-    DesiredState,
-    EngineRecord,
-    EngineState,
-    MirrorRecord,
-    TopicOrigin,
-    TopicRecord,
-    Unknown,
-)
+from kmirror.state.record_kinds import Unknown
+from kmirror.state.records import DesiredState, EngineRecord, EngineState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 
 RECORD = MirrorRecord("m", {}, {}, None, "eve@ops", 0)

@@ -24,8 +24,6 @@ LARGE_MODULES = {
     "kmirror/ops/base/results.py",
     "kmirror/ops/serve/metrics.py",
     "kmirror/ops/show/tables.py",
-    "kmirror/settings/table.py",
-    "kmirror/state/records.py",
     "kmirror/state/store.py",
 }
 SHARED_MODULE_NAMES = {"facts", "page", "progress", "report", "steps", "work"}

@@ -1,1 +1,1 @@
-"""The running copy: `control` plans and watches, `lane` copies, `histories` decides whether a copy may continue."""
+"""The running copy: `driver` runs mirrors, `lanes` plans, `status` knows, `lane` copies, `histories` decides whether a copy may continue."""

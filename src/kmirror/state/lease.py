@@ -37,7 +37,8 @@ from kmirror.errors import (
 from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.event_records import Event
 from kmirror.state.internal_topics import StateLostError
-from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Lacking, Record
+from kmirror.state.record_kinds import Record
+from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Lacking
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
 from kmirror.state.writer import NotConfirmed, StateWriter, decide_and_write, was_written

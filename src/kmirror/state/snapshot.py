@@ -15,21 +15,19 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar
 from kmirror.errors import Reason, RefusedError, UsageError
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.event_records import Event
 from kmirror.state.group_records import GroupRecord, GroupsRecord
 from kmirror.state.history_records import HistoryRecord
+from kmirror.state.record_kinds import KINDS, Record, Unknown
 from kmirror.state.records import (
-    KINDS,
     EngineRecord,
     Key,
     LaneRowsRecord,
     MirrorRecord,
     PartitionRecord,
     ProgressRecord,
-    Record,
     TopicRecord,
-    Unknown,
 )
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.workflow_records import WorkflowRecord

@@ -41,7 +41,8 @@ from kmirror.state.librdkafka import STEP_S, Deadline, ErrorWatch, boottime, ref
 from kmirror.state.event_records import Event, EventPage, decode_event
 from kmirror.state.internal_topics import EVENTS_TOPIC_SETTINGS, STATE_TOPIC_SETTINGS, all_lost, beginning_lost
 from kmirror.state.own_rights import lacking_grant
-from kmirror.state.records import EngineRecord, LaneRowsRecord, ProgressRecord, Removed, Unknown, decode
+from kmirror.state.record_kinds import Removed, Unknown, decode
+from kmirror.state.records import EngineRecord, LaneRowsRecord, ProgressRecord
 from kmirror.state.snapshot import State
 
 STATE_TOPIC = "__kmirror_state"

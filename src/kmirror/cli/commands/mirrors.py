@@ -23,11 +23,11 @@ from kmirror.cli.options import (
 
 if TYPE_CHECKING:
     from kmirror.settings.patterns import TopicSelector
-    from kmirror.settings.table import StartFrom
+    from kmirror.settings.value_types import StartFrom
 
 
 def _start_from(_: click.Context, __: click.Parameter, value: str | None) -> StartFrom | None:
-    from kmirror.settings.table import parse_start_from
+    from kmirror.settings.value_types import parse_start_from
 
     return None if value is None else parse_start_from("--start-from", value)
 

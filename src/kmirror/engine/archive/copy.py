@@ -7,7 +7,7 @@ of the archive is rejected.
 A new copy fences any earlier one: a marker raises the producer epoch, and only then the end of the archive is read.
 Records older than `producer.id.expiration.ms` make the leader forget that at its next check; so each batch of such
 records is followed by another marker, which restores it. Without the right to write markers (ALTER on the cluster)
-there is neither: two copies of old records at the same time could then write twice. The check (`check`) would find that
+there is neither: two copies of old records at the same time could then write twice. The check (`archive_check`) would find that
 before anything is deleted.
 
 This module runs in workers.

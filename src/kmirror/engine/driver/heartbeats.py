@@ -17,7 +17,8 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryRecord
 from kmirror.state.lease import Lease
-from kmirror.state.records import Incarnation, Key, LaneChangeRecord, PartitionRecord, Record
+from kmirror.state.record_kinds import Record
+from kmirror.state.records import Incarnation, Key, LaneChangeRecord, PartitionRecord
 
 HEARTBEAT_SECONDS = 1.0
 _TIMEOUT, _LEAST_TIMEOUT = 3.0, 0.5

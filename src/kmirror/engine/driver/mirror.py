@@ -46,17 +46,8 @@ from kmirror.engine.lane_count import connections_of
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.state.lease import Lease
-from kmirror.state.records import (
-    LaneRowsRecord,
-    MirrorRecord,
-    PartitionState,
-    ProgressRecord,
-    ProgressRow,
-    TopicRecord,
-    Unknown,
-    decode,
-    may_be_of,
-)
+from kmirror.state.record_kinds import Unknown, decode, may_be_of
+from kmirror.state.records import LaneRowsRecord, MirrorRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State, unreadable_error
 
 _POLL_MS = 500

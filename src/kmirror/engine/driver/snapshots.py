@@ -18,7 +18,8 @@ from kmirror.engine.clock import now
 from kmirror.engine.status.counters import Counters
 from kmirror.errors import KmirrorError
 from kmirror.state.history_records import TimedPoint
-from kmirror.state.records import EngineRecord, Incarnation, Key, Lacking, ProgressRow, Record, Unknown
+from kmirror.state.record_kinds import Record, Unknown
+from kmirror.state.records import EngineRecord, Incarnation, Key, Lacking, ProgressRow
 from kmirror.work import WorkView
 
 

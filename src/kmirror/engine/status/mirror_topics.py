@@ -8,7 +8,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import FeedTopic
-from kmirror.settings.table import Settings, stored_settings, unknown_settings
+from kmirror.settings.parsing import stored_settings, unknown_settings
+from kmirror.settings.table import Settings
 from kmirror.state.records import PENDING_REBUILD, DesiredState, MirrorRecord, TopicRecord
 from kmirror.words import counted
 

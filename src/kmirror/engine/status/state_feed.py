@@ -10,17 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kmirror.state.records import (
-    Key,
-    LaneRowsRecord,
-    MirrorRecord,
-    PartitionRecord,
-    ProgressRecord,
-    Record,
-    Removed,
-    TopicRecord,
-    Unknown,
-)
+from kmirror.state.record_kinds import Record, Removed, Unknown
+from kmirror.state.records import Key, LaneRowsRecord, MirrorRecord, PartitionRecord, ProgressRecord, TopicRecord
 from kmirror.state.snapshot import checked
 
 #: Kinds of records that an engine follows or overwrites: it must be able to read all of them.

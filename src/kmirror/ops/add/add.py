@@ -42,7 +42,8 @@ from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.base.upstream import Upstream, upstream_of
 from kmirror.ops.rights.producer_block import unblock_mirrored
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import StartFrom, stored_settings
+from kmirror.settings.parsing import stored_settings
+from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC

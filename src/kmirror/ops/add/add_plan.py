@@ -20,7 +20,9 @@ from kmirror.ops.base.gone import is_gone
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.base.upstream import Upstream
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import Settings, StartFrom, canonical
+from kmirror.settings.parsing import canonical
+from kmirror.settings.table import Settings
+from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import DesiredState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC

@@ -31,17 +31,17 @@ from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.protection import settle
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.event_records import Event
 from kmirror.state.group_records import GroupRecord
+from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     DesiredState,
     Key,
     MirrorRecord,
     PartitionRecord,
     PartitionState,
-    Record,
     TopicOrigin,
     TopicRecord,
 )

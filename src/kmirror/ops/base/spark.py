@@ -17,7 +17,7 @@ from kmirror.engine.spark.spark_failures import SparkLostError
 from kmirror.engine.spark.shipping import cache_folder
 from kmirror.errors import RefusedError
 from kmirror.ops.base.run_request import RunRequest
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord
 
 _KEPT_LOGS = 20

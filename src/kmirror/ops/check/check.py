@@ -53,7 +53,8 @@ from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.mirrors.replication import weaker_topics
 from kmirror.ops.mirrors.replication import replication_of, weak_replication
 from kmirror.ops.probe.probe import probe_destination
-from kmirror.settings.table import Settings, parse_settings, stored_settings
+from kmirror.settings.parsing import parse_settings, stored_settings
+from kmirror.settings.table import Settings
 from kmirror.state.librdkafka import require_login
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS

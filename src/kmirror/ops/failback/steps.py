@@ -34,7 +34,8 @@ from kmirror.ops.failback.plan import Plan, is_there, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.stop.steps import Clock, Step
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import Settings, stored_settings
+from kmirror.settings.parsing import stored_settings
+from kmirror.settings.table import Settings
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.records import MirrorRecord
 from kmirror.words import counted

@@ -17,7 +17,7 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out, reason_text
 from kmirror.ops.groups.group_facts import reason_of
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State

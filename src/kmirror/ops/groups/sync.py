@@ -30,7 +30,8 @@ from kmirror.ops.groups.group_facts import (
     read_source_groups,
     reason_of,
 )
-from kmirror.settings.table import Settings, stored_settings
+from kmirror.settings.parsing import stored_settings
+from kmirror.settings.table import Settings
 from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord
 from kmirror.state.records import MirrorRecord

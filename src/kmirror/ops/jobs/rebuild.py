@@ -49,7 +49,7 @@ from kmirror.ops.base.context import (
 from kmirror.ops.base.gone import not_described
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.event_records import Event
 from kmirror.state.records import (

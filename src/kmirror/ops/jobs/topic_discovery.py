@@ -28,7 +28,8 @@ from kmirror.ops.base.context import (
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.base.upstream import by_reason, unknown_loop, upstream_of
 from kmirror.ops.jobs.pace import Pace
-from kmirror.settings.table import Settings, stored_settings
+from kmirror.settings.parsing import stored_settings
+from kmirror.settings.table import Settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_deleted, new_source_topics

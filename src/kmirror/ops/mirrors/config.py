@@ -15,7 +15,8 @@ from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.mirrors.create import checked_properties, source_cluster_id
 from kmirror.ops.rights.acl_sync import require_possible
 from kmirror.settings.client_keys import is_client_key
-from kmirror.settings.table import SETTINGS, check_change, setting_of, stored_settings, unknown_settings
+from kmirror.settings.parsing import check_change, setting_of, stored_settings, unknown_settings
+from kmirror.settings.table import SETTINGS
 from kmirror.state.event_records import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State

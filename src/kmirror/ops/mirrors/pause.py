@@ -12,7 +12,8 @@ from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.base.selection import select_topics
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.event_records import Event
-from kmirror.state.records import DesiredState, PartitionState, Record, TopicRecord
+from kmirror.state.record_kinds import Record
+from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 
 #: How long to wait until an engine has nothing of a topic in flight.

@@ -15,7 +15,7 @@ from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, PartlyDoneError, Reason
 from kmirror.ops.base.context import Destination
 from kmirror.ops.rights.protection import is_mirrored, write_rights
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.acl_changes import grantable

@@ -21,7 +21,7 @@ from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import MirrorRecord
 from collections.abc import Mapping

@@ -18,7 +18,8 @@ from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
 from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, judge
-from kmirror.settings.table import Settings, stored_settings
+from kmirror.settings.parsing import stored_settings
+from kmirror.settings.table import Settings
 from kmirror.state.records import DesiredState, EngineRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.words import at_time, counted

@@ -24,7 +24,8 @@ from kmirror.ops.groups.group_facts import SourceGroups, group_views, mirrored_t
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.settings.durations import format_duration
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import Settings, stored_settings
+from kmirror.settings.parsing import stored_settings
+from kmirror.settings.table import Settings
 from kmirror.state.group_records import GroupReason, GroupRecord
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State

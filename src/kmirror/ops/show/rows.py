@@ -27,7 +27,7 @@ from kmirror.ops.show.lane_reports import Report, reports_of
 from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.totals import totals
 from kmirror.ops.show.unmirrored import UnmirroredPartition, unmirrored_partitions
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import (
     PENDING_PROMOTE,
     PENDING_STOP,

@@ -28,7 +28,7 @@ from kmirror.ops.rights.lift import deferred_acls, plan_lift
 from kmirror.ops.rights.protection import OPEN_BY_DEFAULT, is_mirrored
 from kmirror.ops.rights.source_acls import stored_source_acls
 from kmirror.ops.show.cluster_view import SOURCE_REQUEST_S, SOURCE_TIMEOUT_S, BackgroundQuery
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.rights_records import SHARED
 from kmirror.sync.client_rights import LackingRight, Scope, lacking_rights

@@ -40,7 +40,7 @@ from kmirror.ops.stop.steps import Checkpoint
 from kmirror.ops.stop.stop import already_stopped_rows, stop, with_end
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import AtStop, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.setting_changes import retention_notes

@@ -19,7 +19,7 @@ from kmirror.ops.base.context import as_kmirror_error, now_ms, require_same_clus
 from kmirror.ops.base.source_settings import SourceSettings, source_settings
 from kmirror.ops.show.cluster_view import SOURCE_TIMEOUT_S
 from kmirror.settings.durations import format_duration
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.sync.setting_changes import knows_no_first_source, settings_for
 from kmirror.words import at_time, listed, visible

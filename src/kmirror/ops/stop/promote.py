@@ -72,7 +72,7 @@ from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.reverse import live_elsewhere
 from kmirror.ops.stop.stop import already_stopped_rows, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.setting_changes import retention_notes

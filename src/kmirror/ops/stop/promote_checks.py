@@ -25,7 +25,7 @@ from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.stop.promote_readiness import ReadinessChecker
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.setting_changes import sync_settings

@@ -16,7 +16,8 @@ from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError
 from kmirror.ops.base.context import Destination, actor, change, now_ms
 from kmirror.state.librdkafka import boottime
 from kmirror.state.event_records import Event
-from kmirror.state.records import PENDING_PROMOTE, PENDING_STOP, DesiredState, Record, TopicRecord
+from kmirror.state.record_kinds import Record
+from kmirror.state.records import PENDING_PROMOTE, PENDING_STOP, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.words import at_time

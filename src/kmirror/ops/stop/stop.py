@@ -31,8 +31,9 @@ from kmirror.ops.stop.report import (
 from kmirror.ops.stop.steps import Checkpoint, Clock, Step, carry_out
 from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import canonical, stored_settings
+from kmirror.settings.parsing import canonical, stored_settings
 from kmirror.state.event_records import Event
+from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     PENDING_STOP,
     AtStop,
@@ -45,7 +46,6 @@ from kmirror.state.records import (
     ProgressRow,
     Rebuild,
     RebuildStep,
-    Record,
     TopicRecord,
 )
 from kmirror.state.snapshot import Changes, State

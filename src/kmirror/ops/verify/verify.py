@@ -38,7 +38,7 @@ from kmirror.ops.verify.verify_results import (
     row_of,
 )
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.setting_changes import retention_notes
