@@ -117,7 +117,7 @@ def test_one_request_for_many_partitions_is_answered_for_each(cluster: SandboxCl
 
 
 def test_requests_on_one_connection_are_carried_out_in_order(leader: Leader) -> None:
-    from kmirror.cluster.connection import Stream
+    from kmirror.cluster.stream import Stream
     from kmirror.cluster.protocol import produce
     from kmirror.cluster.protocol.wire import INT32
 

@@ -22,9 +22,9 @@ from kmirror.cluster.connection import (
     MAX_HANDSHAKE_FRAME_BYTES,
     ConnectFailedError,
     Connection,
-    Stream,
     UnsupportedVersionError,
 )
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import batch_headers, set_producer
 from kmirror.cluster.protocol.wire import FrameError

@@ -6,7 +6,8 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-from kmirror.cluster.connection import Connection, Stream
+from kmirror.cluster.connection import Connection
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol import produce
 from kmirror.engine.clock import now_ms
 from kmirror.engine.lane.appending import Appending

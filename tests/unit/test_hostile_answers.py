@@ -24,7 +24,8 @@ from kafka.protocol.producer import (
 )
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
-from kmirror.cluster.connection import ConnectFailedError, Connection, Stream
+from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol import fetch, list_offsets, markers, metadata, produce, transactions
 from kmirror.cluster.protocol.wire import FrameError, unsigned_varint
 from kmirror.cluster.security.client_config import client_config

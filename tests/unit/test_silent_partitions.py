@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from kmirror.cluster.connection import Stream
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol.fetch import FetchKey
 from kmirror.engine.lane.links import SourceLink
 from kmirror.engine.lane.source_view import SourceView

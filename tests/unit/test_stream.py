@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kmirror.cluster.connection import MAX_FRAME_BYTES, Connection, Stream
+from kmirror.cluster.connection import MAX_FRAME_BYTES, Connection
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.engine.lane.links import DestinationLink, ProduceRequest

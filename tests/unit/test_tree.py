@@ -18,7 +18,6 @@ MOST_MODULES, MOST_LINES = 25, 500
 LARGE_ROOMS = {"kmirror/engine/lane"}
 LARGE_MODULES = {
     "kmirror/cluster/client.py",
-    "kmirror/cluster/connection.py",
     "kmirror/cluster/writing/pipeline.py",
     "kmirror/engine/lane/partition_copy.py",
     "kmirror/ops/base/results.py",

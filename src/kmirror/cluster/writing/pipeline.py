@@ -30,7 +30,8 @@ from typing import Any, Self, TypeVar
 
 from kmirror.cluster.writing.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.connection import Connection, Stream
+from kmirror.cluster.connection import Connection
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.writing.pipeline_queue import UNBUILT, PendingAppend, AppendStoppedError, PendingBatch, PartitionQueue
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError

@@ -12,7 +12,7 @@ import selectors
 from collections.abc import Callable
 from math import inf
 
-from kmirror.cluster.connection import Stream
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey
 from kmirror.cluster.protocol.read_ahead import ReadAhead
 from kmirror.cluster.protocol.wire import FrameError

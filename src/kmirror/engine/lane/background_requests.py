@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.connection import Connection, Stream
+from kmirror.cluster.connection import Connection
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.writing.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol import fetch, list_offsets, markers, produce
 from kmirror.cluster.protocol.batch import CorruptBatchError

@@ -18,7 +18,7 @@ from collections import defaultdict
 from dataclasses import replace
 from math import inf
 
-from kmirror.cluster.connection import Stream
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
 from kmirror.cluster.protocol.read_ahead import goes_on

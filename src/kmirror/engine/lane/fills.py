@@ -11,7 +11,7 @@ import selectors
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from kmirror.cluster.connection import Stream
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.markers import MAX_MARKERS
 from kmirror.cluster.protocol.metadata import TopicPartition

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from kmirror.cluster.connection import Stream
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol import list_offsets, markers, produce
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchSession
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers

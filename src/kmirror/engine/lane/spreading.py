@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from kmirror.cluster.connection import Stream
+from kmirror.cluster.stream import Stream
 from kmirror.engine.lane.breadth import Breadth
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import DestinationLink
