@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kmirror.cluster.security.trust import StoredProperties
 from kmirror.errors import Reason
-from kmirror.state.assignment import COLUMNS, Assignment, Recovery
+from kmirror.state.assignment import Assignment, Recovery
 
 #: The kind, then the names: ("partition", "m", "orders", 3).
 Key = tuple[str | int, ...]
