@@ -13,10 +13,10 @@ from pathlib import Path
 
 from bench.clusters import Cluster
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.writing.pipeline import AppendPipeline
+from kmirror.cluster.pipeline import AppendPipeline
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 
 _PARTITIONS = (1, 12, 100)

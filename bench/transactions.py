@@ -33,7 +33,7 @@ from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.batch import ATTRIBUTES_POSITION, TRANSACTIONAL, set_producer
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.record_codec import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 
 RECORDS_IN_TRANSACTION = 10

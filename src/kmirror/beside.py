@@ -1,8 +1,8 @@
 """The one door from the core to the packages beside it: they import the core, and it imports none of them.
 
-`kmirror_compat` speaks as other tools do: Kafka's `kafka-mirrors`, the files and topics of MirrorMaker 2, cluster links.
-`kmirror_sandbox` runs Kafka clusters on this machine, for trying, the demo and the tests; its commands are loaded by
-`kmirror.cli.verbs`.
+`kmirror_compat` speaks as other tools do: Kafka's `kafka-mirrors`, the files and topics of MirrorMaker 2, cluster
+links. `kmirror_sandbox` runs Kafka clusters on this machine, for trying, the demo and the tests; its commands are
+loaded by `kmirror.cli.verbs`.
 """
 
 from __future__ import annotations

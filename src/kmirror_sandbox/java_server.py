@@ -4,10 +4,10 @@ NAME/  logging.properties  server.log  console.log   Kafka's own log, and the JV
        process.json                                  the process's identity, while it should run
        tmp/                                          libraries that codecs unpack; a killed process leaves them
 
-The token endpoint, for clusters whose clients log in with OAUTHBEARER, is mock-oauth2-server, a stand-in for an identity
-provider: it issues a token to any client under the client's own name, without checking a secret. Brokers fetch its keys
-and check signature, issuer, audience and time of every token. ZooKeeper, for brokers before Kafka 3.3, is one process
-from Kafka's own jars.
+The token endpoint, for clusters whose clients log in with OAUTHBEARER, is mock-oauth2-server, a stand-in for an
+identity provider: it issues a token to any client under the client's own name, without checking a secret. Brokers fetch
+its keys and check signature, issuer, audience and time of every token. ZooKeeper, for brokers before Kafka 3.3, is one
+process from Kafka's own jars.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from kmirror.cluster.protocol.batch import batch_headers, crc_of, set_producer
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.produce import FIRST_VERSION_WITH_TOPIC_IDS, Append
-from kmirror.cluster.protocol.record_codec import Record, make_batch, read_records
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.kafka_versions import EVERY_VERSION, is_older
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic, young

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.cluster.writing.append import InvalidProduceOffsetError, OffsetAppender
+from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import CorruptBatchError, crc_of
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.protocol.record_codec import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, HistoriesDifferError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror_sandbox.cluster import SandboxCluster
@@ -205,7 +205,7 @@ def test_who_was_shut_out_writes_nothing(cluster: SandboxCluster, client: Cluste
 @pytest.fixture
 def wire(wired: tuple[SandboxCluster, LateWire], monkeypatch: pytest.MonkeyPatch) -> Iterator[LateWire]:
     """Return the wire; what is on its way on it takes less than half a second, so nobody waits longer."""
-    monkeypatch.setattr("kmirror.cluster.writing.append._SETTLE_S", 0.5)
+    monkeypatch.setattr("kmirror.cluster.append._SETTLE_S", 0.5)
     monkeypatch.setattr("kmirror.cluster.client._RETRY_PAUSE", 0.01)
     yield wired[1]
     wired[1].calm()

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.cluster.writing import append
-from kmirror.cluster.writing import pipeline
-from kmirror.cluster.writing.append import InvalidProduceOffsetError
-from kmirror.cluster.writing.pipeline import AppendPipeline
-from kmirror.cluster.writing.pipeline_queue import PendingAppend, AppendStoppedError
+from kmirror.cluster import append
+from kmirror.cluster import pipeline
+from kmirror.cluster.append import InvalidProduceOffsetError
+from kmirror.cluster.pipeline import AppendPipeline
+from kmirror.cluster.pipeline_queue import PendingAppend, AppendStoppedError
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
-from kmirror.cluster.protocol.record_codec import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, HistoriesDifferError, KmirrorError
 from kmirror_sandbox.cluster import SandboxCluster

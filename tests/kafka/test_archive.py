@@ -27,7 +27,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import COMPRESSION_TYPES
 from kmirror.cluster.protocol.filler import FILLER_KEY, filler_batch
 from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
-from kmirror.cluster.protocol.record_codec import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.archive.archive_topic import archive_producer_id
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic
@@ -312,7 +312,7 @@ def test_a_topic_that_was_created_again_is_not_archived(cluster: SandboxCluster)
 )
 @pytest.mark.usefixtures("small_batches", "short_memory")
 def test_lost_requests(forgetful: ForgetfulCluster, monkeypatch: pytest.MonkeyPatch, fate: Fate) -> None:
-    monkeypatch.setattr("kmirror.cluster.writing.append._SETTLE_S", 0.3)
+    monkeypatch.setattr("kmirror.cluster.append._SETTLE_S", 0.3)
     cluster, wire = forgetful.behind_late_wire, forgetful.late_wire
     topic = make_topic(cluster, 30, old=15)
     archive = make_archive(cluster, topic)

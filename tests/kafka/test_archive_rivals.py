@@ -10,7 +10,7 @@ from threading import Barrier
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.cluster.writing.append import OffsetAppender
+from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.archive import copy as archive_copy

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kmirror.cluster.writing.append import OffsetAppender
+from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation

@@ -18,7 +18,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.log_ahead import LogAhead
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.record_codec import read_records
+from kmirror.cluster.protocol.records import read_records
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.compare.logs import compare_partition

@@ -17,7 +17,7 @@ from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, CorruptBatchError
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now_ms

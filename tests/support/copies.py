@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kmirror.cluster.writing.append import OffsetAppender
+from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.engine.clock import now_ms
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import OWN_ID, Leader, create_topic

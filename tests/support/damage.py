@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.engine.compare.difference import DifferenceKind
 from tests.support.log_batches import ABORT, LogBatch, VisibleRecord
 from tests.support.logs import BuiltLog

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kmirror.cluster.writing.append import OffsetAppender
+from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.lane import Mirror

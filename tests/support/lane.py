@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.record_codec import Record, make_batch, read_records
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import STATE_PARTITION, append_to

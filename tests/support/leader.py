@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosi
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import Append, AppendAnswer
 from kmirror.cluster.protocol.producer_state import ProducerState
-from kmirror.cluster.protocol.record_codec import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic

@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.batch import (
     batch_headers,
 )
 from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.record_codec import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.engine.compare.visible_log import VisibleBatch, visible_batches
 
 

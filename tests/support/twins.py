@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.record_codec import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.compare.difference import Difference, PartitionComparison
 from kmirror.engine.compare.logs import compare_partition

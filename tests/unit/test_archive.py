@@ -10,7 +10,7 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.topic_configs import TopicSetting
 from kmirror.engine.archive.archive_topic import (
     Origin,

@@ -201,7 +201,7 @@ def test_topics_of_help_on_pages_are_there() -> None:
 
 
 def missing_modules(text: str) -> set[str]:
-    """Return the modules named in a text of which there is none: below src or src/kmirror, or below the folder of all."""
+    """Return the modules named in a text of which there is none: below src/kmirror, src or the folder of all."""
     named = set(re.findall(r"(?<![\w./-])[\w/-]+\.py\b", text))
     return {name for name in named if not any((ROOT / folder / name).exists() for folder in ("src/kmirror", "src", ""))}
 
@@ -219,7 +219,8 @@ def rooms() -> set[str]:
     """Return the folders of src/kmirror, the modules beside them, and the packages beside the core."""
     package = ROOT / "src" / "kmirror"
     folders = {str(init.parent.relative_to(package)) for init in package.glob("*/**/__init__.py")}
-    folders |= {str(init.parent.relative_to(package.parent)) for init in package.parent.glob("kmirror_*/**/__init__.py")}
+    beside = package.parent.glob("kmirror_*/**/__init__.py")
+    folders |= {str(init.parent.relative_to(package.parent)) for init in beside}
     return folders | {module.name for module in package.glob("*.py") if not module.name.startswith("__")}
 
 

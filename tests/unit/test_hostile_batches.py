@@ -26,7 +26,7 @@ from kmirror.cluster.protocol.merge import merge
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.old_format import read_messages
 from kmirror.cluster.protocol.pieces import Hole, Run, pieces
-from kmirror.cluster.protocol.record_codec import (
+from kmirror.cluster.protocol.records import (
     MAX_SECTION_BYTES,
     Record,
     SectionTooLargeError,

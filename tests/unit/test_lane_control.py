@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.follower import PollResult
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane import control
 from kmirror.engine.lane.control import LaneControl

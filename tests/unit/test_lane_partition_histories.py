@@ -22,7 +22,7 @@ from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.cluster.protocol.producer_state import ProducerState
-from kmirror.cluster.protocol.record_codec import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Facts, TailMatch, Trouble, judge
 from kmirror.engine.lane.intake import Frame, GuardedBatch

@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.merge import (
     Merged,
     merge,
 )
-from kmirror.cluster.protocol.record_codec import Record, make_batch, read_records
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
 
 NOW = 1_700_000_000_000
 

@@ -18,14 +18,14 @@ MOST_MODULES, MOST_LINES = 25, 500
 LARGE_ROOMS = {"kmirror/engine/lane"}
 LARGE_MODULES = {
     "kmirror/cluster/client.py",
-    "kmirror/cluster/writing/pipeline.py",
+    "kmirror/cluster/pipeline.py",
     "kmirror/engine/lane/partition_copy.py",
     "kmirror/ops/base/results.py",
     "kmirror/ops/serve/metrics.py",
     "kmirror/ops/show/tables.py",
     "kmirror/state/store.py",
 }
-SHARED_MODULE_NAMES = {"facts", "page", "progress", "report", "steps", "work"}
+SHARED_MODULE_NAMES = {"facts", "page", "progress", "records", "report", "steps", "work"}
 SHARED_CLASS_NAMES = {"Changes", "Ends", "Progress", "Report"}
 
 

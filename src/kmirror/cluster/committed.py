@@ -29,7 +29,7 @@ from kmirror.cluster.protocol.fetch import (
 )
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
-from kmirror.cluster.protocol.record_codec import Record, read_records
+from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.cluster.protocol.wire import Exchange, FrameError, format_topic_id
 from kmirror.errors import OutcomeUnknown, UnreachableError
 

@@ -18,7 +18,7 @@ from kmirror.cluster.protocol.fetch import (
 )
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.record_codec import Record, read_records
+from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.errors import BrokerError, OutcomeUnknown
 

@@ -1,1 +1,1 @@
-"""The running copy: `driver` runs mirrors, `lanes` plans, `status` knows, `lane` copies, `histories` decides whether a copy may continue."""
+"""The running copy: `driver` runs mirrors, `lanes` plans, `lane` copies, `histories` decides whether one may continue."""

@@ -24,7 +24,7 @@ from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED

@@ -23,7 +23,7 @@ from kmirror.cluster.protocol.batch import (
     HEADER,
     LOG_OVERHEAD,
 )
-from kmirror.cluster.protocol.record_codec import compress, decompress
+from kmirror.cluster.protocol.records import compress, decompress
 from kmirror.cluster.protocol.wire import read_varint, varint
 
 #: A batch with more records or bytes than this costs less by itself. The first two limits are for compressed batches,

@@ -1,1 +1,1 @@
-"""Writes to one cluster's partitions: records at their offsets, markers, fences."""
+"""Writes to one cluster's partitions besides records: empty transactions, fences, and whether we may write."""

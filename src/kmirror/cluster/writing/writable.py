@@ -15,7 +15,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import CRC, CRC_POSITION, crc_of
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.protocol.record_codec import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import CorruptBatchError, UnsupportedFormatError
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.engine.archive.archive_topic import Origin, Range, checked_ranges, origin_of
 from kmirror.engine.archive.archive_topic import is_left_over_filler, is_only_filler
 from kmirror.engine.compare.logs import offset_of

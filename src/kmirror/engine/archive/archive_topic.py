@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.errors import UsageError
 from kmirror.cluster.protocol.filler import FILLER_KEY, is_filler

@@ -1,14 +1,14 @@
 """Copy what consumers see of one partition into its archive. Blocking; it resumes exactly after a kill at any time.
 
-The last record of the archive is the only checkpoint. Batches are appended at offsets (`cluster/writing/append.py`) with a
+The last record of the archive is the only checkpoint. Batches are appended at offsets (`cluster/append.py`) with a
 producer id of the archive's own, so a batch that is sent twice is written once, and one that does not belong at the end
 of the archive is rejected.
 
 A new copy fences any earlier one: a marker raises the producer epoch, and only then the end of the archive is read.
 Records older than `producer.id.expiration.ms` make the leader forget that at its next check; so each batch of such
 records is followed by another marker, which restores it. Without the right to write markers (ALTER on the cluster)
-there is neither: two copies of old records at the same time could then write twice. The check (`archive_check`) would find that
-before anything is deleted.
+there is neither: two copies of old records at the same time could then write twice. The check would find that before
+anything is deleted.
 
 This module runs in workers.
 """
@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kmirror.cluster.writing.append import OffsetAppender
+from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import (
     COMPRESSION_MASK,
@@ -33,7 +33,7 @@ from kmirror.cluster.protocol.batch import (
     crc_of,
 )
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.record_codec import Record, make_batch, read_records
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.archive.archive_topic import (
     Origin,

@@ -31,7 +31,7 @@ from kmirror.cluster.protocol.batch import (
 )
 from kmirror.cluster.protocol.filler import FILLER_KEY
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.record_codec import Record, decompress
+from kmirror.cluster.protocol.records import Record, decompress
 from kmirror.engine.compare.difference import (
     Difference,
     DifferenceKind,

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.isolation import BatchKind
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.engine.histories.stretches import Ends, Read, Sections, Side, StoredBatch, Stretch, stretch_of
 
 #: This many records that agree in a row are no coincidence.

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.filler import is_filler
 from kmirror.cluster.protocol.isolation import BatchKind
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.engine.histories.judge import TailMatch
 from kmirror.engine.histories.stretches import (
     Ends,

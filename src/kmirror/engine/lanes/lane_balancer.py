@@ -137,7 +137,7 @@ class LaneBalancer:
         }
 
     def weights(self) -> dict[TopicPartition, float]:
-        """Return what there is to copy by partition, as `lane_plan` counts it: what is left, and what will arrive soon."""
+        """Return what there is to copy by partition, as `lane_plan` counts it: what is left or will arrive soon."""
         known = self._positions()
         mean = sum(p.bytes_per_offset for p in known.values()) / len(known) if known else 1.0
         found = {partition: offsets * mean for partition, offsets in self._partitions.left_to_copy().items()}

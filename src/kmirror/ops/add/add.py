@@ -1,7 +1,7 @@
 """`add`: mirror topics of the source.
 
-Gathers facts about both clusters, makes a plan (`ops.add.add_plan`), and prints it or carries it out (`ops.add.add_steps`): a
-dry run does the same up to the last step.
+Gathers facts about both clusters, makes a plan (`add_plan`), and prints it or carries it out (`add_steps`): a dry run
+does the same up to the last step.
 """
 
 from __future__ import annotations

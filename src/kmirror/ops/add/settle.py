@@ -1,4 +1,4 @@
-"""Where the destination refuses a mirror topic's settings, settle for the closest that it accepts (`cluster.topics.policies`).
+"""Where the destination refuses a mirror topic's settings, settle for the closest that it accepts (`policies`).
 
 What was found for one topic is tried for the next one first: a cluster has one policy.
 """

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from kmirror.cluster.writing.pipeline import AppendPipeline
-from kmirror.cluster.writing.pipeline_queue import PendingAppend, AppendStoppedError
+from kmirror.cluster.pipeline import AppendPipeline
+from kmirror.cluster.pipeline_queue import PendingAppend, AppendStoppedError
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topics.topic_settings import topic_settings

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kmirror.cluster.writing.append import OffsetAppender, as_run
+from kmirror.cluster.append import OffsetAppender, as_run
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
 from kmirror.cluster.protocol.batch import BatchHeader, set_producer
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.produce import AppendAnswer
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import OutcomeUnknown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from kmirror.cluster.writing.append import as_run
+from kmirror.cluster.append import as_run
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import (
     ATTRIBUTES_POSITION,
@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.batch import (
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run
-from kmirror.cluster.protocol.record_codec import Record, make_batch, read_records
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.errors import BrokerError
 from kmirror.ops.probe.guarantees import Guarantee, broken, holds, weaker
 from kmirror.ops.probe.partition import ProbePartition, ProbedBatch, probe_partition

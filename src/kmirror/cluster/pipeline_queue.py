@@ -7,11 +7,11 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from kmirror.cluster.writing.append import OffsetAppender, as_run
+from kmirror.cluster.append import OffsetAppender, as_run
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run
-from kmirror.cluster.protocol.record_codec import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.errors import KmirrorError
 
 _BATCH_BYTES = 256 << 10

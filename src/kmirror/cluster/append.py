@@ -1,9 +1,9 @@
 """Append records at the offsets they carry, on stock brokers: one partition, one request at a time. Blocking.
 
-    from kmirror.cluster.writing.append import OffsetAppender
+    from kmirror.cluster.append import OffsetAppender
     from kmirror.cluster.client import ClusterClient
     from kmirror.cluster.protocol.metadata import TopicPartition
-    from kmirror.cluster.protocol.record_codec import Record
+    from kmirror.cluster.protocol.records import Record
     from kmirror.cluster.security.client_config import client_config
 
     with ClusterClient(client_config({"bootstrap.servers": "localhost:9092"})) as client:
@@ -44,7 +44,7 @@ from kmirror.cluster.protocol.fill_plan import (
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run, pieces
 from kmirror.cluster.protocol.producer_state import ProducerState
-from kmirror.cluster.protocol.record_codec import Record, make_batch, read_records
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.protocol.wire import Buffer, FrameError
 from kmirror.errors import (
     BrokerError,

@@ -7,7 +7,7 @@ Records for a partition whose leader is busy are collected into one batch; a req
 broker's partitions, and up to five requests to a broker are in flight. `result()` of what `append` returns is the log
 end after its records; the offset in every answer is checked.
 
-The rules are those of `kmirror.cluster.writing.append`, which also does everything out of the ordinary: filling, and recovery
+The rules are those of `kmirror.cluster.append`, which also does everything out of the ordinary: filling, and recovery
 from a lost connection, a moved leader or a refusal. A batch is sent before the one before it is answered only while the
 leader surely remembers our producer id, so that a second batch cannot land in the place of a refused first one.
 
@@ -28,16 +28,16 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from kmirror.cluster.writing.append import InvalidProduceOffsetError, OffsetAppender
+from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.stream import Stream
-from kmirror.cluster.writing.pipeline_queue import UNBUILT, PendingAppend, AppendStoppedError, PendingBatch, PartitionQueue
+from kmirror.cluster.pipeline_queue import UNBUILT, PendingAppend, AppendStoppedError, PendingBatch, PartitionQueue
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
-from kmirror.cluster.protocol.record_codec import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.wire import INT32, FrameError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
