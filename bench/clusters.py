@@ -18,8 +18,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import append_to
 from kmirror_sandbox.cluster import SandboxCluster, start_together
-from kmirror_sandbox.ports import LOOPBACK, free_ports
 from kmirror_sandbox.cluster_spec import NodeSpec, nodes_on, ports_needed
+from kmirror_sandbox.ports import LOOPBACK, free_ports
 
 _HEAP = "1g"
 _JAVA_OPTIONS = (

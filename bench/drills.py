@@ -28,10 +28,10 @@ from bench.drill_clients import Load, Waiting
 from bench.machine import describe_machine
 from bench.measure import CopyFailedError
 from bench.processes import REPOSITORY, Running, carry_out, kmirror, start
-from kmirror.cluster.rights.acls import await_acls, create_acls
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, AclPermission, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, Operation, PatternType, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.acls import await_acls, create_acls
 from kmirror.cluster.security.client_config import client_config
 
 RESULTS = REPOSITORY / "docs" / "results" / "drills.json"

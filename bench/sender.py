@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from bench.data import batch_of, data_set_of
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.stream import Stream
 from kmirror.errors import BrokerError
 
 _ANSWER_BYTES = 64 << 10

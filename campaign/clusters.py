@@ -25,8 +25,8 @@ from campaign.world import Ground
 from kmirror.errors import RefusedError
 from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import SandboxCluster, start_together
-from kmirror_sandbox.ports import free_ports
 from kmirror_sandbox.cluster_spec import controller_count, save_spec
+from kmirror_sandbox.ports import free_ports
 from tests.support.clusters import IDLE, QUICK_JAVA_OPTIONS, archive_options
 
 _ATTEMPTS = 3

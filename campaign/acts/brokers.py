@@ -147,8 +147,8 @@ def move_leaders(scene: Scene, fault: Fault, note: Note) -> None:
 def quota(scene: Scene, fault: Fault, note: Note) -> Undo:
     """Survived: a throttling broker answers late, and says so."""
     from kmirror.cluster.client import ClusterClient
-    from kmirror.cluster.rights.client_quotas import alter_quotas
     from kmirror.cluster.protocol.quota import Quota
+    from kmirror.cluster.rights.client_quotas import alter_quotas
     from kmirror.cluster.security.client_config import client_config
 
     side = scene.side(fault, note)

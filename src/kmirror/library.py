@@ -49,8 +49,8 @@ from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest
-from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror.ops.verify.verify import VerifyRequest, verify
+from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.value_types import parse_start_from
 from kmirror.state.event_records import Event

@@ -16,10 +16,10 @@ from kmirror.ops.base.context import Destination, cluster_id_of
 from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult, KeyRow, rows_of
 from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.mirrors.create import check_name, create
-from kmirror_compat.conversion import Conversion, link_conversion
-from kmirror_compat.mirrormaker_file import Flow, MirrorMakerFile
 from kmirror.settings.parsing import is_setting, setting_of
 from kmirror.words import counted
+from kmirror_compat.conversion import Conversion, link_conversion
+from kmirror_compat.mirrormaker_file import Flow, MirrorMakerFile
 
 #: How long to wait for a cluster of the file.
 _ASK_S = 5.0

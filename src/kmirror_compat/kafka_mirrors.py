@@ -15,6 +15,10 @@ import click
 from kmirror import __version__
 from kmirror.cli import main as kmirror_main
 from kmirror.cli.failures import INTERRUPTED
+from kmirror.cli.name_cache import cached_mirrors, cached_topics
+from kmirror.cli.options import Session, Verb, destination_properties
+from kmirror.cli.terminal.screen import Screen
+from kmirror.errors import ExitCode, UsageError
 from kmirror_compat.kafka_flags import (
     ACTIONS,
     MIRROR_FLAGS,
@@ -27,10 +31,6 @@ from kmirror_compat.kafka_flags import (
     read,
     source_names,
 )
-from kmirror.cli.name_cache import cached_mirrors, cached_topics
-from kmirror.cli.options import Session, Verb, destination_properties
-from kmirror.cli.terminal.screen import Screen
-from kmirror.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from kmirror.state.snapshot import State

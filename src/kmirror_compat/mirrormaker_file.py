@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.errors import UsageError
-from kmirror.settings.client_keys import is_client_key
 from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult
-from kmirror_compat.conversion import Conversion, Given, convert
+from kmirror.settings.client_keys import is_client_key
 from kmirror.settings.other_tools import DEFAULT_POLICY, IDENTITY_POLICY
+from kmirror_compat.conversion import Conversion, Given, convert
 
 _NOTE = ": MirrorMaker 2's default, not set in the file"
 _NOT_EMITTED = "not set in the file, and false here: offsets are equal; --config sets it for old clients"

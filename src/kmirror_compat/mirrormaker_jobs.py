@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import option
-from kmirror.engine.status.journal import Level
 from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
+from kmirror.engine.status.journal import Level
 from kmirror.errors import BrokerError, Reason, UnreachableError
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
 from kmirror.ops.groups.group_facts import log_bounds, mirrored_topics, read_source_groups

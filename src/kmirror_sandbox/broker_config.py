@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kmirror_sandbox.ports import LOOPBACK
 from kmirror_sandbox.cluster_spec import ADMIN_USER, BROKER_PRINCIPAL, ClusterSpec, NodeSpec, SecuritySpec, TokenSpec
+from kmirror_sandbox.ports import LOOPBACK
 from kmirror_sandbox.tiered_store import STORE_CLASS
 
 #: The listener for clients is named after its protocol.

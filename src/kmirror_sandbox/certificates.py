@@ -8,8 +8,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kmirror_sandbox.ports import LOOPBACK
 from kmirror_sandbox.cluster_spec import BROKER_PRINCIPAL
+from kmirror_sandbox.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

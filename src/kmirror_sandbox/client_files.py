@@ -7,9 +7,9 @@ from typing import Any
 
 from kmirror.errors import UsageError
 from kmirror_sandbox.broker_config import jaas_quoted, token_issuer
+from kmirror_sandbox.cluster_spec import CERTIFICATE
 from kmirror_sandbox.node import Node
 from kmirror_sandbox.ports import LOOPBACK
-from kmirror_sandbox.cluster_spec import CERTIFICATE
 
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",

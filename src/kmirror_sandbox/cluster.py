@@ -18,15 +18,11 @@ from typing import Self
 
 from kmirror.errors import RefusedError, UnreachableError, UsageError
 from kmirror.java import find_java
+from kmirror.words import counted
+from kmirror.work import Add, Meter, Watch, unwatched
 from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.certificates import make_certificates
 from kmirror_sandbox.client_files import create_scram_users, login_properties
-from kmirror_sandbox.jars import KafkaJars, cache_directory, kafka_jars, token_server_jars
-from kmirror_sandbox.node import Node
-from kmirror_sandbox.ports import LOOPBACK, free_ports
-from kmirror_sandbox.process import ProcessIdentity, send_signal, terminate, wait_gone
-from kmirror_sandbox.readiness import wait_until_answering, wait_until_listening, wait_until_logged_in
-from kmirror_sandbox.java_server import JavaServer
 from kmirror_sandbox.cluster_spec import (
     ADMIN_USER,
     ClusterSpec,
@@ -39,11 +35,13 @@ from kmirror_sandbox.cluster_spec import (
     ports_needed,
     save_spec,
 )
+from kmirror_sandbox.jars import KafkaJars, cache_directory, kafka_jars, token_server_jars
+from kmirror_sandbox.java_server import JavaServer, TokenServer, ZooKeeper
+from kmirror_sandbox.node import Node
+from kmirror_sandbox.ports import LOOPBACK, free_ports
+from kmirror_sandbox.process import ProcessIdentity, send_signal, terminate, wait_gone
+from kmirror_sandbox.readiness import wait_until_answering, wait_until_listening, wait_until_logged_in
 from kmirror_sandbox.tiered_store import Store, check_tiered, compiled_store, install_store
-from kmirror_sandbox.java_server import TokenServer
-from kmirror_sandbox.java_server import ZooKeeper
-from kmirror.words import counted
-from kmirror.work import Add, Meter, Watch, unwatched
 
 MAX_BROKERS = 9
 DEFAULT_HEAP = "512m"

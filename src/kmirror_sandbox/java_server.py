@@ -17,16 +17,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from kmirror_sandbox.broker_config import logging_option, logging_properties
-from kmirror_sandbox.jars import KafkaJars
-from kmirror_sandbox.process import ProcessIdentity, is_alive, spawn
-from kmirror_sandbox.cluster_spec import ClusterSpec
-from collections.abc import Mapping
-from kmirror_sandbox.broker_config import TOKEN_AUDIENCE, TOKEN_ISSUER
-from kmirror_sandbox.jars import token_server_jars
-from kmirror_sandbox.ports import LOOPBACK
+
+from kmirror_sandbox.broker_config import (
+    TOKEN_AUDIENCE,
+    TOKEN_ISSUER,
+    logging_option,
+    logging_properties,
+    zookeeper_properties,
+)
 from kmirror_sandbox.cluster_spec import ClusterSpec, TokenSpec
-from kmirror_sandbox.broker_config import zookeeper_properties
+from kmirror_sandbox.jars import KafkaJars, token_server_jars
+from kmirror_sandbox.ports import LOOPBACK
+from kmirror_sandbox.process import ProcessIdentity, is_alive, spawn
 
 _TAIL_LINES = 20
 

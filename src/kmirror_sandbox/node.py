@@ -16,9 +16,9 @@ from pathlib import Path
 
 from kmirror.errors import KmirrorError
 from kmirror_sandbox.broker_config import keys_option, server_properties
+from kmirror_sandbox.cluster_spec import ClusterSpec, NodeSpec, release_of
 from kmirror_sandbox.jars import KafkaJars
 from kmirror_sandbox.java_server import JavaServer
-from kmirror_sandbox.cluster_spec import ClusterSpec, NodeSpec, release_of
 
 #: Where the storage tool writes how the cluster begins: from Kafka 4.4 on, and before.
 _CHECKPOINTS = ("__cluster_metadata-0/00000000000000000000-0000000000.checkpoint", "bootstrap.checkpoint")

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from kmirror.errors import TimedOutError, UnreachableError
-from kmirror_sandbox.client_files import Probe, login_probe, metadata_probe
-from kmirror_sandbox.node import Node
-from kmirror_sandbox.ports import LOOPBACK
-from kmirror_sandbox.java_server import JavaServer
 from kmirror.words import counted
 from kmirror.work import Add, unwatched
+from kmirror_sandbox.client_files import Probe, login_probe, metadata_probe
+from kmirror_sandbox.java_server import JavaServer
+from kmirror_sandbox.node import Node
+from kmirror_sandbox.ports import LOOPBACK
 
 _POLL_S = 0.03
 

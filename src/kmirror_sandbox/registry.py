@@ -19,15 +19,15 @@ from typing import Any
 
 from kmirror.columns import COUNT, TEXT, Column, Table, document, list_of, one_of
 from kmirror.errors import RefusedError, UsageError
+from kmirror.words import counted
+from kmirror.work import Watch, unwatched
 from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import SandboxCluster, start_together
+from kmirror_sandbox.cluster_spec import ADMIN_USER, CERTIFICATE, controller_count, has_spec
 from kmirror_sandbox.jars import check_kafka_version
 from kmirror_sandbox.ports import is_free
 from kmirror_sandbox.readiness import listens
-from kmirror_sandbox.cluster_spec import ADMIN_USER, CERTIFICATE, controller_count, has_spec
 from kmirror_sandbox.tiered_store import check_tiered
-from kmirror.words import counted
-from kmirror.work import Watch, unwatched
 
 CLUSTERS = ("a", "b")
 DEFAULT_BASE_PORT = 19_092

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from kmirror.errors import RefusedError, UsageError
 from kmirror.java import MINIMUM_JAVA
-from kmirror_sandbox.jars import KafkaJars, cache_directory
 from kmirror_sandbox.cluster_spec import release_of
+from kmirror_sandbox.jars import KafkaJars, cache_directory
 
 #: The class that brokers load.
 STORE_CLASS = "FolderStore"

@@ -17,16 +17,15 @@ import pytest
 from hypothesis import strategies as st
 
 import kmirror
+from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, Operation, PatternType, ResourceType
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acl_commands import Grant, alter_topic, grant_line
 from kmirror.cluster.rights.acls import kafka_acls_line
-from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, AclPermission, ResourceType
-from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import command_line, on_mirror, on_topics, option, options
 from kmirror.errors import Reason
 from kmirror.ops.base.client_gaps import grant_command
-from kmirror.ops.base.next_steps import refused_text
-from kmirror.ops.base.next_steps import next_step
+from kmirror.ops.base.next_steps import next_step, refused_text
 from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.show.open_transactions import abort_command
 from kmirror.sync.client_rights import LackingRight

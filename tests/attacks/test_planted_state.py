@@ -17,9 +17,9 @@ from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.attacks.conftest import SECRET
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import typed

@@ -24,7 +24,7 @@ from kmirror.cli.terminal.output import JsonOutput, TableOutput, show_error
 from kmirror.cli.terminal.run_log import Entry
 from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.client import require
-from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, AclPermission, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, Operation, PatternType, ResourceType
 from kmirror.columns import Table
 from kmirror.engine.status.journal import Level
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError

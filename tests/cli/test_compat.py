@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from kmirror_compat import kafka_mirrors as compat
-from kmirror_compat.kafka_mirrors import combined, command_lines
-from kmirror_compat.kafka_flags import ACTIONS, OWN, command_of, options_of, read
 from kmirror.cli.verbs import VERBS, kmirror
 from kmirror.errors import RefusedError, UsageError
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror_compat import kafka_mirrors as compat
+from kmirror_compat.kafka_flags import ACTIONS, OWN, command_of, options_of, read
+from kmirror_compat.kafka_mirrors import combined, command_lines
 
 from .conftest import Ran
 

@@ -16,10 +16,10 @@ import click
 import pytest
 
 from kmirror.cli.commands.completion import answer
-from kmirror_compat.kafka_mirrors import kafka_mirrors_command
-from kmirror_compat.kafka_flags import ACTIONS, OWN
 from kmirror.cli.name_cache import MOST_DESTINATIONS, MOST_LINES, lines_of, names_folder, write_names
 from kmirror.cli.verbs import VERBS, kmirror
+from kmirror_compat.kafka_flags import ACTIONS, OWN
+from kmirror_compat.kafka_mirrors import kafka_mirrors_command
 from tests.support.shells import Terminal, find_shell
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 from kmirror import __version__
-from kmirror_sandbox.cli.demo_output import CommandRunner, DemoOutput, RunningCommand
 from kmirror.cli.terminal.screen import Screen
+from kmirror_sandbox.cli.demo_output import CommandRunner, DemoOutput, RunningCommand
 from kmirror_sandbox.process import identify
 from tests.support.waiting import wait_until
 

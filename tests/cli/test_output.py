@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cli.terminal import progress_lines as progress
 from kmirror.cli.commands.copying import verified
+from kmirror.cli.terminal import progress_lines as progress
 from kmirror.cli.terminal.output import JsonOutput, Output, TableOutput, output_for
 from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -18,9 +18,9 @@ from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.stop.report import stopped_row, totals_of
 from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
+from kmirror.state.records import AtStop, PartitionRecord, PartitionState
 from kmirror_sandbox.cli.sandbox import show_status
 from kmirror_sandbox.registry import BrokerState, BrokerStatus, SandboxStatus
-from kmirror.state.records import AtStop, PartitionRecord, PartitionState
 from tests.support.screens import piped, terminal, written
 
 pytestmark = pytest.mark.usefixtures("plain_environment")

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kmirror.cli.terminal import progress_lines as progress
 from kmirror.cli.commands.copying import headline
+from kmirror.cli.terminal import progress_lines as progress
 from kmirror.cli.terminal.screen import Screen
 from kmirror.engine.driver.driver import RunView
 from kmirror.engine.driver.engines import NotCopied
-from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.driver.topic_views import TopicView
+from kmirror.engine.status.journal import Level, Note
 from kmirror.errors import Reason
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.work import Speed, WorkView
@@ -170,7 +170,7 @@ class Hours:
 
 def test_work_is_shown_after_two_seconds_and_then_in_a_line_every_five() -> None:
     screen, clock = piped(), Hours()
-    shown = progress.Progress(screen, None, clock)
+    shown = progress.ProgressDisplay(screen, None, clock)
     for tenths in range(200):
         clock.at = tenths / 10
         shown.take(WorkView(f"copying {tenths // 50}", float(tenths // 50 * 5), clock.at, "offset", tenths % 50 + 1))
@@ -189,7 +189,7 @@ def test_work_is_shown_after_two_seconds_and_then_in_a_line_every_five() -> None
 
 def test_of_several_works_the_first_that_is_not_done_is_shown() -> None:
     screen, clock = piped(), Hours()
-    shown = progress.Progress(screen, None, clock)
+    shown = progress.ProgressDisplay(screen, None, clock)
     for what, done in (("archiving", 5), ("checking", 2)):
         shown.take(WorkView(what, 0.0, 0.0, "offset", done, 5))
     clock.at = 3.0
@@ -199,7 +199,7 @@ def test_of_several_works_the_first_that_is_not_done_is_shown() -> None:
 
 def test_on_a_terminal_one_line_changes_and_goes_with_the_work_and_before_other_lines() -> None:
     screen, clock = terminal(), Hours()
-    shown = progress.Progress(screen, screen.status, clock)
+    shown = progress.ProgressDisplay(screen, screen.status, clock)
     shown.take(WorkView("deleting orders", 0.0, 0.0))
     shown.show()
     assert written(screen) == ("", "")

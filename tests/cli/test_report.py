@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cli.commands.evidence_files import AtomicFile
-from kmirror.cli.commands.evidence_files import Report
+from kmirror.cli.commands.evidence_files import AtomicFile, Report
 from kmirror.cli.commands.report_command import require_own
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.ops.report.page import GENERATOR

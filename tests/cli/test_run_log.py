@@ -17,8 +17,8 @@ from kmirror.cli.terminal.run_log import JSON, TEXT, ChangeTracker, Entry, RunLo
 from kmirror.cli.terminal.screen import Screen
 from kmirror.engine.driver.driver import RunView
 from kmirror.engine.driver.engines import NotCopied
-from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.driver.topic_views import TopicView
+from kmirror.engine.status.journal import Level, Note
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from tests.cli.conftest import Run

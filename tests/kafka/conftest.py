@@ -15,9 +15,9 @@ import pytest
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.ops.base.context import Destination
+from kmirror.state.store import StateStore
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
-from kmirror.state.store import StateStore
 from tests.support.clusters import ClusterPair, forgotten_mirrors
 from tests.support.inspected import Pair
 from tests.support.kafka_versions import FORGETFUL_VERSIONS, of_long

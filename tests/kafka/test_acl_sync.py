@@ -17,15 +17,15 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cli.terminal.output import TableOutput
-from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, describe_acls
-from kmirror.cluster.rights.authorized import may_write_transactions
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas, scram_users
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, describe_acls
+from kmirror.cluster.rights.authorized import may_write_transactions
+from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas, scram_users
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.driver.side_jobs import JobEvent
 from kmirror.errors import Reason, RefusedError, UnreachableError, UsageError
@@ -41,10 +41,10 @@ from kmirror.ops.rights.lift import deferred_acls, lift_rights
 from kmirror.ops.rights.protection import write_rights
 from kmirror.ops.rights.source_acls import stored_source_acls
 from kmirror.ops.stop.failover import failover
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, claim, give, kmirror_rights, view_of, written
 from tests.support.clusters import unique_topic
 from tests.support.screens import piped

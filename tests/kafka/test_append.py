@@ -117,9 +117,9 @@ def test_one_request_for_many_partitions_is_answered_for_each(cluster: SandboxCl
 
 
 def test_requests_on_one_connection_are_carried_out_in_order(leader: Leader) -> None:
-    from kmirror.cluster.stream import Stream
     from kmirror.cluster.protocol import produce
     from kmirror.cluster.protocol.wire import INT32
+    from kmirror.cluster.stream import Stream
 
     stream = Stream(leader.connection, 1 << 20)
     sent = []

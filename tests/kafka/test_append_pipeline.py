@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.cluster import append
-from kmirror.cluster import pipeline
+from kmirror.cluster import append, pipeline
 from kmirror.cluster.append import InvalidProduceOffsetError
 from kmirror.cluster.pipeline import AppendPipeline
-from kmirror.cluster.pipeline_queue import PendingAppend, AppendStoppedError
+from kmirror.cluster.pipeline_queue import AppendStoppedError, PendingAppend
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition

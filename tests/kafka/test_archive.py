@@ -33,8 +33,8 @@ from kmirror.engine.archive.archive_topic import archive_producer_id
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic
 from kmirror.engine.bulk.runner import Threads
 from kmirror.engine.clock import now_ms
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.work import WorkView
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
 from tests.support.archiving import ArchiveProcess, assert_holds, check, make_archive, save
 from tests.support.clusters import MakeCluster, unique_topic

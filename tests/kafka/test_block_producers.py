@@ -13,10 +13,10 @@ from typing import Self
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, RefusedError

@@ -10,10 +10,10 @@ from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.topics.log_dirs import disk_use
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.log_dirs import disk_use
 from kmirror.errors import BrokerError, OutcomeUnknown
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kmirror_compat import kafka_mirrors as compat
 from kmirror.cli.name_cache import names_folder
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.ops.base.context import Destination
 from kmirror.settings.parsing import stored_settings
+from kmirror_compat import kafka_mirrors as compat
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, produce

@@ -24,13 +24,13 @@ from kmirror.cluster.connection import (
     Connection,
     UnsupportedVersionError,
 )
-from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import batch_headers, set_producer
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.token_endpoint import TokenEndpoint
 from kmirror.cluster.security.tokens import TOKENS
+from kmirror.cluster.stream import Stream
 from kmirror.errors import ExitCode, OutcomeUnknown, Reason, UnreachableError
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.frames import PLAIN, receive

@@ -19,9 +19,9 @@ from kmirror.ops.base.context import PENDING_ADD, Destination, change, require_m
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, properties_of, selector, settings_of
 from tests.support.side_jobs import run_once

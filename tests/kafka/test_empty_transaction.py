@@ -9,11 +9,11 @@ from contextlib import closing
 import pytest
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.writing.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.transactions import ADD_PARTITIONS, END
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.writing.empty_transaction import EmptyTransactions
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic

@@ -24,6 +24,7 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import remove
 from kmirror.settings.table import StartFrom
 from kmirror.state.history_records import points_of
+from kmirror.state.librdkafka import client
 from kmirror.state.record_kinds import decode
 from kmirror.state.records import Incarnation, PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes

@@ -10,11 +10,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from kmirror.cluster.security.client_config import client_config
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.event_records import Event, EventPage
 from kmirror.state.lock import transact
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import command
 from tests.support.forked import Forked

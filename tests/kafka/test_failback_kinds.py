@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
@@ -25,8 +25,8 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give, kmirror_rights, written
 from tests.support.archiving import assert_holds
 from tests.support.clusters import MakeCluster, unique_topic

@@ -23,9 +23,9 @@ from kmirror.ops.check.check import check
 from kmirror.ops.groups import expiry
 from kmirror.ops.groups.expiry import OffsetsRetention, offsets_retention
 from kmirror.ops.stop.failover import failover
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give
 from tests.support.clusters import NO_RETENTION, ClusterPair, made_clusters, unique_topic
 from tests.support.groups import GroupScene, commit, committed, delete_offsets, lose_source, member

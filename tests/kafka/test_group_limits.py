@@ -17,8 +17,8 @@ from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.show.describe_groups import describe_groups
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import NO_RETENTION, ClusterPair, made_clusters, unique_topic
 from tests.support.groups import GroupScene, commit, committed, member, metadata_of
 from tests.support.local_engine import LocalEngine

@@ -37,10 +37,10 @@ from kmirror.ops.mirrors.create import create
 from kmirror.ops.run.last_group_sync import SyncedGroups, last_group_sync
 from kmirror.ops.run.run import run
 from kmirror.ops.show.describe_groups import describe_groups
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.snapshot import Changes, State
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.groups import GroupScene, commit, committed, delete_offsets, lose_source, member, metadata_of
 from tests.support.json_documents import check_printed

@@ -12,8 +12,8 @@ from kafka.protocol.producer import WriteTxnMarkersRequest
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.errors import Reason
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.lane import Mirror, copy_of, fill
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic, young
 from tests.support.oracle import segment_files

@@ -16,8 +16,8 @@ import pytest
 
 import kmirror
 from kmirror.ops.base.context import Destination
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine

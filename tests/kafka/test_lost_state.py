@@ -14,12 +14,12 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.base.upstream import stored_state_on
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.event_records import Event
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.lock import transact
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import typed
 from tests.support.quotas import slowed

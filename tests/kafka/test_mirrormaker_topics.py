@@ -14,8 +14,8 @@ from kmirror.engine.driver.side_jobs import SideJob
 from kmirror.errors import UsageError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror_compat.mirrormaker_jobs import CheckpointsJob, HeartbeatsJob
 from kmirror.ops.mirrors.config import change_config
+from kmirror_compat.mirrormaker_jobs import CheckpointsJob, HeartbeatsJob
 from kmirror_sandbox.jars import kafka_jars
 from tests.support.class_archive import java
 from tests.support.clusters import ClusterPair, unique_topic

@@ -20,8 +20,8 @@ from kmirror.ops.failback.groups import committed_offsets, live_groups
 from kmirror.ops.groups.restore import committed_on
 from kmirror.ops.show import drained
 from kmirror.ops.show.drained import read_committed_offsets
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.parsing import stored_settings
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, member
 from tests.support.leader import create_topic

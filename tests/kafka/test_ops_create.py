@@ -8,8 +8,8 @@ from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError, Unreach
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.mirrors.config import change_config, show_config
-from kmirror_compat.creating import create_from_link, create_from_mm2
 from kmirror.ops.mirrors.create import create
+from kmirror_compat.creating import create_from_link, create_from_mm2
 from kmirror_sandbox.ports import free_ports
 from tests.support.clusters import ClusterPair
 from tests.support.mirrors import outcomes, properties_of

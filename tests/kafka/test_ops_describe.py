@@ -24,7 +24,6 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.tables import MIRRORS, MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, wait
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
@@ -36,6 +35,7 @@ from kmirror.state.records import (
     ProgressRow,
 )
 from kmirror.state.snapshot import Changes
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, outcomes, produce, properties_of, selector
 from tests.support.transactions import OpenTransaction

@@ -29,9 +29,9 @@ from kmirror.ops.check.check import check
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.describe import describe
 from kmirror.ops.verify.verify import VerifyRequest, verify
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force, delete_in_force
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.kafka_tools import kafka_tool

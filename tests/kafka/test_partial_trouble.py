@@ -19,8 +19,8 @@ from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.stop import stop
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, unique_topic
 from tests.support.leader import create_topic
 from tests.support.local_engine import LocalEngine

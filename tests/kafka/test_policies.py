@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.topics.policies import settled_to_create
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.topics.policies import settled_to_create
 from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.engine.clock import now_ms
 from kmirror.engine.driver.side_jobs import JobView
@@ -24,8 +24,8 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import change, require_mirror
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.check.check import check
-from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
+from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.probe.guarantees import Verdict
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import PartitionRow
@@ -33,12 +33,12 @@ from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.verify.verify import VerifyRequest, verify
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror.sync.setting_changes import MIRROR_VALUES
 from kmirror.words import at_time
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of

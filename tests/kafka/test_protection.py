@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.acl_binding import AclPermission, ResourceType
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights import principal_probe
 from kmirror.cluster.rights.acl_commands import login_principal
 from kmirror.cluster.rights.acls import await_acls, delete_acls, describe_acls
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.writing.fence import log_ends
-from kmirror.cluster.rights.principal_probe import PROBE_PREFIX, probe_principal
-from kmirror.cluster.rights.principal_probe import process_mark
-from kmirror.cluster.protocol.acl_binding import AclPermission, ResourceType
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.principal_probe import PROBE_PREFIX, probe_principal, process_mark
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.writing.fence import log_ends
 from kmirror.cluster.writing.writable import probe_writable
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.context import Destination
@@ -29,11 +28,11 @@ from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import protect, settle, unprotect
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.parsing import parse_settings
 from kmirror.settings.table import Settings
 from kmirror.state.records import DesiredState
 from kmirror.state.rights_records import SHARED
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, claim, denial, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import properties_of

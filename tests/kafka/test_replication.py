@@ -8,8 +8,8 @@ from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import CheckLine
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.mirrors import make_topic, properties_of, selector
 

@@ -31,8 +31,8 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState, ProgressRow
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.lane import Mirror

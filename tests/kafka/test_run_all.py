@@ -16,9 +16,9 @@ from kmirror.errors import RefusedError
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.engine_start import EngineStart
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, EngineState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import Engine, Pair, kmirror, typed
 from tests.support.mirrors import properties_of

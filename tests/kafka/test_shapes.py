@@ -17,9 +17,9 @@ from kmirror.ops.check.findings import CheckLine
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, TopicOrigin
 from kmirror.state.snapshot import Changes
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, outcomes, produce, properties_of, selector
 from tests.support.shared_clusters import ForgetfulCluster

@@ -18,10 +18,10 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.store import StateStore
 from kmirror.state.writer import StateWriter
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.leader import create_topic
 from tests.support.local_engine import LocalEngine

@@ -14,12 +14,12 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import STATE_TOPIC, StateStore
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.stores import state_store
 from tests.support.waiting import wait_until

@@ -18,6 +18,7 @@ from kmirror.errors import OutcomeUnknown, Reason, RefusedError, UnreachableErro
 from kmirror.state.client import Deadline, boottime
 from kmirror.state.events import Event
 from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.librdkafka import Deadline, boottime, client
 from kmirror.state.lock import transact
 from kmirror.state.records import (
     EngineRecord,

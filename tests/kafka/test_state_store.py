@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kmirror.errors import Reason, TimedOutError, UnreachableError
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.event_records import Event
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.lock import transact
 from kmirror.state.record_kinds import encode
 from kmirror.state.records import MirrorRecord, PartitionRecord, PartitionState

@@ -14,13 +14,13 @@ import pytest
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now_ms
 from kmirror.errors import Reason, RefusedError, UnreachableError
-from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.lock import transact
 from kmirror.state.records import Incarnation
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
 from tests.support.stores import mirror, state_store
 

@@ -10,15 +10,15 @@ import pytest
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.writing.fence import FenceResult, Writer, fence
 from kmirror.cluster.protocol.batch import set_producer
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.writing.fence import FenceResult, Writer, fence
 from kmirror.engine.clock import now_ms
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.engine.lane.control import append_to
 from kmirror.engine.spec import own_producer_id
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change

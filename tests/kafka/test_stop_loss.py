@@ -25,8 +25,8 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, freeze, unique_topic
 from tests.support.foreign import write_idempotently, write_plainly
 from tests.support.json_documents import check

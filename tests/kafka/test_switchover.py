@@ -17,8 +17,8 @@ from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.report import VerbReport
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, committed, member
 from tests.support.local_engine import LocalEngine

@@ -9,8 +9,8 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import ProgressRecord
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector

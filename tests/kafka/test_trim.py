@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, ResourceType
 
-from kmirror.cluster.topics import trim
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import batch_headers
@@ -21,6 +20,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.reader import read_batch_at
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics import trim
 from kmirror.cluster.topics.trim import (
     Trimmed,
     delete_records,

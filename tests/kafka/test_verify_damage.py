@@ -15,8 +15,8 @@ from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.errors import ExitCode
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.copies import make_copy
 from tests.support.damage import DAMAGES, Damaged, Original, by_kind, longer

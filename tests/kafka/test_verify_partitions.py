@@ -13,13 +13,13 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, CorruptBatchError
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.engine.clock import now_ms
 from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.engine.compare.logs import compare_partition, filler_at_start

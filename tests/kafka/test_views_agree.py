@@ -17,8 +17,8 @@ import pytest
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.driver.driver import COPYING, view_of
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.engine.lane import log_end_checks
+from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination

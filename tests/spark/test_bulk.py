@@ -34,8 +34,8 @@ from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.lane.control import append_to
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.work import Add, Meter, WorkView, unwatched
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds, make_archive
 from tests.support.clusters import ClusterPair
 from tests.support.leader import create_topic

@@ -21,10 +21,10 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, describe_acls
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, Operation
 from kmirror.cluster.protocol.metadata import TopicPartition as ClusterTopicPartition
+from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, describe_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError
 from kmirror.ops.add.add import add

@@ -20,10 +20,10 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.spark.shipping import UNPACKED
 from kmirror.errors import ExitCode
 from kmirror.ops.base.context import Destination
+from kmirror.state.records import EngineRecord
 from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.certificates import make_certificates
 from kmirror_sandbox.cluster import SandboxCluster, start_together
-from kmirror.state.records import EngineRecord
 from tests.kafka import test_kerberos
 from tests.kafka.test_kerberos import Guarded
 from tests.support.clusters import made_clusters, unique_topic

@@ -21,10 +21,10 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
+from kmirror_compat.mirrormaker_records import checkpoint
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.jars import kafka_jars
 from kmirror_sandbox.registry import down
-from kmirror_compat.mirrormaker_records import checkpoint
 from tests.support.acls import acls, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import Engine, typed

@@ -15,8 +15,8 @@ from pyspark import cloudpickle
 
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
-from kmirror.engine.spark.spark_failures import SparkLostError, TaskCancelledError
 from kmirror.engine.spark.run_folder import remove_abandoned
+from kmirror.engine.spark.spark_failures import SparkLostError, TaskCancelledError
 from kmirror.engine.threads import StoppedError
 from tests.support.processes import Process, tree, wait_gone
 from tests.support.spark_driver import endless

@@ -20,8 +20,8 @@ from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError, Usa
 from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import Outcome
-from kmirror.ops.verify.verify_results import VERIFY_PLAN, VerifyOutcome, VerifyRow
 from kmirror.ops.verify.verify import VerifyRequest, explain, verify
+from kmirror.ops.verify.verify_results import VERIFY_PLAN, VerifyOutcome, VerifyRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState
 from tests.support.clusters import ClusterPair

@@ -9,16 +9,16 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka import admin as admin_api
 from confluent_kafka.admin import AdminClient
 
-from kmirror.cluster.rights.acls import await_acls, create_acls
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, AclPermission, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, Operation, PatternType, ResourceType
+from kmirror.cluster.rights.acls import await_acls, create_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.driver.side_jobs import JobView
 from kmirror.ops.base.context import Destination, change
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.parsing import parse_settings
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.waiting import wait_until
 
 _ANY = (

@@ -16,11 +16,11 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.engine.archive import copy as archive_copy
-from kmirror.engine.archive.archive_topic import Range, archive_name, archive_settings
 from kmirror.engine.archive.archive_check import ArchiveComparison, verify_archive_partition
+from kmirror.engine.archive.archive_topic import Range, archive_name, archive_settings
 from kmirror.engine.archive.copy import Archived, archive_partition
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.work import unwatched
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records
 from tests.support.visible import COMMITTED, UNCOMMITTED

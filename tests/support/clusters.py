@@ -24,9 +24,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
+from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.jars import kafka_jars
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from tests.support.class_archive import ClassArchive, java
 from tests.support.reaper import reaped
 from tests.support.waiting import wait_until

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.writing.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol import transactions
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.writing.empty_transaction import EmptyTransactions
 
 
 def begin_transactions(client: ClusterClient, settled: EmptyTransactions, partitions: Sequence[TopicPartition]) -> None:

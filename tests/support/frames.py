@@ -5,8 +5,8 @@ from __future__ import annotations
 import selectors
 import struct
 
-from kmirror.cluster.stream import Stream
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.stream import Stream
 
 PLAIN = ClientConfig((("127.0.0.1", 1),), connect_timeout_ms=20_000, request_timeout_ms=20_000)
 

@@ -19,10 +19,10 @@ from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.groups.sync import GroupSyncJob
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.parsing import parse_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 

@@ -19,8 +19,8 @@ from kmirror.engine.clock import now_ms
 from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import Facts, Fail, Verdict, judge
 from kmirror.errors import Reason
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.assignment import Assignment
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.oracle import librdkafka_records
 from tests.support.producers import whole_batches

@@ -22,9 +22,9 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.workflow_records import WorkflowRecord
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import command

@@ -23,11 +23,11 @@ from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import row_of
 from kmirror.engine.spec import LaneResult, LaneSpec, own_producer_id
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.assignment import Assignment
+from kmirror.state.record_kinds import Record as StateRecord
 from kmirror.state.record_kinds import decode, encode
 from kmirror.state.records import EngineRecord, EngineState, Incarnation, LaneChangeRecord, ProgressRecord, ProgressRow
-from kmirror.state.record_kinds import Record as StateRecord
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.leader import create_topic
 from tests.support.oracle import raw_log_bytes

@@ -9,8 +9,8 @@ from pathlib import Path
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.engine import Engine, typed
 
 

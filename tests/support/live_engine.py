@@ -11,9 +11,9 @@ from typing import Any
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
-from kmirror.engine.status.counters import Counters
 from kmirror.engine.driver.driver import COPYING, RunView
 from kmirror.engine.driver.snapshots import MirrorSnapshot, Snapshots
+from kmirror.engine.status.counters import Counters
 from kmirror.errors import UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.serve.recent import RecentEvents

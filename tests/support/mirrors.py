@@ -10,8 +10,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.mirrors.create import create
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.settings.patterns import TopicSelector
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import create_topic
 from tests.support.producers import whole_batches
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.rights.client_quotas import alter_quotas
 from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.rights.client_quotas import alter_quotas
 from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
 

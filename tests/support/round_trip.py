@@ -16,9 +16,9 @@ from kmirror.ops.failback.truncate_logs import truncate_logs
 from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.report import VerbReport
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.workflow_records import WorkflowRecord
 from kmirror.work import WorkView
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import new_mirror, produce, properties_of, selector

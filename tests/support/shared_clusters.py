@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from kmirror.cluster.rights.acls import await_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.rights.acls import await_acls, delete_acls, describe_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION

@@ -17,13 +17,13 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import append_to
 from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.context import Destination
-from kmirror.ops.verify.verify_results import VerifyOutcome
 from kmirror.ops.verify.verify import VerifyRequest, verify
-from kmirror_sandbox.cluster import SandboxCluster
+from kmirror.ops.verify.verify_results import VerifyOutcome
 from kmirror.state.lock import transact
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, PartitionState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.work import WorkView
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 
 

@@ -17,12 +17,12 @@ from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.failback.plan import Strategy
-from kmirror.ops.run.engine_start import side_jobs_of
 from kmirror.ops.mirrors.config import change_config
+from kmirror.ops.run.engine_start import side_jobs_of
 from kmirror.ops.stop.failover import failover
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.state.assignment import Assignment
 from kmirror.state.records import PartitionState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, committed
 from tests.support.installed_logs import install

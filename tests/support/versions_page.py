@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kmirror.ops.base.versions import Role
-from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror_sandbox.cluster_spec import needs_zookeeper
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.clusters import NO_RETENTION, made_clusters
 from tests.support.kafka_versions import OTHER_VERSIONS
 from tests.support.version_scenario import VersionScenario

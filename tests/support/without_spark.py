@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Self
 
-from kmirror.cli.terminal import run_log
 from kmirror.cli.main import entry_point
+from kmirror.cli.terminal import run_log
 from kmirror.engine.spark import application as spark
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.ops.base import spark as spark_of_a_run

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.cluster.rights.acls import kafka_acls_line
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
+from kmirror.cluster.rights.acls import kafka_acls_line
 from kmirror.errors import UsageError
 from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
 from kmirror.state.record_kinds import Unknown, decode, encode
 from kmirror.state.rights_records import SHARED, RightsRecord
-from kmirror.sync.acl_index import AclIndex
 from kmirror.sync.acl_changes import OwnPrincipals, Wanted, enforcement, grantable, producers_of, sync_plan, wanted_acls
+from kmirror.sync.acl_index import AclIndex
 from kmirror.sync.client_acls import on_cluster, on_transactional_ids
 from tests.support.acls import acls, denial
 

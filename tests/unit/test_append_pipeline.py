@@ -11,7 +11,7 @@ import pytest
 from kmirror.cluster.append import LeaderState, OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.pipeline import AppendPipeline
-from kmirror.cluster.pipeline_queue import PendingAppend, AppendStoppedError, PartitionQueue
+from kmirror.cluster.pipeline_queue import AppendStoppedError, PartitionQueue, PendingAppend
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run

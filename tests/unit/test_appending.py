@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol import produce
+from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now_ms
 from kmirror.engine.lane.appending import Appending
 from kmirror.engine.lane.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest

@@ -12,6 +12,7 @@ from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.topic_configs import TopicSetting
+from kmirror.engine.archive.archive_check import ArchiveComparison, ArchiveDifference
 from kmirror.engine.archive.archive_topic import (
     Origin,
     archive_name,
@@ -23,16 +24,15 @@ from kmirror.engine.archive.archive_topic import (
     origin_of,
 )
 from kmirror.engine.archive.archiving import (
+    ArchivePiece,
     ArchiveResult,
     ArchiveSpec,
     PartitionOutcome,
     PartitionRanges,
-    ArchivePiece,
     copy_work_units,
     merged_outcome,
     pieces_of,
 )
-from kmirror.engine.archive.archive_check import ArchiveComparison, ArchiveDifference
 from kmirror.errors import RefusedError, UsageError
 from kmirror.sync.discovery import is_internal
 

@@ -9,13 +9,13 @@ import pytest
 from kmirror.cluster.rights.acl_commands import Grant
 from kmirror.cluster.security.properties import parse_properties, read_properties
 from kmirror.errors import UsageError
-from kmirror.ops.check.rights import destination_grants, source_grants
-from kmirror_compat.mirrormaker_jobs import HeartbeatsJob
 from kmirror.ops.base.converted_keys import KeyOutcome
-from kmirror_compat.conversion import Conversion, Given, convert, link_conversion
-from kmirror_compat.mirrormaker_file import Flow, MirrorMakerFile
+from kmirror.ops.check.rights import destination_grants, source_grants
 from kmirror.settings.other_tools import FAMILIES, OTHER_TOOL_KEYS
 from kmirror.settings.parsing import canonical, is_setting, parse_settings, split
+from kmirror_compat.conversion import Conversion, Given, convert, link_conversion
+from kmirror_compat.mirrormaker_file import Flow, MirrorMakerFile
+from kmirror_compat.mirrormaker_jobs import HeartbeatsJob
 
 SAMPLE = Path(__file__).parent.parent / "support" / "other_tools" / "connect-mirror-maker.properties"
 FLOW = Flow("A", "B")

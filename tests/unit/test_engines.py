@@ -10,9 +10,9 @@ import pytest
 
 from kmirror.engine.driver.driver import COPYING, Ending, Limits, RunView, drive, view_of
 from kmirror.engine.driver.engines import Engines, NotCopied
-from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.driver.mirror import MirrorEngine
 from kmirror.engine.driver.topic_views import TopicView
+from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.base.run_request import RunRequest

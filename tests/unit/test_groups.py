@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kmirror.cluster.groups.share_offsets import decode_altered, decode_described, encode_alter
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import FrameError
-from kmirror.cluster.groups.share_offsets import decode_altered, decode_described, encode_alter
 from kmirror.state.group_records import GroupReason, GroupRecord
 from kmirror.state.record_kinds import decode, encode
 from kmirror.state.snapshot import State

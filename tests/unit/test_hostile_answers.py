@@ -25,13 +25,13 @@ from kafka.protocol.producer import (
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from kmirror.cluster.connection import ConnectFailedError, Connection
-from kmirror.cluster.stream import Stream
+from kmirror.cluster.groups.share_offsets import decode_altered, decode_described
+from kmirror.cluster.groups.streams_groups import decode_topics
 from kmirror.cluster.protocol import fetch, list_offsets, markers, metadata, produce, transactions
 from kmirror.cluster.protocol.wire import FrameError, unsigned_varint
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.sasl import authenticate
-from kmirror.cluster.groups.share_offsets import decode_altered, decode_described
-from kmirror.cluster.groups.streams_groups import decode_topics
+from kmirror.cluster.stream import Stream
 from kmirror.errors import OutcomeUnknown, Reason, UnreachableError
 from tests.support.fetch_messages import full_answer
 from tests.support.frames import PLAIN

@@ -17,9 +17,9 @@ from kmirror.ops.mirrors.create import LONGEST_NAME, check_name
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.serve.metrics import MirrorTotals, RunStatus
-from kmirror_sandbox.broker_config import properties_text
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import split
+from kmirror.settings.patterns import TopicSelector
+from kmirror_sandbox.broker_config import properties_text
 from tests.support.hostile import AMOUNTS, explore
 from tests.support.live_engine import NOW_MS, mirror_record, row, snapshot
 from tests.support.scraped import OPENMETRICS, read

@@ -6,12 +6,11 @@ import random
 from collections.abc import Iterable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.lanes.joined_reports import ALL_SECONDS, LaneReports
 from kmirror.engine.lane.pages import COLD_SECONDS, MOST_LOOSE, PAGE_ROWS, Pages
-from kmirror.state.snapshot import by_partition
+from kmirror.engine.lanes.joined_reports import ALL_SECONDS, LaneReports
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import LaneRowsRecord, PartitionState, ProgressRecord, ProgressRow
-from kmirror.state.snapshot import State
+from kmirror.state.snapshot import State, by_partition
 
 Rows = dict[TopicPartition, ProgressRow]
 

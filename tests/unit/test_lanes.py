@@ -10,10 +10,10 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
-from kmirror.engine.status.journal import Level
-from kmirror.engine.lanes.lanes import ARRIVAL_SECONDS, Lanes
 from kmirror.engine.executors import Executor
+from kmirror.engine.lanes.lanes import ARRIVAL_SECONDS, Lanes
 from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.engine.status.journal import Level
 from kmirror.state.assignment import Assignment, Recovery
 from kmirror.state.records import (
     EngineRecord,

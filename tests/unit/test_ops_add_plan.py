@@ -18,8 +18,8 @@ from kmirror.ops.add.topic_admin import requests_of
 from kmirror.ops.base.context import PENDING_ADD
 from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.base.upstream import Upstream, follow, links_of
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import parse_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord

@@ -10,10 +10,10 @@ import pytest
 
 from kmirror.engine.status.health import MirrorHealth
 from kmirror.engine.status.journal import MirrorJournal
+from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import StateFeed
 from kmirror.engine.status.topic_state import SourceTrouble, TopicState
-from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.errors import Reason, UsageError
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows
@@ -144,6 +144,8 @@ def test_settings_of_a_newer_version_have_no_effect_and_are_reported_once() -> N
         stored_settings({"copy.lanes": "many"})
     record = next(record for record in older() if isinstance(record, MirrorRecord))
     journal = MirrorJournal("m", "eve@ops")
-    topics = MirrorTopics(replace(record, settings=raw), (), MirrorPartitions("m", (), (), MirrorHealth(0), journal), journal)
+    topics = MirrorTopics(
+        replace(record, settings=raw), (), MirrorPartitions("m", (), (), MirrorHealth(0), journal), journal
+    )
     assert topics.take_mirror(replace(record, settings=raw | {"copy.lanes": "4"}))
     assert [note.text for note in journal.notes] == ["this kmirror ignores unknown settings: copy.warp"]

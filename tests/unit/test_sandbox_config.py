@@ -20,8 +20,8 @@ from kmirror_sandbox.broker_config import (
     zookeeper_properties,
 )
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror_sandbox.ports import LOOPBACK, free_ports, is_free
 from kmirror_sandbox.cluster_spec import ClusterSpec, SecuritySpec, load_spec, nodes_on, ports_needed, save_spec
+from kmirror_sandbox.ports import LOOPBACK, free_ports, is_free
 
 
 def spec_of(brokers: int, secured: bool = False, properties: Mapping[str, str] | None = None) -> ClusterSpec:

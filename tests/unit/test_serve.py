@@ -18,8 +18,8 @@ import pytest
 from kmirror.engine.clock import now_ms
 from kmirror.engine.driver.driver import STOPPING
 from kmirror.engine.driver.engines import NotCopied
-from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.driver.snapshots import Snapshots
+from kmirror.engine.status.journal import Level, Note
 from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.base.run_request import Address
 from kmirror.ops.serve import answers, server, service

@@ -7,11 +7,11 @@ import pickle
 import pytest
 
 from kmirror.errors import RefusedError, UsageError
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import canonical, check_change, differing_keys, parse_settings, setting_of, split
+from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import SETTINGS, Settings, describe
-from kmirror.settings.value_types import StartFrom, parse_start_from
 from kmirror.settings.topic_filters import TopicFilters
+from kmirror.settings.value_types import StartFrom, parse_start_from
 
 ALL_TOPICS = '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"}]}'
 NO_TOPICS = '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"EXCLUDE"}]}'

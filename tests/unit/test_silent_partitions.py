@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol.fetch import FetchKey
+from kmirror.cluster.stream import Stream
 from kmirror.engine.lane.links import SourceLink
 from kmirror.engine.lane.source_view import SourceView
 from tests.support.partition_shell import Shell, facts

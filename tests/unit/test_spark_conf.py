@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kmirror.engine.spark.conf import SparkOptions, check, effective_master, is_local, settings, worker_python
-from kmirror.engine.spark.spark_failures import TaskFailedError, translate
 from kmirror.engine.spark.gateway import module_options, needs_scripts, spark_home
+from kmirror.engine.spark.spark_failures import TaskFailedError, translate
 from kmirror.errors import RefusedError, UsageError
 
 CORES = os.cpu_count() or 1

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.lanes.lane_slots import LaneSlots
 from kmirror.engine.lanes.spread import RunningLane, Spread, lane_moves, slot_shares
-from kmirror.engine.executors import Executor, Placement
 
 A, B, C = (Executor(name, "h", 2) for name in "abc")
 MB = 1e6

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kmirror.cluster.connection import MAX_FRAME_BYTES, Connection
-from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.wire import FrameError
+from kmirror.cluster.stream import Stream
 from kmirror.engine.lane.links import DestinationLink, ProduceRequest
 from kmirror.errors import OutcomeUnknown
 from tests.support.frames import PLAIN, framed, is_readable, receive

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.groups.streams_groups import decode_topics
+from kmirror.cluster.protocol.wire import FrameError
 
 #: As Kafka 4.3.1 answers, up to the members: topic `t` into the repartition topic `r`, a store with the changelog `c`.
 DESCRIBED = bytes.fromhex(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.engine.lanes.throttle_shares import LaneUse, ThrottleShares
 from kmirror.engine.lane.fetching import whole_batches
 from kmirror.engine.lane.throttle import Throttle
+from kmirror.engine.lanes.throttle_shares import LaneUse, ThrottleShares
 
 MB = 1_000_000
 #: How long a lane waits for something to happen before it looks again.

@@ -5,13 +5,14 @@ A `KmirrorError` carries its exit code; click's own errors are usage errors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-import click
-from kmirror.errors import KmirrorError, OutcomeUnknown, UsageError
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
+
+import click
+
+from kmirror.errors import KmirrorError, OutcomeUnknown, UsageError
 
 #: Exit code after Ctrl-C, as in shells: 128 + SIGINT. `run` and `events --follow` exit with 0 instead.
 INTERRUPTED = 130

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.client import LATEST, ClusterClient, require
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.protocol import markers, produce
@@ -46,6 +45,7 @@ from kmirror.cluster.protocol.pieces import Run, pieces
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.protocol.wire import Buffer, FrameError
+from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.errors import (
     BrokerError,
     HistoriesDifferError,

@@ -31,8 +31,7 @@ from typing import Any, Self, TypeVar
 from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.stream import Stream
-from kmirror.cluster.pipeline_queue import UNBUILT, PendingAppend, AppendStoppedError, PendingBatch, PartitionQueue
+from kmirror.cluster.pipeline_queue import UNBUILT, AppendStoppedError, PartitionQueue, PendingAppend, PendingBatch
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code
@@ -40,6 +39,7 @@ from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.wire import INT32, FrameError
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.stream import Stream
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
 
 #: Brokers remember the last five batches of a producer.

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import PartlyDoneError, RefusedError
-from kmirror.offline.folder_changes import Change, Move, Rewrite, Shorten
 from kmirror.offline.checkpoints import lowered
 from kmirror.offline.folder import refused
-from kmirror.offline.truncation_journal import Journal, Phase, journals_of
+from kmirror.offline.folder_changes import Change, Move, Rewrite, Shorten
 from kmirror.offline.log_dir import (
     CLEAN_SHUTDOWN,
     CLEANED,
@@ -27,6 +26,7 @@ from kmirror.offline.log_dir import (
     stamps_of,
 )
 from kmirror.offline.survey import PartitionCut
+from kmirror.offline.truncation_journal import Journal, Phase, journals_of
 from kmirror.work import Meter, Watch, unwatched
 
 #: Called with a name after each step that is on disk; tests stop there.

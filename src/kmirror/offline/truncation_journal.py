@@ -16,8 +16,8 @@ from typing import Any
 
 from kmirror.errors import RefusedError
 from kmirror.offline import folder_changes as changes
-from kmirror.offline.folder_changes import UNFINISHED, Change, Rewrite
 from kmirror.offline.folder import is_path_inside, refused
+from kmirror.offline.folder_changes import UNFINISHED, Change, Rewrite
 from kmirror.offline.log_dir import OWN_PREFIX, LogDir, Stamp, stamps_of
 from kmirror.offline.survey import CutSummary
 

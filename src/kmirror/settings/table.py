@@ -255,7 +255,10 @@ class Settings:
         " users are never copied.",
     )
     source_cluster_alias: str = _row(
-        "source.cluster.alias", cluster_alias(), "source", "What MirrorMaker 2's clients call the source. For emit.* only."
+        "source.cluster.alias",
+        cluster_alias(),
+        "source",
+        "What MirrorMaker 2's clients call the source. For emit.* only.",
     )
     target_cluster_alias: str = _row(
         "target.cluster.alias",

@@ -80,6 +80,7 @@ class Setting:
 
 def integer(lowest: int, highest: int, unit: str = "") -> ValueType:
     """Return the type of whole numbers in a range; `unit` is named in messages."""
+
     def read(key: str, text: str) -> int:
         if not re.fullmatch("-?[0-9]{1,18}", text) or not lowest <= int(text) <= highest:
             raise UsageError(
@@ -93,6 +94,7 @@ def integer(lowest: int, highest: int, unit: str = "") -> ValueType:
 
 def auto_or(kind: ValueType) -> ValueType:
     """Return the type that also takes `auto`, which is read as None."""
+
     def read(key: str, text: str) -> Any:
         if text.lower() == "auto":
             return None
@@ -109,6 +111,7 @@ def auto_or(kind: ValueType) -> ValueType:
 
 def byte_rate(lowest: int, highest: int) -> ValueType:
     """Return the type of rates in bytes a second: 0, or a number in a range."""
+
     def read(key: str, text: str) -> int:
         if not re.fullmatch("[0-9]{1,18}", text) or (int(text) and not lowest <= int(text) <= highest):
             raise UsageError(
@@ -159,6 +162,7 @@ def start_offset_spec(key: str, text: str) -> str:
 
 def boolean() -> ValueType:
     """Return the type of true and false."""
+
     def read(key: str, text: str) -> bool:
         if text.lower() not in {"true", "false"}:
             raise UsageError(f"invalid value {key}={text}", "use true or false")
@@ -169,6 +173,7 @@ def boolean() -> ValueType:
 
 def choice(*words: str) -> ValueType:
     """Return the type of a few words."""
+
     def read(key: str, text: str) -> str:
         if text.lower() not in words:
             raise UsageError(f"invalid value {key}={text}", f"use one of: {', '.join(words)}")
@@ -179,6 +184,7 @@ def choice(*words: str) -> ValueType:
 
 def patterns() -> ValueType:
     """Return the type of lists of names and regular expressions."""
+
     def read(key: str, text: str) -> TopicSelector:
         return TopicSelector(tuple(dict.fromkeys(split_patterns(text, key))) if text else ())
 
@@ -187,6 +193,7 @@ def patterns() -> ValueType:
 
 def topic_name_prefix() -> ValueType:
     """Return the type of prefixes of topic names."""
+
     def read(key: str, text: str) -> str:
         if not re.fullmatch("[A-Za-z0-9._-]*", text) or len(text) > _LONGEST_PREFIX:
             raise UsageError(
@@ -200,6 +207,7 @@ def topic_name_prefix() -> ValueType:
 
 def cluster_alias() -> ValueType:
     """Return the type of clusters' aliases."""
+
     def read(key: str, text: str) -> str:
         if not re.fullmatch(f"[A-Za-z0-9._-]{{1,{_LONGEST_PREFIX}}}", text):
             raise UsageError(

@@ -34,9 +34,9 @@ from kmirror.errors import (
     UnreachableError,
     UsageError,
 )
-from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.event_records import Event
 from kmirror.state.internal_topics import StateLostError
+from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Lacking
 from kmirror.state.snapshot import Changes, State
@@ -84,7 +84,12 @@ class Lease:
     """
 
     def __init__(
-        self, store: StateStore, writer: StateWriter, record: EngineRecord, predecessor: EngineRecord | None, until: float
+        self,
+        store: StateStore,
+        writer: StateWriter,
+        record: EngineRecord,
+        predecessor: EngineRecord | None,
+        until: float,
     ) -> None:
         self._store = store
         self._writer = writer

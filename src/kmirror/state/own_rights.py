@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kmirror.cluster.rights.acl_commands import Grant
 from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.rights.acl_commands import Grant
 from kmirror.commands import option
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 

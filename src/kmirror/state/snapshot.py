@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar
+
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.event_records import Event
@@ -27,13 +29,11 @@ from kmirror.state.records import (
     MirrorRecord,
     PartitionRecord,
     ProgressRecord,
+    ProgressRow,
     TopicRecord,
 )
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.workflow_records import WorkflowRecord
-from dataclasses import replace
-from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.state.records import LaneRowsRecord, ProgressRecord, ProgressRow
 
 T = TypeVar("T")
 StoredRecord = TypeVar(

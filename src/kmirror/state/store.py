@@ -17,17 +17,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from kmirror.cluster.rights.acl_commands import alter_topic
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
 from kmirror.cluster.committed import CommittedReader, Look, committed_records
-from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.topic_configs import TopicSettings
+from kmirror.cluster.rights.acl_commands import alter_topic
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
+from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import (
     BrokerError,
@@ -37,9 +37,9 @@ from kmirror.errors import (
     TimedOutError,
     UnreachableError,
 )
-from kmirror.state.librdkafka import STEP_S, Deadline, ErrorWatch, boottime, refused, unreachable
 from kmirror.state.event_records import Event, EventPage, decode_event
 from kmirror.state.internal_topics import EVENTS_TOPIC_SETTINGS, STATE_TOPIC_SETTINGS, all_lost, beginning_lost
+from kmirror.state.librdkafka import STEP_S, Deadline, ErrorWatch, boottime, refused, unreachable
 from kmirror.state.own_rights import lacking_grant
 from kmirror.state.record_kinds import Removed, Unknown, decode
 from kmirror.state.records import EngineRecord, LaneRowsRecord, ProgressRecord

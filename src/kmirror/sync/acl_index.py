@@ -11,9 +11,9 @@ from kmirror.cluster.protocol.acl_binding import (
     ANY_NAME,
     EVERYONE,
     AclBinding,
+    AclPermission,
     Operation,
     PatternType,
-    AclPermission,
     ResourceType,
 )
 

@@ -20,9 +20,9 @@ from kmirror.cluster.protocol.acl_binding import (
     ANY_NAME,
     EVERYONE,
     AclBinding,
+    AclPermission,
     Operation,
     PatternType,
-    AclPermission,
     ResourceType,
 )
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS

@@ -14,14 +14,14 @@ from kmirror.cluster.protocol.acl_binding import (
     ANY_NAME,
     EVERYONE,
     AclBinding,
+    AclPermission,
     Operation,
     PatternType,
-    AclPermission,
     ResourceType,
 )
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
-from kmirror.sync.acl_index import AclIndex, Resource
 from kmirror.sync.acl_changes import producers_of
+from kmirror.sync.acl_index import AclIndex, Resource
 
 _KINDS = frozenset({ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID})
 

@@ -9,11 +9,11 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from kmirror.cli.terminal import plain_tables as tables
-from kmirror_sandbox.cli.demo_stage import Stage, StepFailedError
 from kmirror.cli.failures import ended_by_signals
 from kmirror.cli.options import Call, verb
+from kmirror.cli.terminal import plain_tables as tables
 from kmirror.errors import ExitCode
+from kmirror_sandbox.cli.demo_stage import Stage, StepFailedError
 
 if TYPE_CHECKING:
     from kmirror_sandbox.cli.demo_output import CommandRunner

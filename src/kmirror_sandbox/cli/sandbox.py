@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kmirror_sandbox.cli.challenge import challenge_verb
 from kmirror.cli.options import Call, VerbGroup, folder_option, verb
 from kmirror.commands import command_line, option
 from kmirror.errors import RefusedError
 from kmirror.words import counted
+from kmirror_sandbox.cli.challenge import challenge_verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

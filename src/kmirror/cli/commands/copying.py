@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import time
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
 import click
-from kmirror.cli.terminal import plain_tables as tables
+
 from kmirror.cli.commands.evidence_files import Report
 from kmirror.cli.failures import explain
 from kmirror.cli.options import (
@@ -20,21 +25,16 @@ from kmirror.cli.options import (
     topics_option,
     verb,
 )
-from kmirror.errors import NOT_COPYING, UsageError
+from kmirror.cli.terminal import plain_tables as tables
+from kmirror.errors import NOT_COPYING, ExitCode, UsageError
 from kmirror.words import counted, one_line
-import contextlib
-import os
-import socket
-from collections.abc import Mapping
-from typing import Self
-from kmirror.cli.options import Call, file_option, verb
-from kmirror.errors import ExitCode
 
 if TYPE_CHECKING:
     from kmirror.engine.driver.driver import RunView
     from kmirror.ops.base.results import VerbResult
     from kmirror.ops.verify.verify_results import VerifyOutcome
     from kmirror.settings.patterns import TopicSelector
+
 
 @verb(
     "run",
@@ -107,12 +107,11 @@ def run_verb(
         raise UsageError("--http and --metrics-port exclude each other", "give --http alone")
     if http_host and http is None and metrics_port is None:
         raise UsageError("--http-host requires --http", "without --http nothing listens")
+    from kmirror.cli.commands.copying import ServiceManager
     from kmirror.cli.commands.log_file import LogFile
     from kmirror.cli.terminal.run_log import RunLog
-    from kmirror.cli.commands.copying import ServiceManager
     from kmirror.engine.clock import now_ms
-    from kmirror.ops.base.run_request import Address
-    from kmirror.ops.base.run_request import RunRequest
+    from kmirror.ops.base.run_request import Address, RunRequest
     from kmirror.ops.run.run import run
 
     flag, where = ("--http", http) if http is not None else ("--metrics-port", metrics_port)
@@ -190,9 +189,9 @@ def verify_verb(
     if explain and report is not None:
         raise UsageError("--explain and --report exclude each other", "--explain compares nothing")
     from kmirror.ops.base.bulk import SparkChoice
-    from kmirror.ops.verify.verify_results import VERIFY_PLAN
     from kmirror.ops.verify.verify import VerifyRequest, verify
     from kmirror.ops.verify.verify import explain as explained
+    from kmirror.ops.verify.verify_results import VERIFY_PLAN
 
     request = VerifyRequest(mirror, topics, sample, SparkChoice(master, spark_conf))
     if explain:

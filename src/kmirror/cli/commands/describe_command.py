@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kmirror.cli.commands.views import exit_code
 from kmirror.cli.name_cache import cache_names
 from kmirror.cli.options import ALL_MIRRORS, Call, mirror_option, topics_option, verb
 from kmirror.cli.terminal.output import TableOutput
-from kmirror.cli.commands.views import exit_code
 from kmirror.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ Evidence is never lost: the new document keeps the reports that the file holds w
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
 from kmirror.columns import OBJECT, Column, Only, document, list_of
 from kmirror.errors import KmirrorError, UsageError
-from kmirror.files import alone_in
+from kmirror.files import alone_in, replace_file
 from kmirror.words import json_text
-import tempfile
-from dataclasses import dataclass
-from kmirror.files import replace_file
+
 
 @dataclass(frozen=True, slots=True)
 class AtomicFile:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kmirror.cli.commands.evidence_files import Report
+from kmirror.cli.commands.stopping import BLOCK_PRODUCERS, show_stopped
 from kmirror.cli.options import (
     MASTER,
     SPARK_CONF,
@@ -18,7 +19,6 @@ from kmirror.cli.options import (
     topics_option,
     verb,
 )
-from kmirror.cli.commands.stopping import BLOCK_PRODUCERS, show_stopped
 from kmirror.errors import UsageError
 
 if TYPE_CHECKING:

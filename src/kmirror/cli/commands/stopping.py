@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kmirror.cli.terminal import plain_tables as tables
 from kmirror.cli.commands.direction import direction
 from kmirror.cli.commands.evidence_files import Report
 from kmirror.cli.options import MASTER, Call, duration_option, mirror_option, report_option, topics_option, verb
+from kmirror.cli.terminal import plain_tables as tables
 from kmirror.errors import KmirrorError, UsageError
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from kmirror.cluster.groups import share_offsets
-from kmirror.cluster.groups import streams_groups
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.groups import share_offsets, streams_groups
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets

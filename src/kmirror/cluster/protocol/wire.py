@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
+
 from kmirror.errors import KmirrorError
 
 Buffer = bytes | bytearray | memoryview

@@ -15,17 +15,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
-from kmirror.cluster.rights.acl_commands import PREFIXED, grant_line, operation_flag
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import (
     ANY_HOST,
     OPERATION_CODES,
     AclBinding,
-    PatternType,
     AclPermission,
+    PatternType,
     ResourceType,
 )
 from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.rights.acl_commands import PREFIXED, grant_line, operation_flag
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import Arguments, command_line, option
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import groupby
 
-from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
 from kmirror.words import visible
 

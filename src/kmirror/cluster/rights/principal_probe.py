@@ -11,29 +11,30 @@ machine, so that the next one deletes them.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 import time
+import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from uuid import UUID
-from kmirror.cluster.rights.acls import broker_acls, create_acls, delete_acls
+
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import (
     ANY_HOST,
     EVERYONE,
     AclBinding,
+    AclPermission,
     Operation,
     PatternType,
-    AclPermission,
     ResourceType,
 )
 from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.rights.acls import broker_acls, create_acls, delete_acls
 from kmirror.errors import KmirrorError
-import hashlib
-import os
-import re
-import uuid
-from functools import cache
-from pathlib import Path
 
 #: Only this module creates ACLs for names with this prefix.
 PROBE_PREFIX = "kmirror-probe-"

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.security import kerberos
-from kmirror.cluster.security.property_reader import parse_bootstrap_servers
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.login import Login, check_handlers, read_login
 from kmirror.cluster.security.properties import referenced_files
-from kmirror.cluster.security.property_reader import PropertyReader
+from kmirror.cluster.security.property_reader import PropertyReader, parse_bootstrap_servers
 from kmirror.cluster.security.tls_material import STORE_LOCATIONS, TlsMaterial, file_stamps, tls_material
 from kmirror.cluster.security.tokens import TokenSource, for_librdkafka
 from kmirror.cluster.security.trust import StoredProperties

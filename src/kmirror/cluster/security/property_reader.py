@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
 from kmirror.cluster.security.properties import resolve_value
 from kmirror.cluster.security.trust import Judge, StoredProperties, host_policy
 from kmirror.errors import UsageError

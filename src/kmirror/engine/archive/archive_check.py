@@ -13,8 +13,14 @@ from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import CorruptBatchError, UnsupportedFormatError
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record
-from kmirror.engine.archive.archive_topic import Origin, Range, checked_ranges, origin_of
-from kmirror.engine.archive.archive_topic import is_left_over_filler, is_only_filler
+from kmirror.engine.archive.archive_topic import (
+    Origin,
+    Range,
+    checked_ranges,
+    is_left_over_filler,
+    is_only_filler,
+    origin_of,
+)
 from kmirror.engine.compare.logs import offset_of
 from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.errors import RefusedError, UnreachableError

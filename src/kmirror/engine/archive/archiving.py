@@ -23,11 +23,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.archive.archive_topic import Range
+from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.engine.archive.archive_check import ArchiveComparison, verify_archive_partition
+from kmirror.engine.archive.archive_topic import Range
 from kmirror.engine.archive.copy import Archived, archive_partition, next_original_offset
 from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, group_by_size, task_bytes
 from kmirror.engine.bulk.runner import Runner, Task
@@ -328,7 +328,9 @@ def check_work_units(client: ClusterClient, spec: ArchiveSpec, slots: int) -> li
     return [CheckWorkUnit(spec, some) for some in group_by_size(sized, most)]
 
 
-def pieces_of(wanted: PartitionRanges, archived: Range, cuts: Iterable[tuple[int, int | None]]) -> Iterator[ArchivePiece]:
+def pieces_of(
+    wanted: PartitionRanges, archived: Range, cuts: Iterable[tuple[int, int | None]]
+) -> Iterator[ArchivePiece]:
     """Cut a partition at offsets of its archive, each with the original offset of the next record (None without one).
 
     Cuts whose original offsets do not increase or are outside the ranges are left out.

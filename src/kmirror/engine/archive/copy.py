@@ -40,10 +40,11 @@ from kmirror.engine.archive.archive_topic import (
     Range,
     archive_producer_id,
     checked_ranges,
+    is_left_over_filler,
+    is_only_filler,
     origin_headers,
     origin_of,
 )
-from kmirror.engine.archive.archive_topic import is_left_over_filler, is_only_filler
 from kmirror.engine.compare.logs import offset_of
 from kmirror.engine.compare.visible_log import VisibleBatch, VisibleLog
 from kmirror.errors import HistoriesDifferError, Reason, RefusedError

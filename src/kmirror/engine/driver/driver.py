@@ -10,9 +10,9 @@ from enum import StrEnum
 
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.engines import STOP_SECONDS, Engines, NotCopied, Supervisor
-from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.engine.driver.topic_views import TopicView
+from kmirror.engine.status.journal import Level, Note
 from kmirror.errors import NOT_COPYING
 
 _LOOP_SECONDS = 0.05

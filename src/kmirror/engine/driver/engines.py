@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kmirror.engine.clock import now
-from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.driver.mirror import MirrorEngine
-from kmirror.engine.lanes.spread import Spread
 from kmirror.engine.executors import Placement
+from kmirror.engine.lanes.spread import Spread
+from kmirror.engine.status.journal import Level, Note
 from kmirror.errors import Reason
 
 #: Lanes drain within milliseconds; one that does not is ended with its worker.

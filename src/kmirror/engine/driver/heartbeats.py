@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from kmirror.engine.clock import now
+from kmirror.engine.driver.link_status import SourceStatus
+from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.status.history import History
 from kmirror.engine.status.journal import MirrorJournal
-from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.status.partitions import MirrorPartitions
-from kmirror.engine.driver.link_status import SourceStatus
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryRecord

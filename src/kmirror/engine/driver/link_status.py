@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from kmirror.cluster.connection import WrongClusterError
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.driver.source_monitor import SourceReport
 from kmirror.engine.histories.identity_check import LINK_REFUSED
-from kmirror.errors import KmirrorError, Reason
-from kmirror.state.records import Lacking
-from kmirror.cluster.connection import WrongClusterError
 from kmirror.engine.status.health import LANE_SILENCE_SECONDS
-from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.engine.status.journal import Level, MirrorJournal
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.state.records import Lacking
+
 
 class SourceStatus:
     """Follow the status of one mirror's source."""

@@ -16,33 +16,32 @@ from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.status.counters import Counters
-from kmirror.engine.driver.link_status import DestinationStatus
-from kmirror.engine.status.health import MirrorHealth
 from kmirror.engine.driver.heartbeats import Heartbeats
-from kmirror.engine.status.history import History
-from kmirror.engine.status.journal import MirrorJournal, Level
-from kmirror.engine.lanes.lane_balancer import LaneBalancer
-from kmirror.engine.lanes.lane_jobs import LaneRunner
-from kmirror.engine.lanes.joined_reports import LaneReports
-from kmirror.engine.lanes.lanes import Lanes
+from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
 from kmirror.engine.driver.mirror_status import MirrorStatus
-from kmirror.engine.lanes.orders import LaneOrders
-from kmirror.engine.status.partitions import MirrorPartitions
-from kmirror.engine.lanes.priorities import Priorities
 from kmirror.engine.driver.rebuilds import RESETS, Rebuilder, Rebuilds
 from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob, SideJobs
 from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.driver.source_login import LoginReport, SourceLogin, contact_changes
 from kmirror.engine.driver.source_monitor import SourceMonitor, SourceReport
-from kmirror.engine.driver.link_status import SourceStatus
-from kmirror.engine.status.state_feed import FeedTopic, StateFeed, StoredRecords
-from kmirror.engine.lanes.throttle_shares import LaneUse, ThrottleShares
 from kmirror.engine.driver.topic_views import TopicView, TopicViews
-from kmirror.engine.status.mirror_topics import MirrorTopics
-from kmirror.engine.lanes.workers import Workers
 from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.lane_count import connections_of
+from kmirror.engine.lanes.joined_reports import LaneReports
+from kmirror.engine.lanes.lane_balancer import LaneBalancer
+from kmirror.engine.lanes.lane_jobs import LaneRunner
+from kmirror.engine.lanes.lanes import Lanes
+from kmirror.engine.lanes.orders import LaneOrders
+from kmirror.engine.lanes.priorities import Priorities
+from kmirror.engine.lanes.throttle_shares import LaneUse, ThrottleShares
+from kmirror.engine.lanes.workers import Workers
+from kmirror.engine.status.counters import Counters
+from kmirror.engine.status.health import MirrorHealth
+from kmirror.engine.status.history import History
+from kmirror.engine.status.journal import Level, MirrorJournal
+from kmirror.engine.status.mirror_topics import MirrorTopics
+from kmirror.engine.status.partitions import MirrorPartitions
+from kmirror.engine.status.state_feed import FeedTopic, StateFeed, StoredRecords
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.state.lease import Lease

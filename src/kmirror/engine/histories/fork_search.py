@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.histories.fork import Fork, find_fork
-from kmirror.engine.histories.section_reader import UnreadableSide, Reading, ReadLimits, SectionReader
+from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, UnreadableSide
 from kmirror.engine.histories.stretches import Ends, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 from kmirror.work import Add, Meter, unwatched

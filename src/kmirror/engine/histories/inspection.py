@@ -17,7 +17,7 @@ from kmirror.engine.histories.filler_end import filler_end
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, search_forks
 from kmirror.engine.histories.judge import Facts, ForeignWriters, TailMatch, Trouble
-from kmirror.engine.histories.section_reader import UnreadableSide, Reading, ReadLimits, SectionReader
+from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, UnreadableSide
 from kmirror.engine.histories.stretches import DamagedLogError, Ends
 from kmirror.engine.histories.tails import TailFinding, compare_tails
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason

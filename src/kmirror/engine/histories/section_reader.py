@@ -343,9 +343,13 @@ def _is_hidden(answer: _Answer | UnreadableSide, wanted: _Wanted) -> bool:
     return isinstance(answer, _Answer) and (answer.shown_end or 0) < wanted.shown_end
 
 
-def _checked(side: Side, partition: TopicPartition, wanted: _Wanted, answer: _Answer | UnreadableSide) -> Section | UnreadableSide:
+def _checked(
+    side: Side, partition: TopicPartition, wanted: _Wanted, answer: _Answer | UnreadableSide
+) -> Section | UnreadableSide:
     if isinstance(answer, UnreadableSide):
         return answer
     if answer.section is None or answer.shown_end is None or answer.shown_end < wanted.shown_end:
-        return UnreadableSide(side, UnreachableError(f"{partition} does not show its records below {wanted.shown_end} yet"))
+        return UnreadableSide(
+            side, UnreachableError(f"{partition} does not show its records below {wanted.shown_end} yet")
+        )
     return answer.section

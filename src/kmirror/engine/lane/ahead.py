@@ -12,10 +12,10 @@ import selectors
 from collections.abc import Callable
 from math import inf
 
-from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey
 from kmirror.cluster.protocol.read_ahead import ReadAhead
 from kmirror.cluster.protocol.wire import FrameError
+from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.lane.breadth import LONG_ROUND_TRIP, Breadth
 from kmirror.engine.lane.intake import Frame

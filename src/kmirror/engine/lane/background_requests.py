@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.stream import Stream
-from kmirror.cluster.writing.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol import fetch, list_offsets, markers, produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code, code_name
@@ -23,7 +21,9 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, ReadUpTo, Silence
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.stream import Stream
 from kmirror.cluster.topics.trim import trim_compacted
+from kmirror.cluster.writing.empty_transaction import EmptyTransactions
 from kmirror.engine.clock import now
 from kmirror.engine.histories.identity_check import destination_trouble
 from kmirror.engine.histories.inspection import Inspector

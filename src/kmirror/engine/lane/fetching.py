@@ -18,11 +18,11 @@ from collections import defaultdict
 from dataclasses import replace
 from math import inf
 
-from kmirror.cluster.stream import Stream
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
 from kmirror.cluster.protocol.read_ahead import goes_on
 from kmirror.cluster.protocol.wire import FrameError
+from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.ahead import Ahead

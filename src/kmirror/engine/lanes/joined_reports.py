@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.state.snapshot import by_partition
 from kmirror.state.records import LaneRowsRecord, LaneRun, ProgressRecord, ProgressRow
+from kmirror.state.snapshot import by_partition
 
 _Rows = dict[TopicPartition, ProgressRow]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.lanes.balance import SAMPLE_SECONDS, Balance, Position
-from kmirror.engine.status.journal import MirrorJournal, Level
-from kmirror.engine.lanes.lanes import Lanes
-from kmirror.engine.status.partitions import MirrorPartitions
-from kmirror.engine.lanes.spread import RunningLane, limit_text
-from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.lane_count import lanes_of
+from kmirror.engine.lanes.balance import SAMPLE_SECONDS, Balance, Position
+from kmirror.engine.lanes.lanes import Lanes
+from kmirror.engine.lanes.spread import RunningLane, limit_text
+from kmirror.engine.status.journal import Level, MirrorJournal
+from kmirror.engine.status.mirror_topics import MirrorTopics
+from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.state.lease import Lease
 from kmirror.state.records import PartitionState
 from kmirror.words import counted

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from kmirror.engine.lanes.known_lane import KnownLane
 from kmirror.engine.executors import Executor
 from kmirror.engine.lane.lane import run_lane
+from kmirror.engine.lanes.known_lane import KnownLane
 from kmirror.engine.spec import LaneResult, LaneSpec
 
 

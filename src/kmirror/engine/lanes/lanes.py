@@ -20,15 +20,15 @@ from math import inf
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
-from kmirror.engine.status.health import LANE_SILENCE_SECONDS
-from kmirror.engine.status.journal import MirrorJournal, Level
-from kmirror.engine.lanes.lane_jobs import LaneJobs, LaneRunner
-from kmirror.engine.lanes.lane_slots import LaneSlots
-from kmirror.engine.lanes.known_lane import KnownLane, PartitionReport
-from kmirror.engine.lanes.orders import LaneOrders
-from kmirror.engine.lanes.lane_plan import Change, Held, changes, shares
 from kmirror.engine.executors import Executor
+from kmirror.engine.lanes.known_lane import KnownLane, PartitionReport
+from kmirror.engine.lanes.lane_jobs import LaneJobs, LaneRunner
+from kmirror.engine.lanes.lane_plan import Change, Held, changes, shares
+from kmirror.engine.lanes.lane_slots import LaneSlots
+from kmirror.engine.lanes.orders import LaneOrders
 from kmirror.engine.spec import LaneResult
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS
+from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.state.assignment import Assignment
 from kmirror.state.lease import Lease
 from kmirror.state.records import Incarnation, LaneChangeRecord, ProgressRecord

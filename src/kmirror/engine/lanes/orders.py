@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.partitions import MirrorPartitions
-from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.spec import LaneSpec, own_producer_id
+from kmirror.engine.status.mirror_topics import MirrorTopics
+from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
 from kmirror.state.lease import Lease

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
-from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS, MirrorHealth, no_workers_text
-from kmirror.engine.status.journal import MirrorJournal, Level
 from kmirror.engine.lanes.lanes import Lanes
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS, MirrorHealth, no_workers_text
+from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.errors import Reason
 
 
 class Workers:
     """Watch the workers of one mirror; `master` is their Spark master."""
 
-    def __init__(self, mirror: str, master: str | None, lanes: Lanes, health: MirrorHealth, journal: MirrorJournal) -> None:
+    def __init__(
+        self, mirror: str, master: str | None, lanes: Lanes, health: MirrorHealth, journal: MirrorJournal
+    ) -> None:
         self._mirror = mirror
         self._master = master
         self._lanes = lanes

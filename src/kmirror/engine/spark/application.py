@@ -30,6 +30,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.spark import conf as spark_conf
 from kmirror.engine.spark.conf import SparkOptions
+from kmirror.engine.spark.executor_tracker import ExecutorTracker
+from kmirror.engine.spark.gateway import own_environment
+from kmirror.engine.spark.launch import Launched, all_settings, launch
+from kmirror.engine.spark.run_folder import FolderWatch, run_folder
+from kmirror.engine.spark.shipping import WORKER_MODULES
 from kmirror.engine.spark.spark_context import (
     cancel_job,
     executors,
@@ -40,12 +45,7 @@ from kmirror.engine.spark.spark_context import (
     run_job,
     stop_context,
 )
-from kmirror.engine.spark.executor_tracker import ExecutorTracker
 from kmirror.engine.spark.spark_failures import SparkLostError, TaskCancelledError, WorkerTraceback, explain, first_line
-from kmirror.engine.spark.gateway import own_environment
-from kmirror.engine.spark.launch import Launched, all_settings, launch
-from kmirror.engine.spark.run_folder import FolderWatch, run_folder
-from kmirror.engine.spark.shipping import WORKER_MODULES
 from kmirror.engine.spark.task import Mark, TaskOutcome, check_imports, run_task
 from kmirror.engine.threads import call_with_timeout, wait_until
 from kmirror.errors import KmirrorError, RefusedError, TimedOutError
@@ -372,7 +372,9 @@ class SparkRuntime:
             outcome: TaskOutcome = pickle.loads(run_job(self._running(), job.group, job.name, job.place, function))
         except BaseException as error:
             cancelled = TaskCancelledError(f"{job.name} was cancelled")
-            outcome = TaskOutcome(error=cancelled if job.cancelled else explain(job.name, error, self._options.log_file))
+            outcome = TaskOutcome(
+                error=cancelled if job.cancelled else explain(job.name, error, self._options.log_file)
+            )
         with self._lock:
             del self._jobs[job.name]
             self._threads.discard(threading.current_thread())

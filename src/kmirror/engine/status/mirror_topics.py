@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.journal import MirrorJournal, Level
+from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import FeedTopic
 from kmirror.settings.parsing import stored_settings, unknown_settings

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
 from kmirror.engine.status.health import MirrorHealth
-from kmirror.engine.status.journal import MirrorJournal, Level
+from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.engine.status.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord

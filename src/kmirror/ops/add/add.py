@@ -10,23 +10,23 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from kmirror.cluster.rights.acl_commands import grant_line
-from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.topics.settling import ADJUSTABLE
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
+from kmirror.ops.add.add_plan import Action, AddFacts, FilterChange, decide, select
+from kmirror.ops.add.add_steps import carry_out, refusal_of, rows_of_plan
+from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.add.adopt import Clusters, refusals
 from kmirror.ops.add.filling import filling_warnings
-from kmirror.ops.add.add_plan import Action, AddFacts, FilterChange, decide, select
 from kmirror.ops.add.settle import settle_new, settle_present
-from kmirror.ops.add.add_steps import carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.topic_admin import QUOTA_WAIT_S, TopicAdmin
-from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.base.bulk import Bulk, SparkChoice
 from kmirror.ops.base.context import (
     Destination,
@@ -41,8 +41,8 @@ from kmirror.ops.base.results import TopicResult, VerbResult
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.base.upstream import Upstream, upstream_of
 from kmirror.ops.rights.producer_block import unblock_mirrored
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import stored_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
@@ -19,8 +19,8 @@ from kmirror.ops.base.context import PENDING_ADD
 from kmirror.ops.base.gone import is_gone
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.base.upstream import Upstream
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import canonical
+from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import DesiredState, TopicRecord

@@ -13,28 +13,28 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from kmirror.cluster.rights.acl_commands import grant_line
-from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.topics.policies import refuses_settings
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.topics.policies import refuses_settings
 from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.add_plan import Action, TopicPlan, require_unchanged
+from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.add.settle import settle_new
 from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
-from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.base.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.protection import settle
 from kmirror.settings.parsing import stored_settings
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.event_records import Event
 from kmirror.state.group_records import GroupRecord
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     DesiredState,

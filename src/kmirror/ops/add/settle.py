@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.topics.policies import refuses_settings, settled_to_change, settled_to_create
 from kmirror.cluster.protocol.topic_configs import TopicSettings
+from kmirror.cluster.topics.policies import refuses_settings, settled_to_change, settled_to_create
 from kmirror.cluster.topics.settling import Settled
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.add.add_plan import TopicPlan

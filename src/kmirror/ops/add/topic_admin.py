@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping
 
-from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient, NewTopic
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kmirror.cluster.pipeline import AppendPipeline
-from kmirror.cluster.pipeline_queue import PendingAppend, AppendStoppedError
+from kmirror.cluster.pipeline_queue import AppendStoppedError, PendingAppend
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topics.topic_settings import topic_settings

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kmirror.cluster.rights.acl_commands import PREFIXED, operation_flag
 from kmirror.cluster.protocol.acl_binding import ANY_HOST, PatternType, ResourceType
 from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.rights.acl_commands import PREFIXED, operation_flag
 from kmirror.columns import TEXT, TIME, Column, Type, document, list_of, object_of, one_of
 from kmirror.commands import Arguments, command_line, option, options
 from kmirror.settings.durations import format_duration

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kmirror.commands import on_mirror, on_topics
 from kmirror.errors import Reason
 from kmirror.words import at_time
-from kmirror.commands import on_mirror
 
 _RESET = "to archive the mirror topic's records and copy the new topic: {recover} --accept-reset"
 _DIVERGED = "to archive records that the source does not have and copy the topic again: {recover} --accept-divergence"

@@ -13,8 +13,8 @@ from kmirror.cluster.security.properties import resolve_value
 from kmirror.engine.lane_count import lanes_of
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions, holds_secret
-from kmirror.engine.spark.spark_failures import SparkLostError
 from kmirror.engine.spark.shipping import cache_folder
+from kmirror.engine.spark.spark_failures import SparkLostError
 from kmirror.errors import RefusedError
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.settings.parsing import stored_settings

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import read_properties
 from kmirror.commands import option

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.rights.acl_commands import PREFIXED, Grant, admin_options, grant_line
 from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.rights.authorized import (
@@ -18,9 +21,6 @@ from kmirror.cluster.rights.authorized import (
     missing_operations,
     missing_rights,
 )
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.acl_binding import AclBinding
-from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.exposure import cleartext_logins
 from kmirror.cluster.socket_buffers import buffers_here
@@ -50,8 +50,7 @@ from kmirror.ops.check.rights import (
     source_grants,
 )
 from kmirror.ops.mirrors.create import checked_properties
-from kmirror.ops.mirrors.replication import weaker_topics
-from kmirror.ops.mirrors.replication import replication_of, weak_replication
+from kmirror.ops.mirrors.replication import replication_of, weak_replication, weaker_topics
 from kmirror.ops.probe.probe import probe_destination
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.settings.table import Settings

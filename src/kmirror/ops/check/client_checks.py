@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.rights.acl_commands import grant_line, login_principal
 from kmirror.cluster.rights.acls import NoAuthorizerError, describe_acls
 from kmirror.cluster.rights.authorized import cluster_operations, missing_operations
-from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.rights.client_quotas import describe_quotas, scram_users
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.check.findings import DESTINATION, SOURCE, Findings

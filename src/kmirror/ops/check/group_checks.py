@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kmirror.cluster.rights.acl_commands import grant_line
-from kmirror.cluster.rights.authorized import groups_lacking
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import visible_groups
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.rights.authorized import groups_lacking
 from kmirror.commands import options
 from kmirror.errors import Reason
 from kmirror.ops.check.findings import DESTINATION, SOURCE, Findings

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from kmirror.beside import beside
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.rights.acl_commands import Grant, admin_options
 from kmirror.cluster.rights.acls import NoAuthorizerError, describe_acls
 from kmirror.cluster.rights.authorized import may_write_transactions, missing_rights
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.commands import option
 from kmirror.engine.archive.archive_topic import archive_prefix
 from kmirror.errors import KmirrorError, Reason

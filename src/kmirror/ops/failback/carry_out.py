@@ -25,8 +25,8 @@ from kmirror.ops.stop.steps import Step, carry_out
 from kmirror.ops.verify.comparing import PartitionPairs
 from kmirror.ops.verify.comparing import carry_out as compare_as_planned
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.event_records import Event
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.snapshot import Changes, State
 
 

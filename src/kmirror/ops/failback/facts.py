@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kmirror.cluster.rights.acl_commands import admin_options
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.rights.acl_commands import admin_options
+from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.commands import command_line, option
 from kmirror.engine.bulk.ranges import bytes_per_offset
 from kmirror.engine.compare.counting import RangeToCount, RecordCount, count_records
@@ -30,8 +30,8 @@ from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.groups import LiveGroup, live_groups
 from kmirror.ops.stop.work import is_stopped
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import stored_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_internal

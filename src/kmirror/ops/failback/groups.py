@@ -24,8 +24,8 @@ from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.group_facts import reason_of
 from kmirror.settings.table import Settings
-from kmirror.state.librdkafka import Deadline, ask, client
 from kmirror.state.group_records import KEPT_OFFSETS, GroupRecord
+from kmirror.state.librdkafka import Deadline, ask, client
 from kmirror.state.snapshot import Changes, State
 from kmirror.words import visible
 

@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.columns import document
 from kmirror.commands import on_mirror

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic, bytes_of
@@ -33,8 +33,8 @@ from kmirror.ops.failback.groups import committed_offsets, restore_offsets
 from kmirror.ops.failback.plan import Plan, is_there, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.stop.steps import Clock, Step
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import stored_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.records import MirrorRecord

@@ -13,7 +13,6 @@ from pathlib import Path
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import PartlyDoneError, RefusedError
 from kmirror.offline.folder import refused
-from kmirror.offline.truncation_journal import Journal, Phase
 from kmirror.offline.log_dir import LogDir, locked, open_log_dirs
 from kmirror.offline.survey import CutSummary, Finding, NotHere, NothingToCut, PartitionCut, survey
 from kmirror.offline.truncate import (
@@ -25,6 +24,7 @@ from kmirror.offline.truncate import (
     require_possible,
     undo_cut,
 )
+from kmirror.offline.truncation_journal import Journal, Phase
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.failback.truncation_plan import TruncationPlan
 from kmirror.words import counted

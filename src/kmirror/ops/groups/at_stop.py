@@ -16,7 +16,15 @@ from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out, reason_text, refused_sentences
 from kmirror.ops.groups.group_facts import group_views
 from kmirror.state.group_records import GroupReason, GroupRecord
-from kmirror.sync.group_changes import GroupPlan, GroupView, MirroredTopics, OffsetPlan, clamped, kept_offsets, kept_rows
+from kmirror.sync.group_changes import (
+    GroupPlan,
+    GroupView,
+    MirroredTopics,
+    OffsetPlan,
+    clamped,
+    kept_offsets,
+    kept_rows,
+)
 from kmirror.words import counted, visible
 
 #: How many groups a warning names.

@@ -7,28 +7,25 @@ refuse an offset because of a limit, the limit is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from kmirror.cluster.groups.cluster_groups import TOO_LARGE, ClusterGroups
-from kmirror.cluster.protocol.codes import Code
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups.cluster_groups import OFFSETS_TOPIC, TOO_LARGE, ClusterGroups
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import Reason
+from kmirror.cluster.topics.topic_settings import topic_settings
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms
 from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.group_facts import reason_of
-from kmirror.state.librdkafka import boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord, GroupsRecord
+from kmirror.state.librdkafka import boottime
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.group_changes import WITH_DETAIL, GroupPlan, MirroredTopics, metadata_length, recorded, restricted
 from kmirror.words import visible
-from collections.abc import Collection
-from contextlib import suppress
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups.cluster_groups import OFFSETS_TOPIC, TOO_LARGE
-from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.errors import KmirrorError, OutcomeUnknown
 
 #: No offset is committed later than this after the topics were checked.
 _COMMIT_S = 5.0

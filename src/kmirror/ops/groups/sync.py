@@ -14,8 +14,8 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.status.journal import Level
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
+from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, require_mirror, source_client
 from kmirror.ops.base.results import GroupResult, Outcome
@@ -32,8 +32,8 @@ from kmirror.ops.groups.group_facts import (
 )
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.table import Settings
-from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord
+from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.group_changes import (

@@ -19,17 +19,16 @@ from dataclasses import replace
 from typing import Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.topics.log_dirs import disk_use
-from kmirror.cluster.topics.policies import create_settled, settled_to_change
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.cluster.topics.log_dirs import disk_use
+from kmirror.cluster.topics.policies import create_settled, settled_to_change
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_mirror, on_topics
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
-from kmirror.engine.bulk.runner import TaskRuntime
-from kmirror.engine.bulk.runner import SparkTasks
+from kmirror.engine.bulk.runner import SparkTasks, TaskRuntime
 from kmirror.engine.driver.rebuilds import RESETS
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import Ends
@@ -50,8 +49,8 @@ from kmirror.ops.base.gone import not_described
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
 from kmirror.settings.parsing import stored_settings
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.event_records import Event
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.records import (
     PENDING_REBUILD,
     DesiredState,

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.topics.policies import refuses_settings, settled_to_change
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
+from kmirror.cluster.topics.policies import refuses_settings, settled_to_change
 from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.engine.status.journal import Level
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
+from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.base.context import Destination, change, naming_cluster, require_same_cluster, source_client

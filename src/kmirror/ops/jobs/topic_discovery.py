@@ -12,8 +12,8 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata
 from kmirror.engine.clock import now
-from kmirror.engine.status.journal import Level
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
+from kmirror.engine.status.journal import Level
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add_discovered
 from kmirror.ops.add.add_plan import owner_of

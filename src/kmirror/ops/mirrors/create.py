@@ -31,8 +31,8 @@ from kmirror.ops.base.versions import Role, require_supported
 from kmirror.ops.mirrors.replication import replication_of, weak_replication
 from kmirror.ops.rights.acl_sync import require_possible
 from kmirror.settings.other_tools import AT_CREATION, DESTINATION_CLUSTER_ID, PAUSED, SOURCE_CLUSTER_ID
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import parse_settings, split
+from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.state.event_records import Event
 from kmirror.state.records import MirrorRecord

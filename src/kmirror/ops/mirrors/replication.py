@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
 from kmirror.cluster.client import ClusterClient, CreatedTopic, NewTopic
-from kmirror.cluster.protocol.topic_configs import TopicSettings
-from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.settings.table import Settings
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
-from kmirror.words import counted, listed
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.topics.policies import settled_to_create
 from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.topic_configs import TopicSettings
+from kmirror.cluster.topics.policies import settled_to_create
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import BrokerError
 from kmirror.ops.base.context import now_ms
+from kmirror.settings.table import Settings
+from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.setting_changes import MIRROR_VALUES, SettingsPlan, settled_notes
+from kmirror.words import counted, listed
 
 _KEY = "min.insync.replicas"
 _OWN = (STATE_TOPIC, EVENTS_TOPIC)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from kmirror.cluster.rights.acl_commands import PREFIXED, grant_line
-from kmirror.cluster.rights.authorized import marker_operations
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.writing.empty_transaction import EmptyTransactions
-from kmirror.cluster.writing.fence import Writer, fence
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fill_plan import MAX_COORDINATOR_EPOCH, WriteMarkers
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.acl_commands import PREFIXED, grant_line
+from kmirror.cluster.rights.authorized import marker_operations
+from kmirror.cluster.writing.empty_transaction import EmptyTransactions
+from kmirror.cluster.writing.fence import Writer, fence
 from kmirror.commands import option
 from kmirror.engine.spec import filling_transactional_ids
 from kmirror.errors import BrokerError, Reason, RefusedError

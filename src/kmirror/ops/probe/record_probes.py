@@ -20,7 +20,7 @@ from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.errors import BrokerError
 from kmirror.ops.probe.guarantees import Guarantee, broken, holds, weaker
-from kmirror.ops.probe.partition import ProbePartition, ProbedBatch, probe_partition
+from kmirror.ops.probe.partition import ProbedBatch, ProbePartition, probe_partition
 
 RECORDS, BATCHES, TIMESTAMPS, BATCH_SIZE = "records", "batches", "timestamps", "batch size"
 _FIELDS = ("offset", "timestamp", "key", "value", "headers")

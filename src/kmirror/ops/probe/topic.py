@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from kmirror.cluster.rights.acl_commands import PREFIXED, admin_options, grant_line
-from kmirror.cluster.rights.authorized import may_delete, missing_rights
 from kmirror.cluster.client import LATEST, ClusterClient, CreatedTopic, NewTopic, require
-from kmirror.cluster.topics.policies import create_settled
-from kmirror.cluster.rights.principal_probe import is_abandoned, process_mark
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.acl_commands import PREFIXED, admin_options, grant_line
+from kmirror.cluster.rights.authorized import may_delete, missing_rights
+from kmirror.cluster.rights.principal_probe import is_abandoned, process_mark
+from kmirror.cluster.topics.policies import create_settled
 from kmirror.commands import command_line, option
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 from kmirror.ops.probe.guarantees import is_denied

@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kmirror.cluster.rights.acl_commands import login_principal
-from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import visible_groups
 from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
-from kmirror.engine.status.journal import Level
+from kmirror.cluster.rights.acl_commands import login_principal
+from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
+from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
 from kmirror.ops.base.context import Destination, change, source_client
 from kmirror.ops.rights.protection import (

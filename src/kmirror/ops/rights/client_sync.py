@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from kmirror.cluster.rights.acl_commands import login_principal
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas, scram_users
 from kmirror.cluster.protocol.quota import Quota
-from kmirror.engine.status.journal import Level
+from kmirror.cluster.rights.acl_commands import login_principal
+from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas, scram_users
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
+from kmirror.engine.status.journal import Level
 from kmirror.ops.base.context import Destination, change, cluster_id_of, now_ms, require_same_cluster, source_client
 from kmirror.ops.rights.protection import is_mirrored
 from kmirror.settings.table import Settings

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.cluster.rights.acl_commands import admin_options
 from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, kafka_acls_line
-from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, PartlyDoneError, Reason
 from kmirror.ops.base.context import Destination

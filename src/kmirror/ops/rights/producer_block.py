@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kmirror.cluster.rights.acl_commands import admin_options, grant_line
-from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
-from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.acl_commands import admin_options, grant_line
+from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
+from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, TimedOutError
 from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, source_client

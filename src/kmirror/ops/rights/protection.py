@@ -16,22 +16,29 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.rights.acl_commands import admin_options, grant_line, login_principal
-from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
-from kmirror.cluster.rights.authorized import cluster_operations, missing_operations, missing_rights
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.rights.principal_probe import PrincipalProbe, probe_principal, remove_abandoned
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.rights.acl_commands import admin_options, grant_line, login_principal
+from kmirror.cluster.rights.acls import (
+    NoAuthorizerError,
+    await_acls,
+    create_acls,
+    delete_acls,
+    describe_acls,
+    kafka_acls_line,
+)
+from kmirror.cluster.rights.authorized import cluster_operations, missing_operations, missing_rights
+from kmirror.cluster.rights.principal_probe import PrincipalProbe, probe_principal, remove_abandoned
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, Reason, RefusedError
 from kmirror.ops.base.context import Destination, change
 from kmirror.state.records import PENDING_STOP, DesiredState, TopicRecord
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.acl_index import AclIndex
 from kmirror.sync.acl_changes import OwnPrincipals, enforcement, producers_of
+from kmirror.sync.acl_index import AclIndex
 from kmirror.words import visible
 
 _PAUSE_S = 0.2

@@ -6,31 +6,30 @@ Each step may be retried after an error. `side_jobs_of` lists the jobs that an e
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
+
+from kmirror.beside import beside
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
 from kmirror.engine.driver.mirror import MirrorEngine
-from kmirror.engine.driver.side_jobs import JobView
+from kmirror.engine.driver.side_jobs import JobView, SideJob
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination, actor, cluster_id_of, require_mirror, source_client
 from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.run_request import RunRequest
-from kmirror.ops.jobs.topic_discovery import DiscoveryJob
+from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.jobs.rebuild import TopicRebuilder
+from kmirror.ops.jobs.settings_sync import SettingsSyncJob
+from kmirror.ops.jobs.topic_discovery import DiscoveryJob
+from kmirror.ops.rights.acl_sync import RightsJob
+from kmirror.ops.rights.client_sync import ClientsJob
 from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import MirrorRecord
-from collections.abc import Mapping
-from kmirror.beside import beside
-from kmirror.engine.driver.side_jobs import SideJob
-from kmirror.ops.groups.sync import GroupSyncJob
-from kmirror.ops.jobs.settings_sync import SettingsSyncJob
-from kmirror.ops.rights.acl_sync import RightsJob
-from kmirror.ops.rights.client_sync import ClientsJob
 
 #: How long a lane may write after it last read that no other engine has taken over.
 LEASE_TTL_MS = 5_000

@@ -5,22 +5,24 @@ Its memory stays small however long it runs: glibc's malloc is configured before
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
 from kmirror import __version__
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.driver import NO_MIRRORS, Ending, Limits, RunView, Watcher, drive
 from kmirror.engine.driver.engines import Engines, NotCopied, Supervisor
-from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import check as check_spark
+from kmirror.engine.status.journal import Level, Note
 from kmirror.errors import RefusedError, UsageError
 from kmirror.ops.base.context import Destination, require_mirror
 from kmirror.ops.base.results import VerbResult
@@ -38,8 +40,6 @@ from kmirror.ops.serve.service import Service
 from kmirror.ops.stop.stop import require_not_failed_over
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
-import ctypes
-from contextlib import suppress
 
 #: How long Spark's workers may take to start Python, and check what they have.
 _WORKERS_S = 30.0

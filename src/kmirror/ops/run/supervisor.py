@@ -20,9 +20,9 @@ from queue import Empty, SimpleQueue
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.engines import Engines, NotCopied
-from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.driver.mirror import MirrorEngine
 from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.threads import call_in_thread, guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination

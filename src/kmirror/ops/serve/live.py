@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.health import KNOWN_SECONDS
 from kmirror.engine.driver.snapshots import MirrorSnapshot
+from kmirror.engine.status.health import KNOWN_SECONDS
 from kmirror.errors import Reason
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.show.cluster_view import ClusterSnapshot

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from kmirror.engine.clock import epoch_ms, now, now_ms
 from kmirror.engine.driver.driver import COPYING, STOPPING, RunView
 from kmirror.engine.driver.engines import NotCopied
-from kmirror.engine.status.journal import Level
 from kmirror.engine.driver.snapshots import Snapshots
+from kmirror.engine.status.journal import Level
 from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.serve.metrics import MirrorTotals, RunStatus
 from kmirror.ops.serve.recent import RecentEvents

@@ -23,8 +23,8 @@ from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.group_facts import SourceGroups, group_views, mirrored_topics, plan_groups, read_source_groups
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.settings.durations import format_duration
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import stored_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.state.group_records import GroupReason, GroupRecord
 from kmirror.state.records import MirrorRecord

@@ -16,8 +16,8 @@ from kmirror.ops.base.context import Destination, naming_cluster, require_same_c
 from kmirror.ops.base.selection import select_stored_topics
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.show.cluster_view import SOURCE_TIMEOUT_S
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import stored_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.sync.setting_changes import ComparedSetting, SettingState, compare_settings
 from kmirror.words import one_line

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kmirror.cluster.rights.acl_commands import AS_ADMIN
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.rights.acl_commands import AS_ADMIN
 from kmirror.cluster.transactional_ids import transactions_of
 from kmirror.commands import command_line, option
 from kmirror.errors import NOT_COPYING, KmirrorError, OutcomeUnknown, Reason

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.engine.status.time_lag import time_lag
 from kmirror.engine.status.topic_state import SourceTrouble, TopicState, kind_of, topic_state_of
-from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.base.context import PENDING_ADD
 from kmirror.ops.base.gone import is_gone
-from kmirror.ops.base.next_steps import refused_text
-from kmirror.ops.base.next_steps import failure_text
+from kmirror.ops.base.next_steps import failure_text, refused_text
 from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
 from kmirror.ops.show.kept import kept_offsets, with_kept

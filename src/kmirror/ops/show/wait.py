@@ -28,8 +28,8 @@ from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
 from kmirror.ops.show.describe import read_rows
 from kmirror.ops.show.drained import NO_READER, judge_drained, read_committed_offsets, read_ends, unread_topics
 from kmirror.ops.show.tables import PartitionRow
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import stored_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, PartitionState
 from kmirror.words import counted, listed
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from kmirror.cluster.rights.acl_commands import admin_options, login_principal
-from kmirror.cluster.rights.acls import NoAuthorizerError, describe_acls, kafka_acls_line
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.rights.client_quotas import describe_quotas, scram_users
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.rights.acl_commands import admin_options, login_principal
+from kmirror.cluster.rights.acls import NoAuthorizerError, describe_acls, kafka_acls_line
+from kmirror.cluster.rights.client_quotas import describe_quotas, scram_users
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.client_gaps import ClientGaps, grant_command

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.writing.fence import FenceResult
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import read_batch_at
+from kmirror.cluster.writing.fence import FenceResult
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, now_ms
 from kmirror.ops.stop.mirrored_end import Evidence, mirrored_ends

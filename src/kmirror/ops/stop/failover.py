@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.rights.authorized import cluster_operations, marker_operations, missing_operations, missing_rights
 from kmirror.cluster.writing.fence import log_ends
-from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.commands import option
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms, require_mirror
@@ -39,8 +39,8 @@ from kmirror.ops.stop.reverse import live_elsewhere
 from kmirror.ops.stop.steps import Checkpoint
 from kmirror.ops.stop.stop import already_stopped_rows, stop, with_end
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import stored_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import AtStop, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.setting_changes import retention_notes

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 
-from kmirror.cluster.rights.authorized import marker_operations
-from kmirror.cluster.writing.fence import Writer, fence, log_ends
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.authorized import marker_operations
+from kmirror.cluster.writing.fence import Writer, fence, log_ends
 from kmirror.engine.spec import own_producer_id
 from kmirror.ops.base.handover import Handover, await_handover
 from kmirror.ops.stop.report import partitions_of

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kmirror.cluster.rights.acl_commands import alter_topic
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.rights.acl_commands import alter_topic
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import as_kmirror_error, now_ms, require_same_cluster

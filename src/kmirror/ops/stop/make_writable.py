@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
-from kmirror.cluster.topics.policies import refuses_settings, settled_to_change
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.topics.policies import refuses_settings, settled_to_change
 from kmirror.cluster.topics.settling import with_settled
 from kmirror.cluster.topics.topic_settings import topic_defaults, topic_settings
 from kmirror.cluster.topics.trim import restore_settings, trim_compacted

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
+from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
 from kmirror.engine.driver.side_jobs import JobView
@@ -24,8 +24,8 @@ from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.stop.promote_readiness import ReadinessChecker
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import stored_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.setting_changes import sync_settings

@@ -30,8 +30,8 @@ from kmirror.ops.stop.report import (
 )
 from kmirror.ops.stop.steps import Checkpoint, Clock, Step, carry_out
 from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import canonical, stored_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.event_records import Event
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (

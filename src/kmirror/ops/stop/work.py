@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kmirror.cluster.writing.fence import FenceResult
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.writing.fence import FenceResult
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import GroupResult, Outcome, TopicResult

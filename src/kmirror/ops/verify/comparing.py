@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.engine.bulk.runner import Where
 from kmirror.engine.compare.verification import (
     CompareWorkUnit,

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from kmirror.cluster.rights.acl_commands import grant_line
-from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.columns import document
 from kmirror.commands import option
 from kmirror.engine.compare.difference import retention_note
@@ -37,8 +37,8 @@ from kmirror.ops.verify.verify_results import (
     exit_code_of,
     row_of,
 )
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.parsing import stored_settings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.setting_changes import retention_notes
