@@ -22,9 +22,8 @@ from kmirror.ops.base.results import VerbResult
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import remove
-from kmirror.settings.table import StartFrom
+from kmirror.settings.value_types import StartFrom
 from kmirror.state.history_records import points_of
-from kmirror.state.librdkafka import client
 from kmirror.state.record_kinds import decode
 from kmirror.state.records import Incarnation, PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from kmirror.errors import OutcomeUnknown, Reason, RefusedError, UnreachableError, UsageError
-from kmirror.state.client import Deadline, boottime
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.lease import EngineIdentity, Lease
-from kmirror.state.librdkafka import Deadline, boottime, client
+from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.lock import transact
 from kmirror.state.records import (
     EngineRecord,

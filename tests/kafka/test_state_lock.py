@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kmirror.cluster.transactional_writer import TransactionalWriter
+from kmirror.cluster.writing.transactional_writer import TransactionalWriter
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError
-from kmirror.state.client import Deadline
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
+from kmirror.state.librdkafka import Deadline
 from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer
 
-from kmirror.cluster import transactional_writer
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import produce, transactions
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.transactional_writer import CommitInDoubtError, FencedError, TransactionalWriter
+from kmirror.cluster.writing import transactional_writer
+from kmirror.cluster.writing.transactional_writer import CommitInDoubtError, FencedError, TransactionalWriter
 from kmirror.errors import BrokerError, UnreachableError
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.state.client import Deadline
+from kmirror.state.librdkafka import Deadline
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.shared_clusters import ForgetfulCluster

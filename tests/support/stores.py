@@ -10,7 +10,7 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
-from kmirror.cluster.transactional_writer import CommitInDoubtError, TransactionalWriter
+from kmirror.cluster.writing.transactional_writer import CommitInDoubtError, TransactionalWriter
 from kmirror.errors import UnreachableError
 from kmirror.state.records import MirrorRecord
 from kmirror.state.store import StateStore

@@ -39,7 +39,7 @@ class KeptLock:
         self._opening.join()
         return self._writer
 
-    def lent_client(self, other: Writer) -> ClusterClient | None:
+    def lent_client(self, other: StateWriter) -> ClusterClient | None:
         """Return the open connections for another writer of the same thread, if there are any."""
         writer = self.writer()
         return None if writer is other else writer.client

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.transactional_writer import CommitInDoubtError, FencedError, TransactionalWriter
+from kmirror.cluster.writing.transactional_writer import CommitInDoubtError, FencedError, TransactionalWriter
 from kmirror.errors import (
     BrokerError,
     KmirrorError,
@@ -27,9 +27,9 @@ from kmirror.errors import (
     TimedOutError,
     UnreachableError,
 )
-from kmirror.state.client import SLOW_HINT, Deadline, refused, unreachable
-from kmirror.state.events import encode_event
-from kmirror.state.records import encode, encode_key
+from kmirror.state.event_records import encode_event
+from kmirror.state.librdkafka import SLOW_HINT, Deadline, refused, unreachable
+from kmirror.state.record_kinds import encode, encode_key
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
 

@@ -22,7 +22,7 @@ from kmirror.cluster.client import ClusterClient, require
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC
-from kmirror.cluster.topic_settings import alteration
+from kmirror.cluster.topics.topic_settings import alteration
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError
 
 #: DeleteRecords' answer if cleanup.policy lacks `delete`.

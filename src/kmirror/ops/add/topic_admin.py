@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterable, Mapping
 from kmirror.cluster.client import ClusterClient, NewTopic
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata
-from kmirror.cluster.topic_settings import set_topic_settings
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.topics.topic_settings import set_topic_settings
 from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import Destination
-from kmirror.state.client import Deadline, refused, unreachable
+from kmirror.state.librdkafka import Deadline, refused, unreachable
 
 #: A controller writes a record for each topic, partition and setting, at most 10,000 per request (KRaft's
 #: MAX_RECORDS_PER_USER_OP).
