@@ -1,1 +1,1 @@
-"""The running copy: `driver` runs mirrors, `lanes` plans, `lane` copies, `histories` judges if one may continue."""
+"""The running copy: `driver` runs mirrors, `lanes` plans, `lane` copies, `histories` says whether one may continue."""
