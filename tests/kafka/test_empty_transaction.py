@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 
 import pytest
@@ -14,6 +14,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.transactions import ADD_PARTITIONS, END
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.writing.empty_transaction import EmptyTransactions
+from kmirror.engine.spec import filling_transactional_ids
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
@@ -24,8 +25,13 @@ from tests.support.oracle import console_consumer, librdkafka_records
 from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.spawned import PROCESSES
 from tests.support.waiting import wait_until
+from tests.support.wire import Turns, Wire
 
 BEGIN = 22
+#: Longer than a broker and this process take between two turns, so that what is sent together counts as one.
+DELAY_S = 0.05
+#: Turns that a busy machine may add.
+NOISE = 2
 
 
 @pytest.fixture
@@ -151,6 +157,59 @@ def test_an_answer_that_names_no_partition_counts_for_nothing(forgetful: Forgetf
 
 def frame_of(content: bytes) -> bytes:
     return struct.pack(">i", len(content)) + content
+
+
+def turns_of(wire: Wire, act: Callable[[], object]) -> Turns:
+    """Return the turns that something takes over a distance."""
+    wire.delay, wire.turns = DELAY_S, Turns()
+    try:
+        act()
+    finally:
+        wire.delay = 0.0
+    return wire.turns
+
+
+def test_over_a_distance_a_small_gap_takes_a_few_turns(forgetful: ForgetfulCluster) -> None:
+    """Ids that it does not need take no request, and what the others ask for is asked for together."""
+    (partition,) = places_of(create_topic(forgetful.cluster, partitions=1), 1)
+    names = filling_transactional_ids(unique_topic("mirror"), 0)
+    config = client_config({"bootstrap.servers": forgetful.behind_wire.bootstrap_servers})
+    # the coordinators have loaded what they know, and open what they need
+    with ClusterClient(config) as client, closing(EmptyTransactions(client, names)) as before:
+        before.settle()
+    with ClusterClient(config) as client, closing(EmptyTransactions(client, names)) as transactions:
+
+        def fill() -> None:
+            transactions.prepare(3)
+            assert transactions.fill({partition: 3}) == {partition: 3}
+
+        asked = turns_of(forgetful.wire, fill).requests
+        assert [api_key for _, _, api_key in asked].count(BEGIN) == 3
+        # two to open a connection, to find the coordinator and to begin; two to open the others
+        assert min(turn for turn, _, api_key in asked if api_key == ADD_PARTITIONS) <= 7 + NOISE
+        # a successor settles all of them
+        settling = turns_of(forgetful.wire, transactions.settle)
+        assert [api_key for _, _, api_key in settling.requests].count(BEGIN) >= len(names)
+        assert settling.count <= 2 + NOISE, str(settling.requests)
+        assert ends(client, [partition]) == [3]
+
+
+def test_ids_that_are_not_ready_fill_nothing(client: ClusterClient, ids: list[str], cluster: SandboxCluster) -> None:
+    (partition,) = places_of(create_topic(cluster), 1)
+    with closing(EmptyTransactions(client, ids)) as transactions:
+        with pytest.raises(RuntimeError, match="prepare"):
+            transactions.fill({partition: 1})
+        transactions.prepare(2)
+        assert transactions.fill({partition: 7}) == {partition: 7}
+        with pytest.raises(BrokerError):
+            transactions.fill({TopicPartition(partition.topic, 7): 1})
+        # what the failed one began may be open: all ids must be settled, not only those that are needed next
+        for act in (lambda: transactions.prepare(1), lambda: transactions.fill({partition: 1})):
+            with pytest.raises(RuntimeError, match="settle"):
+                act()
+        transactions.settle()
+        assert transactions.fill({partition: 1}) == {partition: 1}
+        assert ends(client, [partition]) == [8]
 
 
 @pytest.mark.parametrize("fate", [Fate.LOST, Fate.UNANSWERED])

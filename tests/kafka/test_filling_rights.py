@@ -168,6 +168,34 @@ def test_without_the_right_to_write_markers_holes_are_filled_by_transactions(res
     assert_alike(restricted, topic, 2)
 
 
+def used_ids(mirror: Mirror) -> set[str]:
+    """Return the transactional ids of the mirror that coordinators know."""
+    from kafka.protocol.admin import ListTransactionsRequest
+
+    found: set[str] = set()
+    with ClusterClient(client_config(mirror.destination.client_properties())) as client:
+        for broker in client.metadata([]).brokers.values():
+            request = ListTransactionsRequest(state_filters=[], producer_id_filters=[])
+            answer = client.connect(broker.node_id, broker.host, broker.port).request(request, highest=0)
+            assert not answer.error_code
+            found |= {one.transactional_id for one in answer.transaction_states}
+    return {name for name in found if name.startswith(filling_prefix(mirror.name))}
+
+
+def test_small_gaps_take_no_more_transactional_ids_than_offsets(restricted: Mirror) -> None:
+    topic = restricted.topic(2)
+    allow(restricted.destination, ResourceType.TOPIC, restricted.mirror_of(topic), "READ", "WRITE")
+    gaps = ((5, 10), (16, 30), (49, 4))
+    for partition in range(2):
+        write_holes(restricted.source, topic, partition, stretches=gaps)
+    allow_transactions(restricted)
+    lane = restricted.start()
+    restricted.wait_copied(lane, 120)
+    assert restricted.stop(lane).clean
+    assert_alike(restricted, topic, 2, least=sum(count for _, count in gaps))
+    assert 0 < len(used_ids(restricted)) <= 5
+
+
 def test_a_lane_that_dies_within_a_transaction_leaves_nothing_that_shifts_the_log(restricted: Mirror) -> None:
     """Its successor ends the transactions before it looks at any log."""
     names = filling_transactional_ids(restricted.name, 0)

@@ -15,7 +15,9 @@ def begin_transactions(client: ClusterClient, settled: EmptyTransactions, partit
     """Add partitions to a transaction of each id, and leave them open."""
     deadline = time.monotonic() + 30
     for one in settled._ids:
-        connection = client.connect(*settled._coordinator_of(one, deadline))
+        assert one.coordinator is not None
+        assert one.producer is not None
+        connection = client.connect(*one.coordinator)
         number = connection.next_correlation_id()
         connection.send_frame([transactions.add_partitions(number, "test", one.name, one.producer, partitions)], 10)
         codes, _ = transactions.added(connection.receive_frame(number, deadline))

@@ -258,22 +258,16 @@ class Connection:
             UnsupportedVersionError: the broker speaks no version we do.
         """
         patience = timeout or self.config.request_timeout_ms / 1000
-        if isinstance(message, Exchange):
-            version = self.version_for(message.api_key, message.lowest, message.highest, message.name)
-            self.wait_for_throttle(patience)
-            is_metadata = message.api_key == _METADATA
-            self._is_unproven &= not is_metadata
-            content, throttle_time_ms = self._exchange_by_hand(message, version, patience)
-            self.note_throttle(throttle_time_ms)
-            if is_metadata:
-                self._require_cluster(content.cluster_id)
-            return content
-        top = type(message).max_version if highest is None else highest
-        version = self.version_for(type(message).API_KEY, lowest, top, type(message).name)
+        exchange = message if isinstance(message, Exchange) else exchange_of(message, lowest=lowest, highest=highest)
+        version = self.version_for(exchange.api_key, exchange.lowest, exchange.highest, exchange.name)
         self.wait_for_throttle(patience)
-        answer = self._exchange(message, version, patience)
-        self.note_throttle(getattr(answer, "throttle_time_ms", 0) or 0)
-        return answer
+        is_metadata = exchange.api_key == _METADATA
+        self._is_unproven &= not is_metadata
+        content, throttle_time_ms = self._exchanged(exchange, version, patience)
+        self.note_throttle(throttle_time_ms)
+        if is_metadata:
+            self._require_cluster(content.cluster_id)
+        return content
 
     def request_all(self, messages: Sequence[Exchange], *, timeout: float | None = None) -> list[Any]:
         """Send several requests at once, which the broker carries out in this order; return the decoded answers.
@@ -312,7 +306,7 @@ class Connection:
         """True while nothing should be sent."""
         return time.monotonic() < self._throttled_until
 
-    def _exchange_by_hand(self, exchange: Exchange, version: int, timeout: float) -> tuple[Any, int]:
+    def _exchanged(self, exchange: Exchange, version: int, timeout: float) -> tuple[Any, int]:
         correlation_id = self.next_correlation_id()
         frame = exchange.encode(correlation_id, version, self.config.client_id)
         return self._decoded(exchange, self.exchange_frame([frame], correlation_id, timeout), version)
@@ -325,20 +319,7 @@ class Connection:
             raise FrameError(f"the answer of {self.address} to {exchange.name} cannot be read: {error}") from None
 
     def _exchange(self, message: Any, version: int, timeout: float) -> Any:
-        from kafka.protocol.api_header import ResponseClassRegistry
-
-        correlation_id = self.next_correlation_id()
-        message.API_VERSION = version
-        message.with_header(correlation_id=correlation_id, client_id=self.config.client_id)
-        frame = message.encode(header=True, framed=True)
-        answer = self.exchange_frame([frame], correlation_id, timeout)
-        answer_class = ResponseClassRegistry.get_response_class(message.header)
-        try:
-            decoded = answer_class.decode(answer, version=version, header=True)
-        except (ValueError, IndexError, struct.error) as error:
-            self.close()
-            raise FrameError(f"the answer of {self.address} to {message.name} cannot be read: {error}") from None
-        return decoded
+        return self._exchanged(exchange_of(message), version, timeout)[0]
 
     def ask(self, api_key: int, version: int, body: bytes, timeout: float) -> memoryview:
         """Send a request that was encoded by hand; return the answer's frame from its correlation id on.
@@ -453,6 +434,29 @@ class Connection:
                 raise ConnectionResetError("the broker closed the connection")
             filled += count
         return buffer
+
+
+def exchange_of(message: Any, *, lowest: int = 0, highest: int | None = None) -> Exchange:
+    """Return one of `kafka.protocol`'s requests, of which versions from `lowest` to `highest` will do."""
+    kind = type(message)
+
+    def encode(correlation_id: int, version: int, client_id: str) -> bytes:
+        message.API_VERSION = version
+        message.with_header(correlation_id=correlation_id, client_id=client_id)
+        frame: bytes = message.encode(header=True, framed=True)
+        return frame
+
+    def decode(frame: memoryview, version: int) -> tuple[Any, int]:
+        from kafka.protocol.api_header import ResponseClassRegistry
+
+        try:
+            answer = ResponseClassRegistry.get_response_class(message.header).decode(frame, version=version, header=True)
+        except (ValueError, IndexError, struct.error) as error:
+            raise FrameError(str(error)) from None
+        return answer, getattr(answer, "throttle_time_ms", 0) or 0
+
+    top = kind.max_version if highest is None else highest
+    return Exchange(kind.API_KEY, kind.name, lowest, top, encode, decode)
 
 
 def _connected(host: str, port: int, config: ClientConfig, timeout: float) -> socket.socket:

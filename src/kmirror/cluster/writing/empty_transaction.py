@@ -9,18 +9,22 @@ A transaction is begun and committed by two requests sent together (`protocol/tr
 once its partitions are known to be added; the next one of its id begins when they are written. After an answer that is
 missing or says too little, nothing is repeated: new producer epochs (`settle`) fence all ids and end what they have
 begun, with one marker on each partition, or none. Then nothing is in flight, and the caller compares the log ends.
+
+Over a distance round trips count: an id gets its epoch when it is first needed, and all that are needed get theirs
+together, in one round trip to each coordinator.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.connection import ConnectFailedError, Connection, exchange_of
 from kmirror.cluster.protocol import transactions
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -49,15 +53,18 @@ _LONGEST_STEP_S = 0.2
 _HINT = "check that all brokers are up; the topic __transaction_state needs its in-sync replicas"
 
 
+_Coordinator = tuple[int, str, int]
+
+
 @dataclass(slots=True)
 class _Id:
     """One transactional id, which no other client may use at the same time."""
 
     name: str
-    #: Producer id and epoch.
-    producer: tuple[int, int] = (-1, -1)
+    #: Producer id and epoch; None before it is prepared.
+    producer: tuple[int, int] | None = None
     #: The coordinator's node id, host and port.
-    coordinator: tuple[int, str, int] | None = None
+    coordinator: _Coordinator | None = None
     #: True while its transaction has partitions and is not known to be committed.
     is_open: bool = False
     #: True while markers of its last transaction may be missing.
@@ -84,35 +91,87 @@ class EmptyTransactions:
         #: Connections by node id and number.
         self._connections: dict[tuple[int, int], Connection] = {}
         self._used_at = 0.0
-        #: True before the first `settle`, and after a fill that raised.
-        self._must_settle = True
+        #: True after a fill that raised.
+        self._must_settle = False
 
     def settle(self) -> None:
         """Fence any client that used the ids before, and wait until their open transactions have ended.
 
-        That may write markers: read log ends after this, not before. Call it before the first `fill`, and after one
-        that raised.
+        That may write markers: read log ends after this, not before. Call it before the first `prepare` if such a
+        client may have left any open, and after a `fill` that raised.
 
         Raises:
             BrokerError: refused.
             UnreachableError: a coordinator does not answer.
         """
         for one in self._ids:
-            self._begin(one)
+            one.producer = None
+        self._begin(self._ids)
         self._must_settle = False
 
-    def _begin(self, one: _Id) -> None:
+    def prepare(self, count: int) -> None:
+        """Have the first `count` ids ready for `fill`, as it needs so many to write `count` markers on a partition.
+
+        Raises:
+            BrokerError: refused; nothing is begun.
+            UnreachableError: a coordinator does not answer; nothing is begun.
+        """
+        if self._must_settle:
+            raise RuntimeError("a fill has failed: settle first")
+        self._begin([one for one in self._ids[:count] if one.producer is None])
+
+    def _begin(self, ids: Sequence[_Id]) -> None:
+        """Get a new producer epoch for each of these ids, all those of a coordinator together."""
+        deadline, pause = time.monotonic() + self._timeout_s, _STEP_S
+        while ids:
+            self._find_coordinators(ids, deadline)
+            asked: dict[_Coordinator, list[_Id]] = defaultdict(list)
+            for one in ids:
+                if one.coordinator is not None:
+                    asked[one.coordinator].append(one)
+            with ThreadPoolExecutor(len(asked), "kmirror-coordinators") as threads:
+                troubles = list(threads.map(lambda item: self._ask(*item, deadline), asked.items()))
+            ids = [one for one in ids if one.producer is None]
+            if ids and time.monotonic() > deadline:
+                trouble = next(filter(None, troubles), "the coordinator is busy")
+                raise UnreachableError(
+                    f"the transaction coordinator of {ids[0].name} does not answer: {trouble}", _HINT
+                )
+            if ids:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_STEP_S)
+
+    def _ask(self, coordinator: _Coordinator, ids: Sequence[_Id], deadline: float) -> str | None:
+        """Ask a coordinator for new epochs of its ids; return why some have to be asked for again, if that is known."""
         from kafka.protocol.producer import InitProducerIdRequest
 
-        request = InitProducerIdRequest(
-            transactional_id=one.name,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            producer_id=-1,
-            producer_epoch=-1,
-        )
-        answer = self._ask(one, request, time.monotonic() + self._timeout_s)
-        _require(one.name, answer.error_code, "beginning a transaction")
-        one.producer = answer.producer_id, answer.producer_epoch
+        requests = [
+            exchange_of(
+                InitProducerIdRequest(
+                    transactional_id=one.name,
+                    transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+                    producer_id=-1,
+                    producer_epoch=-1,
+                ),
+                highest=_HIGHEST_BEGIN_VERSION,
+            )
+            for one in ids
+        ]
+        try:
+            connection = self._client.connect(*coordinator)
+            answers = connection.request_all(requests, timeout=max(deadline - time.monotonic(), 0.1))
+        except (ConnectFailedError, OutcomeUnknown) as error:
+            for one in ids:
+                one.coordinator = None
+            return str(error)
+        trouble = None
+        for one, answer in zip(ids, answers, strict=True):
+            if answer.error_code in _NOT_COORDINATOR:
+                one.coordinator, trouble = None, code_name(answer.error_code)
+            elif answer.error_code != Code.CONCURRENT_TRANSACTIONS:
+                _require(one.name, answer.error_code, "beginning a transaction")
+                one.producer = answer.producer_id, answer.producer_epoch
+        return trouble
 
     def fill(
         self, counts: Mapping[TopicPartition, int], may_begin: Callable[[], bool] = lambda: True
@@ -125,13 +184,15 @@ class EmptyTransactions:
             RefusedError: another client uses a transactional id; some may be written.
             UnreachableError: a coordinator does not answer; some may be written.
         """
-        assert not self._must_settle, "settle first"
         left = {partition: count for partition, count in counts.items() if count}
         filled = dict.fromkeys(counts, 0)
+        ready = [one for one in self._ids[: max(left.values(), default=0)] if one.producer is not None]
+        if self._must_settle or (left and not ready):
+            raise RuntimeError("prepare transactional ids first, and settle them after a fill that failed")
         deadline = time.monotonic() + self._timeout_s
         self._must_settle = True
         try:
-            lines = deque(self._lines(max(left.values(), default=0), deadline))
+            lines = deque(self._lines(ready))
             while lines:
                 line = lines.popleft()
                 moved = self._receive(line, left, filled, deadline)
@@ -149,27 +210,32 @@ class EmptyTransactions:
         self._must_settle, self._used_at = False, time.monotonic()
         return filled
 
-    def _lines(self, count: int, deadline: float) -> list[_Line]:
-        """Return connections for the ids that so many transactions need."""
+    def _lines(self, ids: Sequence[_Id]) -> list[_Line]:
+        """Return connections to the coordinators of these ids; those that are missing are opened together."""
         if time.monotonic() - self._used_at > _IDLE_S:
             self.close()
-        lines: dict[tuple[int, int], _Line] = {}
-        numbers: dict[int, int] = {}
-        for one in self._ids[:count]:
-            node_id, host, port = self._coordinator_of(one, deadline)
-            number = numbers[node_id] = numbers.get(node_id, -1) + 1
-            key = node_id, number % _CONNECTIONS
-            if key not in lines:
-                connection = self._connections.get(key)
-                if connection is not None and connection.must_be_replaced:
-                    connection.close()
-                    connection = None
-                if connection is None:
-                    connection = self._client.spare_connections.take(host, port)
-                    self._connections[key] = connection
-                lines[key] = _Line(connection)
-            lines[key].ids.append(one)
-        return list(lines.values())
+        used: dict[tuple[int, int], list[_Id]] = defaultdict(list)
+        missing: dict[tuple[int, int], tuple[str, int]] = {}
+        numbers: dict[int, int] = defaultdict(int)
+        for one in ids:
+            if one.coordinator is None:
+                continue
+            node_id, host, port = one.coordinator
+            key = node_id, numbers[node_id] % _CONNECTIONS
+            numbers[node_id] += 1
+            used[key].append(one)
+            if key in self._connections and self._connections[key].must_be_replaced:
+                self._connections.pop(key).close()
+            if key not in self._connections:
+                missing[key] = host, port
+
+        def take(key: tuple[int, int]) -> None:
+            self._connections[key] = self._client.spare_connections.take(*missing[key])
+
+        if missing:
+            with ThreadPoolExecutor(len(missing), "kmirror-coordinators") as threads:
+                list(threads.map(take, missing))
+        return [_Line(self._connections[key], on_it) for key, on_it in used.items()]
 
     def _send(
         self, line: _Line, left: dict[TopicPartition, int], may_begin: Callable[[], bool], deadline: float
@@ -178,6 +244,8 @@ class EmptyTransactions:
         connection, client_id = line.connection, self._client.config.client_id
         frames: list[bytes] = []
         for one in line.ids:
+            if one.producer is None:
+                continue
             if left and not one.is_open and may_begin():
                 partitions = list(left)
                 for partition in partitions:
@@ -237,42 +305,24 @@ class EmptyTransactions:
             connection.close()
         self._connections.clear()
 
-    def _ask(self, one: _Id, request: Any, deadline: float) -> Any:
-        """Ask the coordinator until its answer is not "later"."""
-        pause = _STEP_S
-        trouble = "the coordinator is busy"
-        while time.monotonic() < deadline:
-            try:
-                connection = self._client.connect(*self._coordinator_of(one, deadline))
-                patience = max(deadline - time.monotonic(), 0.1)
-                answer = connection.request(request, highest=_HIGHEST_BEGIN_VERSION, timeout=patience)
-            except (ConnectFailedError, OutcomeUnknown) as error:
-                one.coordinator, trouble = None, str(error)
-            else:
-                if answer.error_code in _NOT_COORDINATOR:
-                    one.coordinator, trouble = None, code_name(answer.error_code)
-                elif answer.error_code != Code.CONCURRENT_TRANSACTIONS:
-                    return answer
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_STEP_S)
-        raise UnreachableError(f"the transaction coordinator of {one.name} does not answer: {trouble}", _HINT)
-
-    def _coordinator_of(self, one: _Id, deadline: float) -> tuple[int, str, int]:
+    def _find_coordinators(self, ids: Sequence[_Id], deadline: float) -> None:
         from kafka.protocol.metadata import FindCoordinatorRequest
 
-        while one.coordinator is None:
-            request = FindCoordinatorRequest(key_type=_TRANSACTION, key=one.name, coordinator_keys=[one.name])
+        while names := {one.name: one for one in ids if one.coordinator is None}:
+            first = next(iter(names))
+            request = FindCoordinatorRequest(key_type=_TRANSACTION, key=first, coordinator_keys=list(names))
             answer = self._client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
             # brokers before Kafka 3.0 find one at a time
-            found = answer.coordinators[0] if answer.coordinators else answer
-            if found.error_code not in _NOT_COORDINATOR:
-                _require(one.name, found.error_code, "looking for the transaction coordinator")
-                one.coordinator = found.node_id, found.host, found.port
-            elif time.monotonic() > deadline:
-                raise UnreachableError(f"{one.name} has no transaction coordinator", _HINT)
-            else:
+            by_name = {found.key: found for found in answer.coordinators or ()} or {first: answer}
+            known = {name: found for name, found in by_name.items() if found.error_code not in _NOT_COORDINATOR}
+            for name, found in known.items():
+                _require(name, found.error_code, "looking for the transaction coordinator")
+                if name in names:
+                    names[name].coordinator = found.node_id, found.host, found.port
+            if not known:
+                if time.monotonic() > deadline:
+                    raise UnreachableError(f"{first} has no transaction coordinator", _HINT)
                 time.sleep(_FIND_STEP_S)
-        return one.coordinator
 
 
 def _refuse(transactional_id: str, code: int, what: str) -> NoReturn:

@@ -266,25 +266,21 @@ class BackgroundRequests:
 
         self._writes.put(background_request)
 
+    def _transactions_of(self, lane: int) -> EmptyTransactions:
+        ids = filling_transactional_ids(self._spec.mirror, lane)
+        return self._transactions.setdefault(lane, EmptyTransactions(self._destination, ids))
+
     def _settle(self, lane: int, troubled: Callable[[Trouble], None]) -> bool:
         """Settle one lane's transactions, however long it takes; return False if this lane ends before."""
         while not self._stopping.is_set():
-            trouble = self._try_to_settle(lane)
-            if trouble is None:
+            try:
+                self._transactions_of(lane).settle()
+            except (KmirrorError, OutcomeUnknown) as error:
+                troubled(self._fill_trouble(error))
+                self._stopping.wait(_PAUSE)
+            else:
                 return True
-            troubled(trouble)
-            self._stopping.wait(_PAUSE)
         return False
-
-    def _try_to_settle(self, lane: int) -> Trouble | None:
-        ids = filling_transactional_ids(self._spec.mirror, lane)
-        transactions = self._transactions.get(lane) or EmptyTransactions(self._destination, ids)
-        try:
-            transactions.settle()
-        except (KmirrorError, OutcomeUnknown) as error:
-            return self._fill_trouble(error)
-        self._transactions[lane] = transactions
-        return None
 
     def fill(
         self,
@@ -302,12 +298,16 @@ class BackgroundRequests:
         lane = self._spec.lane
 
         def background_request() -> None:
-            if lane not in self._transactions and (trouble := self._try_to_settle(lane)):
-                uncertain(trouble)
+            transactions = self._transactions_of(lane)
+            try:
+                # any that another run of this lane may have left open were settled before (`settle`)
+                transactions.prepare(max(gaps.values()))
+            except (KmirrorError, OutcomeUnknown) as error:
+                uncertain(self._fill_trouble(error))
                 return
             until = now() + _FILL_SECONDS
             try:
-                found = self._transactions[lane].fill(
+                found = transactions.fill(
                     gaps, lambda: now() < until and may_continue() and not self._stopping.is_set()
                 )
             except (KmirrorError, OutcomeUnknown) as error:
