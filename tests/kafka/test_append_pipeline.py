@@ -155,7 +155,7 @@ def test_a_network_that_loses_requests_loses_and_repeats_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (append, pipeline):
-        monkeypatch.setattr(module, "_SETTLE_S", 0.5)
+        monkeypatch.setattr(module, "SETTLE_S", 0.5)
     partitions = [TopicPartition(create_topic(wired[0], partitions=2), index) for index in range(2)]
     wanted: dict[TopicPartition, list[Record]] = {partition: [] for partition in partitions}
     config = client_config({"bootstrap.servers": f"{wire.host}:{wire.port}"})
@@ -183,7 +183,7 @@ def test_leaders_that_die_and_move_lose_and_repeat_nothing(
 ) -> None:
     """One is killed with requests on their way; its partitions go on at the others, the others' do all the while."""
     for module in (append, pipeline):
-        monkeypatch.setattr(module, "_SETTLE_S", 0.5)
+        monkeypatch.setattr(module, "SETTLE_S", 0.5)
     topic = create_topic(
         three_brokers, partitions=3, replicas=[[1, 2], [2, 3], [3, 2]], settings={"min.insync.replicas": "1"}
     )

@@ -312,7 +312,7 @@ def test_a_topic_that_was_created_again_is_not_archived(cluster: SandboxCluster)
 )
 @pytest.mark.usefixtures("small_batches", "short_memory")
 def test_lost_requests(forgetful: ForgetfulCluster, monkeypatch: pytest.MonkeyPatch, fate: Fate) -> None:
-    monkeypatch.setattr("kmirror.cluster.append._SETTLE_S", 0.3)
+    monkeypatch.setattr("kmirror.cluster.append.SETTLE_S", 0.3)
     cluster, wire = forgetful.behind_late_wire, forgetful.late_wire
     topic = make_topic(cluster, 30, old=15)
     archive = make_archive(cluster, topic)

@@ -11,7 +11,7 @@ import pytest
 from kmirror.cluster.protocol import list_offsets, markers
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED, Fill
+from kmirror.cluster.protocol.markers import Fill
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.kafka_versions import EVERY_VERSION
@@ -195,11 +195,11 @@ def test_a_marker_keeps_the_memory_until_the_next_old_record(forgetting: Marking
 
 def test_a_lower_coordinator_epoch_is_refused_and_an_equal_one_is_not(marking: Marking) -> None:
     assert marking.mark(coordinator_epoch=5) == 0
-    assert marking.mark(3, coordinator_epoch=4) == TRANSACTION_COORDINATOR_FENCED
+    assert marking.mark(3, coordinator_epoch=4) == Code.TRANSACTION_COORDINATOR_FENCED
     assert marking.leader.log_end == 1
     assert marking.mark(coordinator_epoch=5) == 0
     assert marking.mark(coordinator_epoch=6) == 0
-    assert marking.mark(coordinator_epoch=5) == TRANSACTION_COORDINATOR_FENCED
+    assert marking.mark(coordinator_epoch=5) == Code.TRANSACTION_COORDINATOR_FENCED
     assert marking.leader.log_end == 3
 
 
@@ -226,7 +226,7 @@ def test_of_two_rivals_only_one_is_ever_written(marking: Marking, first: str, kn
     assert marking.mark(epoch=one[0], coordinator_epoch=one[1]) == 0
     for late in (other, body, other):
         code = marking.mark(epoch=late[0], coordinator_epoch=late[1])
-        assert code in {TRANSACTION_COORDINATOR_FENCED, Code.INVALID_PRODUCER_EPOCH}
+        assert code in {Code.TRANSACTION_COORDINATOR_FENCED, Code.INVALID_PRODUCER_EPOCH}
     assert marking.leader.log_end == start + 1
     state = marking.leader.producer()
     assert state is not None
@@ -244,7 +244,7 @@ def test_who_is_shut_out_stays_shut_out_when_the_leader_is_killed(mortal: Sandbo
     with Leader(cluster, topic) as leader:
         marking = Marking(leader)
         assert leader.log_end == 5
-        assert marking.mark(epoch=1, coordinator_epoch=11) == TRANSACTION_COORDINATOR_FENCED
+        assert marking.mark(epoch=1, coordinator_epoch=11) == Code.TRANSACTION_COORDINATOR_FENCED
         assert marking.mark(epoch=0, coordinator_epoch=13) == Code.INVALID_PRODUCER_EPOCH
         assert marking.mark(epoch=1, coordinator_epoch=12) == 0
         assert leader.append(batch_of(timestamp=young()), 0, epoch=1) == (0, 6)

@@ -20,7 +20,6 @@ from kmirror.cluster.protocol.fill_plan import (
     Step,
     WriteMarkers,
 )
-from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.cluster.protocol.producer_state import ProducerState
 
 PRODUCER, COORDINATOR = 3, 40
@@ -140,7 +139,7 @@ def test_a_rival_that_comes_too_late_is_refused() -> None:
     made = plan(7, 8)
     made.unanswered()
     leader_read(made, None, 7)
-    assert made.answered(TRANSACTION_COORDINATOR_FENCED) == ReadLeader()
+    assert made.answered(Code.TRANSACTION_COORDINATOR_FENCED) == ReadLeader()
     assert leader_read(made, LAST, 8) == Done(PRODUCER, COORDINATOR + 1)
 
 
@@ -214,7 +213,7 @@ def test_rights_are_missing() -> None:
     assert obstacle(plan(0, 5).answered(Code.CLUSTER_AUTHORIZATION_FAILED)) is Obstacle.NOT_AUTHORIZED
 
 
-@pytest.mark.parametrize("code", [Code.INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED])
+@pytest.mark.parametrize("code", [Code.INVALID_PRODUCER_EPOCH, Code.TRANSACTION_COORDINATOR_FENCED])
 def test_another_writer_with_higher_epochs_was_here(code: int) -> None:
     assert obstacle(plan(0, 5).answered(code)) is Obstacle.FENCED
 
@@ -277,7 +276,7 @@ class Broker:
         if self.memory and pair[0] < self.memory[0]:
             return Code.INVALID_PRODUCER_EPOCH
         if self.memory and pair[1] < self.memory[1]:
-            return TRANSACTION_COORDINATOR_FENCED
+            return Code.TRANSACTION_COORDINATOR_FENCED
         self.memory = pair
         self.log_end += 1
         return 0

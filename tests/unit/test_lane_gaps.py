@@ -10,7 +10,6 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.filler import FILLER_RECORDS
-from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, Silence
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
 from kmirror.engine.lane.intake import Gap, GuardedBatch
@@ -190,7 +189,7 @@ def test_a_log_end_after_the_gap_stops_the_partition(copying: Shell) -> None:
 
 def test_a_fenced_marker_stops_the_partition(copying: Shell) -> None:
     copying.fetch(stored(11))
-    fill(copying, TRANSACTION_COORDINATOR_FENCED)
+    fill(copying, Code.TRANSACTION_COORDINATOR_FENCED)
     assert copying.copy.retry.failure is not None
     assert copying.copy.retry.failure.reason is Reason.FENCED
 

@@ -20,7 +20,6 @@ from kmirror.cluster.protocol.batch import SEQUENCE_MASK, batch_headers
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
-from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import format_topic_id
@@ -151,7 +150,7 @@ class Destination:
     def mark(self, coordinator_epoch: int, wall: int, who: str) -> int:
         """Write one marker; return an error code."""
         if coordinator_epoch < self.coordinator_epoch:
-            return TRANSACTION_COORDINATOR_FENCED
+            return Code.TRANSACTION_COORDINATOR_FENCED
         if self.end not in self.missing:
             self.wrong = f"{who} filled offset {self.end}, at which the source has a record"
         self.end += 1

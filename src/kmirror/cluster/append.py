@@ -24,13 +24,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from kmirror.cluster.client import LATEST, ClusterClient, require
-from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.connection import SETTLE_S, ConnectFailedError
 from kmirror.cluster.protocol import markers, produce
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, CorruptBatchError, batch_headers, set_producer
-from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.protocol.codes import LEADER_MOVED, PERHAPS_WRITTEN, Code, code_name
 from kmirror.cluster.protocol.fill_plan import (
     MAX_PRODUCER_EPOCH,
     Done,
@@ -46,6 +46,7 @@ from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.protocol.wire import Buffer, FrameError
 from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.protocol.wire import Exchange, FrameError
 from kmirror.errors import (
     BrokerError,
     HistoriesDifferError,
@@ -60,11 +61,8 @@ from kmirror.words import visible
 
 _LARGEST_BATCH = 2**31 - 1
 _TRIES = 20
-#: Time after which a request without an answer cannot arrive any more.
-_SETTLE_S = 10.0
 _NOTHING_WRITTEN = LEADER_MOVED | {Code.NOT_ENOUGH_REPLICAS}
 _MARKERS_REFUSED = {Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED}
-_PERHAPS_WRITTEN = {Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND}
 
 
 class InvalidProduceOffsetError(KmirrorError):
@@ -180,7 +178,7 @@ class OffsetAppender:
                 self._producer_epoch, self._sequence = epoch, 0
                 self.resume(state)
                 return
-            in_doubt = in_doubt or code is None or code in _PERHAPS_WRITTEN
+            in_doubt = in_doubt or code is None or code in PERHAPS_WRITTEN
             self._client.pause(attempt)
             self._leader = None
             state = self._read_once(in_doubt)
@@ -220,7 +218,7 @@ class OffsetAppender:
                 case Failed() as failed:
                     if failed.obstacle is not Obstacle.UNDECIDED or waited:
                         raise self._refusal(failed)
-                    time.sleep(_SETTLE_S)
+                    time.sleep(SETTLE_S)
                     waited = True
                     self._coordinator_epoch = plan.unused_coordinator_epoch
                     self.resume(self.read_state(in_doubt=True))
@@ -251,19 +249,13 @@ class OffsetAppender:
         fill = markers.Fill(
             topic, partition, self._producer_id, step.producer_epoch, step.count, step.coordinator_epoch
         )
-
-        def encode(connection: Connection, correlation_id: int, _: bytes) -> tuple[int, Sequence[Buffer]]:
-            lowest, highest = markers.LOWEST_VERSION, markers.HIGHEST_VERSION
-            version = connection.version_for(markers.API_KEY, lowest, highest, "WriteTxnMarkers")
-            return version, [markers.request(correlation_id, version, self._client.config.client_id, [fill])]
-
         try:
-            version, frame = self._exchange(encode)
-            return markers.answer(frame, version)[topic, partition]
+            code: int | None = self._ask(lambda _: markers.exchange(fill))
         except UnreachableError:
             return Code.LEADER_NOT_AVAILABLE
-        except (OutcomeUnknown, FrameError, KeyError):
+        except (OutcomeUnknown, FrameError):
             return None
+        return code
 
     def _refusal(self, failed: Failed) -> Exception:
         message = f"{self._partition} could not be filled: {failed.message}"
@@ -295,10 +287,10 @@ class OffsetAppender:
                     )
                 self.appended(run)
                 return
-            if code is None or code in _PERHAPS_WRITTEN:
+            if code is None or code in PERHAPS_WRITTEN:
                 in_doubt = True
                 if not self._is_known:
-                    time.sleep(_SETTLE_S)
+                    time.sleep(SETTLE_S)
             elif code == Code.INVALID_PRODUCER_EPOCH:
                 raise RefusedError(
                     f"another client writes to {self._partition} with producer id {self._producer_id}",
@@ -325,32 +317,15 @@ class OffsetAppender:
 
         Returns the leader's answer; None without one, LEADER_NOT_AVAILABLE if nothing was sent.
         """
-        topic, partition = self._partition
-
-        def encode(connection: Connection, correlation_id: int, topic_id: bytes) -> tuple[int, Sequence[Buffer]]:
-            lowest, highest = produce.LOWEST_VERSION, produce.HIGHEST_VERSION
-            version = connection.version_for(produce.API_KEY, lowest, highest, "Produce")
-            append = produce.Append(topic, topic_id, partition, run.data)
-            config = self._client.config
-            buffers = produce.request(
-                correlation_id,
-                version,
-                config.client_id,
-                [append],
-                acks=produce.ACKS_ALL,
-                timeout_ms=config.request_timeout_ms,
-            )
-            return version, buffers
-
+        (topic, partition), timeout_ms = self._partition, self._client.config.request_timeout_ms
         try:
-            version, frame = self._exchange(encode)
-            (answer,), throttle_time_ms = produce.answer(frame, version)
+            answer: produce.AppendAnswer = self._ask(
+                lambda topic_id: produce.exchange(produce.Append(topic, topic_id, partition, run.data), timeout_ms)
+            )
         except UnreachableError:
             return produce.AppendAnswer(topic, partition, Code.LEADER_NOT_AVAILABLE, -1, None)
-        except (OutcomeUnknown, FrameError, ValueError):
+        except (OutcomeUnknown, FrameError):
             return None
-        if self._leader:
-            self._client.connect(*self._leader[:3]).note_throttle(throttle_time_ms)
         return answer
 
     def assign_sequence(self, run: Run) -> None:
@@ -411,22 +386,17 @@ class OffsetAppender:
             self._sequence = (producer.last_sequence + 1) & SEQUENCE_MASK
         self._coordinator_epoch = max(self._coordinator_epoch, (producer.coordinator_epoch if producer else -1) + 1)
 
-    def _exchange(
-        self, encode: Callable[[Connection, int, bytes], tuple[int, Sequence[Buffer]]]
-    ) -> tuple[int, memoryview]:
-        """Send one request to the leader and return its version and the answer's frame.
+    def _ask(self, exchange_with: Callable[[bytes], Exchange]) -> Any:
+        """Send the leader what `exchange_with` returns for the topic's id; return the decoded answer.
 
         Raises:
             UnreachableError: nothing was sent.
-            OutcomeUnknown: it was sent, and not answered.
+            OutcomeUnknown, FrameError: it was sent, and not answered.
         """
         self._leader = leader = self._leader or self.leader()
         connection = self._client.connect(leader.node_id, leader.host, leader.port)
         connection.wait_for_throttle()
-        correlation_id = connection.next_correlation_id()
-        version, request = encode(connection, correlation_id, leader.topic_id)
-        timeout = self._client.config.request_timeout_ms / 1000
-        return version, connection.exchange_frame(request, correlation_id, timeout)
+        return connection.request(exchange_with(leader.topic_id))
 
     def leader(self) -> LeaderAddress:
         """Look up the partition's leader. Raises UnreachableError."""

@@ -11,22 +11,11 @@ from dataclasses import dataclass
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import UnsupportedVersionError
-from kmirror.cluster.protocol import list_offsets
+from kmirror.cluster.protocol import fetch, list_offsets
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
-from kmirror.cluster.protocol.fetch import (
-    API_KEY,
-    FIRST_VERSION_WITH_TOPIC_IDS,
-    HIGHEST_VERSION,
-    LOWEST_VERSION,
-    FetchAnswer,
-    FetchedPartition,
-    FetchKey,
-    FetchPosition,
-    FetchSession,
-    decode_answer,
-)
+from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey, FetchPosition
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.records import Record, read_records
@@ -111,22 +100,9 @@ class CommittedReader:
         return list_offsets.exchange(wanted, list_offsets.CONSUMER, 0, self._client.config.request_timeout_ms)
 
     def _fetch(self, leader: LeaderAddress, offset: int, max_wait_ms: int) -> Exchange:
-        topic = self._partition.topic
-        key = FetchKey(leader.topic_id, self._partition.partition, topic)
-        epoch = leader.leader_epoch if leader.leader_epoch >= 0 else None
-
-        def encode(correlation_id: int, version: int, client_id: str) -> bytes:
-            session = FetchSession(client_id, version, incremental=False)
-            session.want(key, FetchPosition(offset, None, epoch, _ANSWER_BYTES))
-            return session.request(correlation_id, max_wait_ms=max_wait_ms, max_bytes=_ANSWER_BYTES)
-
-        def decode(frame: memoryview, version: int) -> tuple[FetchAnswer, int]:
-            by_name = version < FIRST_VERSION_WITH_TOPIC_IDS
-            known = {topic.encode() if by_name else leader.topic_id: (leader.topic_id, topic)}
-            answer, _ = decode_answer(frame, known, by_name=by_name)
-            return answer, answer.throttle_time_ms
-
-        return Exchange(API_KEY, "Fetch", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
+        position = FetchPosition(offset, None, leader.known_epoch, _ANSWER_BYTES)
+        key = FetchKey(leader.topic_id, self._partition.partition, self._partition.topic)
+        return fetch.exchange({key: position}, max_wait_ms=max_wait_ms, max_bytes=_ANSWER_BYTES)
 
     def _part(self, answer: FetchAnswer) -> FetchedPartition | None:
         part = next((one for one in answer.partitions if one.key[1:] == self._partition[::-1]), None)

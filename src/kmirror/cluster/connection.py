@@ -30,6 +30,8 @@ from kmirror.cluster.security.tls_refusals import tls_refusal
 from kmirror.cluster.socket_buffers import set_buffers
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
+#: Time after which a request without an answer cannot arrive any more, in seconds.
+SETTLE_S = 10.0
 #: The largest answer we accept. Brokers send at most one batch more than requested; no answer comes near this.
 MAX_FRAME_BYTES = 1 << 30
 #: The same during the handshake, when the other side may not be a broker: any four bytes can be read as a size.

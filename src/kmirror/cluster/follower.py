@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.committed import committed_records
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import (
     API_KEY,
     HIGHEST_VERSION,
     LOWEST_VERSION,
+    FetchAnswer,
     FetchKey,
     FetchPosition,
     FetchSession,
 )
-from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, read_records
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.errors import BrokerError, OutcomeUnknown
 
@@ -91,13 +91,8 @@ class PartitionFollower:
         connection, session, offset = self._connection, self._session, self._offset or 0
         session.want(self._key, FetchPosition(offset, None, None, _FETCH_BYTES))
         connection.wait_for_throttle()
-        correlation_id = connection.next_correlation_id()
-        request = session.request(
-            correlation_id, max_wait_ms=max_wait_ms, max_bytes=_FETCH_BYTES, read_committed=self._read_committed
-        )
-        frame = connection.exchange_frame([request], correlation_id, max_wait_ms / 1000 + _GRACE_SECONDS)
-        answer = session.answer(frame)
-        connection.note_throttle(answer.throttle_time_ms)
+        asked = session.exchange(max_wait_ms=max_wait_ms, max_bytes=_FETCH_BYTES, read_committed=self._read_committed)
+        answer: FetchAnswer = connection.request(asked, timeout=max_wait_ms / 1000 + _GRACE_SECONDS)
         if answer.error_code:
             raise BrokerError(answer.error_code, code_name(answer.error_code), f"following {self._partition}")
         if not answer.partitions:
@@ -110,12 +105,9 @@ class PartitionFollower:
             self._offset = None
         if part.error_code:
             raise BrokerError(part.error_code, code_name(part.error_code), f"following {self._partition}")
-        records: list[Record] = []
-        isolation = Isolation(part.aborted_transactions)
-        for header in batch_headers(part.records):
-            if isolation.kind(part.records[header.position : header.position + header.size_in_bytes]) is BatchKind.DATA:
-                records += (r for r in read_records(part.records, header) if r.offset >= offset)
-            self._offset = header.next_offset
+        found = list(committed_records(part, offset))
+        records = [record for _, record in found if record is not None]
+        self._offset = found[-1][0] if found else offset
         self._end = part.last_stable_offset if self._read_committed else part.high_watermark
         is_silent = answer.throttle_time_ms > 0 and not part.records
         return PollResult(records, reached_end=not is_silent and self._is_at_end)

@@ -120,7 +120,6 @@ class FetchTarget(NamedTuple):
 
     leader: LeaderAddress
     key: FetchKey
-    leader_epoch: int | None
     read_committed: bool
 
 
@@ -268,7 +267,7 @@ class LogAhead:
 
     def _request(self, session: FetchSession, one: Range, correlation_id: int) -> bytes:
         target = self._target
-        session.want(target.key, FetchPosition(one.offset, None, target.leader_epoch, one.size))
+        session.want(target.key, FetchPosition(one.offset, None, target.leader.known_epoch, one.size))
         request = session.request(
             correlation_id, max_wait_ms=_WAIT_MS, max_bytes=one.size, read_committed=target.read_committed
         )

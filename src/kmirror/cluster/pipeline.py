@@ -32,9 +32,11 @@ from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.pipeline_queue import UNBUILT, AppendStoppedError, PartitionQueue, PendingAppend, PendingBatch
+from kmirror.cluster.connection import SETTLE_S, Connection, Stream
+from kmirror.cluster.pipeline_queue import UNBUILT, Appending, AppendStoppedError, Batch, PartitionQueue
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
-from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.codes import PERHAPS_WRITTEN, Code
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.wire import INT32, FrameError
@@ -51,12 +53,9 @@ _MOST_BYTES = 16 << 20
 _ENOUGH_BYTES = 64 << 10
 _LINGER_S = 0.005
 _ANSWER_BYTES = 64 << 10
-#: Time after which a request without an answer cannot arrive any more.
-_SETTLE_S = 10.0
 #: How often to check whether a broker's throttle is over.
 _THROTTLE_S = 0.05
 _LONG_S = 3600.0
-_PERHAPS_WRITTEN = {Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND}
 
 T = TypeVar("T")
 
@@ -438,7 +437,7 @@ class AppendPipeline:
             return
         found.unsettled.append(batch)
         found.is_troubled = True
-        found.in_doubt = found.in_doubt or code is None or code in _PERHAPS_WRITTEN or code == Code.NONE
+        found.in_doubt = found.in_doubt or code is None or code in PERHAPS_WRITTEN or code == Code.NONE
         if answer is not None and code == Code.NONE and not is_right:
             found.landed_elsewhere = found.landed_elsewhere or (batch.run.base_offset, answer.base_offset)
         with self._changed:
@@ -463,7 +462,7 @@ class AppendPipeline:
                 raise out.mismatch(what)
             if found.in_doubt:
                 if not found.is_remembered:
-                    time.sleep(_SETTLE_S)
+                    time.sleep(SETTLE_S)
                 state = out.read_state(in_doubt=True)
                 ends = [out.log_end_offset, *(batch.run.next_offset for batch in unsettled if batch.run is not UNBUILT)]
                 if state.log_end not in ends:

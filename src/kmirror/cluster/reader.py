@@ -7,23 +7,15 @@ silent they ask again with growing pauses, and raise if it stays silent. Nothing
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection, UnsupportedVersionError
 from kmirror.cluster.log_ahead import FetchTarget, LogAhead
-from kmirror.cluster.protocol import list_offsets
+from kmirror.cluster.protocol import fetch, list_offsets
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
-from kmirror.cluster.protocol.fetch import (
-    API_KEY,
-    HIGHEST_VERSION,
-    LOWEST_VERSION,
-    FetchedPartition,
-    FetchKey,
-    FetchPosition,
-    FetchSession,
-)
+from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey, FetchPosition
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP
 from kmirror.cluster.protocol.read_up_to import (
@@ -136,7 +128,7 @@ class PartitionReader:
             return Silence(offset, offset if end is None else end, problem, problem)
         if end is None or end <= offset:
             return AtEnd(offset, offset if end is None else end)
-        answer = EmptyAnswer(part, is_alone=True, is_throttled=is_throttled, leader_epoch=_epoch(leader))
+        answer = EmptyAnswer(part, is_alone=True, is_throttled=is_throttled, leader_epoch=leader.known_epoch)
         why = why_unproven(offset, answer, self._local_start(connection, leader))
         return NoBatches(offset, end) if why is None else Silence(offset, end, why)
 
@@ -238,7 +230,7 @@ class PartitionReader:
         if leader is None or connection is None or until is None or shown_end is None:
             return
         key = FetchKey(leader.topic_id, self._partition.partition, self._partition.topic)
-        target = FetchTarget(leader, key, _epoch(leader), self._read_committed)
+        target = FetchTarget(leader, key, self._read_committed)
         self._ahead = LogAhead(self._client.spare_connections, target, connection.round_trip)
         self._ahead.begin(found, min(until, shown_end))
 
@@ -263,21 +255,16 @@ class PartitionReader:
             try:
                 self._leader = leader = self._leader or self._find_leader()
                 self._connection = connection = self._client.connect(leader.node_id, leader.host, leader.port)
-                version = connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
-                session = FetchSession(self._client.config.client_id, version, incremental=False)
                 key = FetchKey(leader.topic_id, self._partition.partition, self._partition.topic)
                 if self._will_read_ahead and self._is_far:
                     max_bytes = min(max_bytes, _FIRST_BYTES)
-                session.want(key, FetchPosition(offset, None, _epoch(leader), max_bytes))
-                connection.wait_for_throttle()
-                correlation_id = connection.next_correlation_id()
-                request = session.request(
-                    correlation_id, max_wait_ms=max_wait_ms, max_bytes=max_bytes, read_committed=self._read_committed
+                answer = fetch_once(
+                    connection,
+                    {key: FetchPosition(offset, None, leader.known_epoch, max_bytes)},
+                    max_bytes,
+                    max_wait_ms=max_wait_ms,
+                    read_committed=self._read_committed,
                 )
-                timeout = self._client.config.request_timeout_ms / 1000 + max_wait_ms / 1000
-                frame = connection.exchange_frame([request], correlation_id, timeout)
-                answer = session.answer(frame)
-                connection.note_throttle(answer.throttle_time_ms)
             except (OutcomeUnknown, UnreachableError) as failure:
                 error, self._leader = failure, None
                 self._client.pause(attempt)
@@ -297,7 +284,7 @@ class PartitionReader:
 
     def _local_start(self, connection: Connection, leader: LeaderAddress) -> LocalStart:
         """Find out from which offset on the leader reads the partition from its own disk."""
-        epoch = _epoch(leader)
+        epoch = leader.known_epoch
         wanted = {self._partition: (epoch, list_offsets.EARLIEST_LOCAL)}
         timeout_ms = self._client.config.request_timeout_ms
         code, start = int(Code.NONE), None
@@ -320,13 +307,29 @@ class PartitionReader:
         return LocalStart(start, epoch, "its records may be in remote storage", connection.is_throttled)
 
 
+def fetch_once(
+    connection: Connection,
+    positions: Mapping[FetchKey, FetchPosition],
+    max_bytes: int,
+    *,
+    max_wait_ms: int = 0,
+    read_committed: bool = True,
+) -> FetchAnswer:
+    """Fetch partitions from their leader as soon as it does not throttle us; it may wait for more to come.
+
+    Raises:
+        OutcomeUnknown: it does not respond.
+    """
+    connection.wait_for_throttle()
+    asked = fetch.exchange(positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes, read_committed=read_committed)
+    timeout = (connection.config.request_timeout_ms + max_wait_ms) / 1000
+    answer: FetchAnswer = connection.request(asked, timeout=timeout)
+    return answer
+
+
 def usual_patience_s(client: ClusterClient) -> float:
     """Return how long to ask a silent log again, in seconds."""
     return _SHORT_PATIENCE_S if client.has_silent_logs else client.config.request_timeout_ms / 1000
-
-
-def _epoch(leader: LeaderAddress) -> int | None:
-    return leader.leader_epoch if leader.leader_epoch >= 0 else None
 
 
 def read_batch_at(client: ClusterClient, partition: TopicPartition, offset: int) -> memoryview | None:

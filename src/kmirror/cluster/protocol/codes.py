@@ -46,6 +46,7 @@ class Code(IntEnum):
     INVALID_TXN_STATE = 48
     INVALID_PRODUCER_ID_MAPPING = 49
     CONCURRENT_TRANSACTIONS = 51
+    TRANSACTION_COORDINATOR_FENCED = 52
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
@@ -77,6 +78,9 @@ LEADER_MOVED = frozenset(
         Code.OFFSET_NOT_AVAILABLE,
     }
 )
+
+#: The leader has appended a batch, but perhaps not its replicas.
+PERHAPS_WRITTEN = frozenset({Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
 
 
 def code_name(code: int) -> str:

@@ -26,6 +26,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
+    Exchange,
     FrameError,
     compact_string,
     decodes,
@@ -198,6 +199,19 @@ class FetchSession:
         self._forgotten = {}
         return framed(out)
 
+    def exchange(self, *, max_wait_ms: int, max_bytes: int, read_committed: bool) -> Exchange:
+        """Return the next request, for a connection that answers to nothing else meanwhile."""
+
+        def encode(correlation_id: int, _: int, __: str) -> bytes:
+            limits = {"max_wait_ms": max_wait_ms, "max_bytes": max_bytes}
+            return self.request(correlation_id, **limits, read_committed=read_committed)
+
+        def decode(frame: memoryview, _: int) -> tuple[FetchAnswer, int]:
+            answer = self.answer(frame)
+            return answer, answer.throttle_time_ms
+
+        return Exchange(API_KEY, "Fetch", self._version, self._version, encode, decode)
+
     def _named(self, key: FetchKey) -> bytes:
         """Encode a topic as a request names it."""
         return compact_string(key.topic) if self.by_name else key.topic_id
@@ -215,6 +229,28 @@ class FetchSession:
             self._session_id = session_id
             self._session_epoch = 1 if self._session_epoch >= 0x7FFFFFFF else self._session_epoch + 1
         return answer
+
+
+def exchange(
+    positions: Mapping[FetchKey, FetchPosition], *, max_wait_ms: int, max_bytes: int, read_committed: bool = True
+) -> Exchange:
+    """Return a request without a session for partitions with one leader; its answer is a FetchAnswer."""
+
+    def session(version: int, client_id: str) -> FetchSession:
+        made = FetchSession(client_id, version, incremental=False)
+        for key, position in positions.items():
+            made.want(key, position)
+        return made
+
+    def encode(correlation_id: int, version: int, client_id: str) -> bytes:
+        limits = {"max_wait_ms": max_wait_ms, "max_bytes": max_bytes}
+        return session(version, client_id).request(correlation_id, **limits, read_committed=read_committed)
+
+    def decode(frame: memoryview, version: int) -> tuple[FetchAnswer, int]:
+        answer = session(version, "").answer(frame)
+        return answer, answer.throttle_time_ms
+
+    return Exchange(API_KEY, "Fetch", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
 
 
 @decodes("Fetch")

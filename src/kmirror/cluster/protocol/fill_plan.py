@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.protocol.markers import MAX_MARKERS, RESERVED_OFFSETS, TRANSACTION_COORDINATOR_FENCED
+from kmirror.cluster.protocol.markers import MAX_MARKERS, RESERVED_OFFSETS
 from kmirror.cluster.protocol.producer_state import ProducerState
 
 MAX_COORDINATOR_EPOCH = 2**31 - 1
@@ -148,7 +148,7 @@ class FillPlan:
             return self._fail(Obstacle.NOT_AUTHORIZED, "no right to write markers (ALTER on the cluster)")
         if code == Code.INVALID_PRODUCER_EPOCH:
             return self._fail(Obstacle.FENCED, "the leader has seen a higher epoch of our producer id")
-        if code == TRANSACTION_COORDINATOR_FENCED and asked is not _Part.RIVAL:
+        if code == Code.TRANSACTION_COORDINATOR_FENCED and asked is not _Part.RIVAL:
             return self._fail(Obstacle.FENCED, "the leader has seen a higher coordinator epoch of our producer id")
         if code:
             # nothing of this request is in flight any more, but how much of it was executed is not known

@@ -21,8 +21,7 @@ from kmirror.cluster.protocol.wire import (
     compact_string,
     decodes,
     framed,
-    read_compact_string,
-    read_unsigned_varint,
+    read_partitions,
     request_header,
     skip_tagged_fields,
     unsigned_varint,
@@ -118,17 +117,11 @@ def answer(frame: memoryview, version: int) -> tuple[dict[TopicPartition, Offset
     found: dict[TopicPartition, OffsetAnswer] = {}
     position = skip_tagged_fields(frame, 4)
     (throttle_time_ms,) = INT32.unpack_from(frame, position)
-    topics, position = read_unsigned_varint(frame, position + INT32.size)
-    for _ in range(topics - 1):
-        topic, position = read_compact_string(frame, position)
-        count, position = read_unsigned_varint(frame, position)
-        for _ in range(count - 1):
-            partition, code, time_ms, offset, leader_epoch = _PARTITION_ANSWER.unpack_from(frame, position)
-            position = skip_tagged_fields(frame, position + _PARTITION_ANSWER.size)
-            is_found = offset >= 0 and not code
-            found[TopicPartition(topic or "", partition)] = OffsetAnswer(
-                code, offset if is_found else None, leader_epoch, time_ms if is_found and time_ms >= 0 else None
-            )
-        position = skip_tagged_fields(frame, position)
+    partitions, position = read_partitions(frame, position + INT32.size, _PARTITION_ANSWER)
+    for topic, (partition, code, time_ms, offset, leader_epoch) in partitions:
+        is_found = offset >= 0 and not code
+        found[TopicPartition(topic, partition)] = OffsetAnswer(
+            code, offset if is_found else None, leader_epoch, time_ms if is_found and time_ms >= 0 else None
+        )
     skip_tagged_fields(frame, position)
     return found, throttle_time_ms

@@ -30,10 +30,11 @@ from dataclasses import dataclass
 from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
+    Exchange,
     compact_string,
     decodes,
     framed,
-    read_compact_string,
+    read_partitions,
     read_unsigned_varint,
     request_header,
     skip_tagged_fields,
@@ -45,9 +46,6 @@ LOWEST_VERSION = 1
 #: Version 2 has the transaction protocol's version (KIP-1228); ours have none, as before.
 HIGHEST_VERSION = 2
 
-#: An error code that `Code` does not name.
-TRANSACTION_COORDINATOR_FENCED = 52
-
 #: The most offsets to fill with one request: some 10 ms of a warm broker's time, 50 ms of a cold one's, in which it
 #: occupies one request thread. Three times as many are a third faster, a tenth a third slower.
 MAX_MARKERS = 1000
@@ -56,6 +54,7 @@ MAX_MARKERS = 1000
 RESERVED_OFFSETS = 1
 
 _ENTRY_HEAD = struct.Struct(">qhBB")
+_PRODUCER_ID_BYTES = 8
 _RESULT = struct.Struct(">ih")
 _COMMIT = 1
 _ONE = unsigned_varint(2)
@@ -91,6 +90,18 @@ def request(
     return framed(header + unsigned_varint(count + 1) + entries + NO_TAGS)
 
 
+def exchange(fill: Fill) -> Exchange:
+    """Return the request for the markers of one partition; its answer is that partition's error code, if any."""
+
+    def encode(correlation_id: int, version: int, client_id: str) -> bytes:
+        return request(correlation_id, version, client_id, [fill])
+
+    def decode(frame: memoryview, version: int) -> tuple[int | None, int]:
+        return answer(frame, version).get((fill.topic, fill.partition)), 0
+
+    return Exchange(API_KEY, "WriteTxnMarkers", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
+
+
 @decodes("WriteTxnMarkers")
 def answer(frame: memoryview, version: int) -> dict[tuple[str, int], int]:
     """Decode one frame (from its correlation id on) into error codes by topic and partition; all versions are alike.
@@ -104,17 +115,10 @@ def answer(frame: memoryview, version: int) -> dict[tuple[str, int], int]:
     position = skip_tagged_fields(frame, 4)
     producers, position = read_unsigned_varint(frame, position)
     for _ in range(producers - 1):
-        topics, position = read_unsigned_varint(frame, position + 8)
-        for _ in range(topics - 1):
-            topic, position = read_compact_string(frame, position)
-            count, position = read_unsigned_varint(frame, position)
-            for _ in range(count - 1):
-                partition, code = _RESULT.unpack_from(frame, position)
-                position = skip_tagged_fields(frame, position + _RESULT.size)
-                key = (topic or "", partition)
-                if code or key not in codes:
-                    codes[key] = code
-            position = skip_tagged_fields(frame, position)
+        found, position = read_partitions(frame, position + _PRODUCER_ID_BYTES, _RESULT)
+        for topic, (partition, code) in found:
+            if code or (topic, partition) not in codes:
+                codes[topic, partition] = code
         position = skip_tagged_fields(frame, position)
     skip_tagged_fields(frame, position)
     return codes

@@ -74,6 +74,11 @@ class LeaderAddress(NamedTuple):
     topic_id: bytes
     leader_epoch: int
 
+    @property
+    def known_epoch(self) -> int | None:
+        """The leader epoch; None where the broker names none."""
+        return self.leader_epoch if self.leader_epoch >= 0 else None
+
 
 class PartitionMetadata(NamedTuple):
     """One partition's leader, None while there is none, and its replicas."""

@@ -21,6 +21,8 @@ from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
     Buffer,
+    Exchange,
+    FrameError,
     compact_string,
     decodes,
     read_compact_string,
@@ -105,6 +107,21 @@ def request(
     buffers.append(prefix)
     buffers[0] = INT32.pack(size + len(prefix))
     return buffers
+
+
+def exchange(append: Append, timeout_ms: int) -> Exchange:
+    """Return the request that appends one batch and waits for its replicas; its answer is an AppendAnswer."""
+
+    def encode(correlation_id: int, version: int, client_id: str) -> bytes:
+        return b"".join(request(correlation_id, version, client_id, [append], acks=ACKS_ALL, timeout_ms=timeout_ms))
+
+    def decode(frame: memoryview, version: int) -> tuple[AppendAnswer, int]:
+        answers, throttle_time_ms = answer(frame, version)
+        if len(answers) != 1:
+            raise FrameError(f"{len(answers)} partitions are answered for instead of one")
+        return answers[0], throttle_time_ms
+
+    return Exchange(API_KEY, "Produce", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
 
 
 def least_answer_bytes(partitions: int) -> int:

@@ -26,8 +26,7 @@ from kmirror.cluster.protocol.wire import (
     compact_string,
     decodes,
     framed,
-    read_compact_string,
-    read_unsigned_varint,
+    read_partitions,
     request_header,
     skip_tagged_fields,
     unsigned_varint,
@@ -84,20 +83,11 @@ def added(frame: memoryview) -> tuple[dict[TopicPartition, int], int]:
     Raises:
         FrameError: not such an answer.
     """
-    codes: dict[TopicPartition, int] = {}
     position = skip_tagged_fields(frame, 4)
     (throttle_time_ms,) = INT32.unpack_from(frame, position)
-    topics, position = read_unsigned_varint(frame, position + INT32.size)
-    for _ in range(topics - 1):
-        topic, position = read_compact_string(frame, position)
-        count, position = read_unsigned_varint(frame, position)
-        for _ in range(count - 1):
-            partition, code = _RESULT.unpack_from(frame, position)
-            position = skip_tagged_fields(frame, position + _RESULT.size)
-            codes[TopicPartition(topic or "", partition)] = code
-        position = skip_tagged_fields(frame, position)
+    found, position = read_partitions(frame, position + INT32.size, _RESULT)
     skip_tagged_fields(frame, position)
-    return codes, throttle_time_ms
+    return {TopicPartition(topic, partition): code for topic, (partition, code) in found}, throttle_time_ms
 
 
 @decodes("EndTxn")

@@ -159,6 +159,25 @@ def skip_tagged_fields(data: Buffer, position: int) -> int:
     return position
 
 
+def read_partitions(
+    data: Buffer, position: int, layout: struct.Struct
+) -> tuple[list[tuple[str, tuple[Any, ...]]], int]:
+    """Read an array of topics with their partitions, which have the fields of `layout` and no more.
+
+    Returns topic and fields of each partition, and the position after the array.
+    """
+    found: list[tuple[str, tuple[Any, ...]]] = []
+    topics, position = read_unsigned_varint(data, position)
+    for _ in range(topics - 1):
+        topic, position = read_compact_string(data, position)
+        count, position = read_unsigned_varint(data, position)
+        for _ in range(count - 1):
+            found.append((topic or "", layout.unpack_from(data, position)))
+            position = skip_tagged_fields(data, position + layout.size)
+        position = skip_tagged_fields(data, position)
+    return found, position
+
+
 def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
     """Encode request header version 2 (flexible)."""
     client = client_id.encode()

@@ -23,6 +23,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.connection import SETTLE_S
+from kmirror.cluster.log_dirs import partition_sizes
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.log_dirs import partition_sizes
@@ -36,8 +38,6 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, U
 from kmirror.work import Add, Meter, Watch, unwatched
 
 _TRIES = 3
-#: After this long an unanswered request cannot arrive any more.
-_SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ def _copied(
         except OutcomeUnknown as error:
             if attempt == _TRIES - 1:
                 return PartitionOutcome(wanted.partition, None, None, UnreachableError(str(error), "try again"))
-            time.sleep(_SETTLE_S)
+            time.sleep(SETTLE_S)
         else:
             return PartitionOutcome(wanted.partition, archived, None)
     raise AssertionError(_TRIES)

@@ -15,18 +15,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import LOG_OVERHEAD, PREFIX
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.fetch import (
-    API_KEY,
-    HIGHEST_VERSION,
-    LOWEST_VERSION,
-    FetchedPartition,
-    FetchKey,
-    FetchPosition,
-    FetchSession,
-)
+from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosition
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, batches_of
-from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.reader import PartitionReader, fetch_once
 from kmirror.engine.histories.stretches import Ends, Read, Section, Sections, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 from kmirror.work import Add, unwatched
@@ -294,18 +286,7 @@ class SectionReader:
         for _ in range(_TRIES):
             self.requests += 1
             connection = client.connect(broker.node_id, broker.host, broker.port)
-            version = connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
-            connection.wait_for_throttle()
-            session = FetchSession(client.config.client_id, version, incremental=False)
-            for key, position in positions.items():
-                session.want(key, position)
-            correlation_id = connection.next_correlation_id()
-            request = session.request(
-                correlation_id, max_wait_ms=0, max_bytes=_ANSWER_BYTES, read_committed=is_committed
-            )
-            frame = connection.exchange_frame([request], correlation_id, client.config.request_timeout_ms / 1000)
-            answer = session.answer(frame)
-            connection.note_throttle(answer.throttle_time_ms)
+            answer = fetch_once(connection, positions, _ANSWER_BYTES, read_committed=is_committed)
             if answer.error_code:
                 raise BrokerError(answer.error_code, code_name(answer.error_code), f"reading from {connection.address}")
             if answer.partitions or not answer.throttle_time_ms:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from math import inf
 
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey
-from kmirror.cluster.protocol.read_ahead import ReadAhead
+from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, ReadAhead
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
-from kmirror.engine.lane.breadth import LONG_ROUND_TRIP, Breadth
+from kmirror.engine.lane.breadth import Breadth
 from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import AheadLink, AheadRequest, Poll

@@ -18,6 +18,7 @@ from kmirror.cluster.protocol import fetch, list_offsets, markers, produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, ReadUpTo, Silence
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import ClientConfig
@@ -28,7 +29,6 @@ from kmirror.engine.clock import now
 from kmirror.engine.histories.identity_check import destination_trouble
 from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import Facts, Trouble
-from kmirror.engine.lane.breadth import LONG_ROUND_TRIP
 from kmirror.engine.lane.links import LinkKind
 from kmirror.engine.spec import LaneSpec, filling_prefix, filling_transactional_ids
 from kmirror.engine.threads import guarded_thread

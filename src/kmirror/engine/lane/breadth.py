@@ -18,8 +18,6 @@ from math import ceil, inf
 
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP
 
-__all__ = ["LONG_ROUND_TRIP", "Breadth"]
-
 #: How many round trips a rate is measured for; at least as many seconds.
 _MEASURED, _LEAST_MEASURED_SECONDS = 4, 0.4
 #: How long added connections have to bring their share, which begins slowly: seconds, and round trips in addition.

@@ -363,22 +363,16 @@ def append_to(client: ClusterClient, partition: TopicPartition, batch: memoryvie
         BrokerError: refused.
         OutcomeUnknown: sent, not answered.
     """
-    metadata = client.metadata([partition.topic])
-    leader = metadata.leader(partition)
-    if leader is None or leader.leader_id is None:
+    leader = client.metadata([partition.topic]).leader_address(partition)
+    if leader is None:
         raise OutcomeUnknown(f"{partition} has no leader")
-    broker = metadata.brokers[leader.leader_id]
-    connection = client.connect(broker.node_id, broker.host, broker.port)
-    version = connection.version_for(produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce")
-    correlation_id = connection.next_correlation_id()
-    timeout_ms = client.config.request_timeout_ms
-    append = produce.Append(partition.topic, metadata.topics[partition.topic].topic_id, partition.partition, batch)
-    request = produce.request(
-        correlation_id, version, client.config.client_id, [append], acks=produce.ACKS_ALL, timeout_ms=timeout_ms
+    connection = client.connect(leader.node_id, leader.host, leader.port)
+    answer: produce.AppendAnswer = connection.request(
+        produce.exchange(
+            produce.Append(partition.topic, leader.topic_id, partition.partition, batch),
+            client.config.request_timeout_ms,
+        )
     )
-    frame = connection.exchange_frame(request, correlation_id, timeout_ms / 1000)
-    (answer,), throttle_time_ms = produce.answer(frame, version)
-    connection.note_throttle(throttle_time_ms)
     if answer.error_code:
         raise BrokerError(answer.error_code, code_name(answer.error_code), f"appending to {partition}")
     return answer.base_offset

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fill_plan import Done, Failed, FillPlan, Obstacle, ReadLeader, WriteMarkers
-from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.engine.histories.judge import Fail, Trouble
 from kmirror.engine.lane.intake import Gap, Intake
 from kmirror.errors import Reason
@@ -63,7 +62,7 @@ class GapFilling:
             Code.CLUSTER_AUTHORIZATION_FAILED,
             Code.TOPIC_AUTHORIZATION_FAILED,
             Code.INVALID_PRODUCER_EPOCH,
-            TRANSACTION_COORDINATOR_FENCED,
+            Code.TRANSACTION_COORDINATOR_FENCED,
         }:
             what = f"filling {self._assignment.destination}: {code_name(code)} ({code})"
             return Trouble(Reason.DESTINATION_UNREACHABLE, what)

@@ -18,7 +18,7 @@ from kmirror.cluster.protocol import list_offsets, markers, produce
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchSession
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
+from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, Range, ReadAhead
 from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.lane.breadth import LONG_ROUND_TRIP
