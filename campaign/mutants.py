@@ -541,9 +541,9 @@ MUTANTS = (
     ),
     Mutant(
         "send past the deadline",
-        "engine/lane/appending.py",
-        "            if now() < self._lane.control.deadline:\n",
-        "            if self._lane.control is not None:\n",
+        "engine/lane/connections.py",
+        "        if now() < self._deadline():\n",
+        "        if self._deadline is not None:\n",
         "a worker that was frozen would write after its successor",
         ("tests/unit/test_appending.py",),
     ),

@@ -126,7 +126,7 @@ def test_a_slow_path_makes_no_partition_silent(
         wire.delay = 1.2
         lane = mirror.start()
         mirror.wait(lane, lambda: all(copy.progress.bytes_copied > 2 << 20 for copy in lane.partitions))
-        roles = set(lane._state.sources)
+        roles = {key for key, _ in lane._state.sources.items()}
         wire.delay = 0.0
         mirror.wait_copied(lane)
         assert roles == {(1, "main")}
@@ -190,7 +190,7 @@ def start_with_slow_connections(mirror: Mirror, wire: Wire, topics: int, **spec:
 
 def appending(lane: Lane) -> list[DestinationLink]:
     """Return the connections to the destination with requests in flight."""
-    return [link for link in list(lane._state.destinations.values()) if link and link.in_flight]
+    return [link for link in lane._state.destinations.opened if link.in_flight]
 
 
 def stays_the_same(value: Callable[[], object]) -> bool:
@@ -248,7 +248,7 @@ def test_partitions_are_released_whatever_connection_they_are_appended_over(loop
 def test_a_lane_that_stops_appends_over_no_connection(looped: Mirror, wire: Wire) -> None:
     lane, _ = start_with_slow_connections(looped, wire, 6)
     assert looped.stop(lane).ended == "STOPPED"
-    assert not lane._state.destinations
+    assert lane._state.destinations.items() == []
     assert stays_the_same(looped.destination_ends)
     assert looped.destination_ends() != looped.source_ends()
 

@@ -32,13 +32,13 @@ def test_records_come_from_the_follower_in_our_rack_and_from_the_leader_when_it_
 ) -> None:
     source = three_brokers
     received: Counter[int] = Counter()
-    fetched = Fetching._fetched
+    fetched = Fetching.answered
 
     def counted(fetching: Fetching, link: SourceLink, view: memoryview) -> None:
         received[link.node_id] += len(view)
         fetched(fetching, link, view)
 
-    monkeypatch.setattr(Fetching, "_fetched", counted)
+    monkeypatch.setattr(Fetching, "answered", counted)
     topic = create_topic(source, replicas=[[LEADER, FOLLOWER]])
     create_topic(destination_cluster, name=topic)
     fill(source, topic, 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from kmirror.cluster.protocol import produce
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now_ms
 from kmirror.engine.lane.appending import Appending
+from kmirror.engine.lane.connections import Connections
 from kmirror.engine.lane.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest
 from tests.support.frames import PLAIN
 from tests.support.partition_shell import Shell, facts, producer_state, stored
@@ -31,15 +33,17 @@ class Sending:
         self.link = DestinationLink(2, 0, stream, produce.HIGHEST_VERSION)
         self.link.in_flight.extend(ProduceRequest(n, 0.0, [], 0, 0, False) for n in range(REQUESTS_IN_FLIGHT - 1))
         self.link.ready[self.shell.copy] = None
+        loop: Any = SimpleNamespace(add=lambda *_: None, hang_up=lambda stream: stream.close())
+        nothing: Any = None
         self.work: Any = SimpleNamespace(
-            loop=SimpleNamespace(hang_up=lambda link: link.stream.close()),
             destination_config=PLAIN,
             control=SimpleNamespace(deadline=deadline),
-            destinations={(2, 0): self.link},
+            destinations=Connections("destination", itemgetter(0), loop, nothing, 30.0, lambda: deadline),
             all=[self.shell.copy],
             many_topics=False,
             may_send=lambda _: True,
         )
+        self.work.destinations.add(self.link.key, self.link)
 
     def pump(self) -> None:
         others: Any = SimpleNamespace(collect=lambda: None, lose=lambda *_: None)
@@ -50,7 +54,7 @@ def test_a_connection_that_breaks_under_the_last_request_that_may_be_sent_is_onl
     sending = Sending(deadline=float("inf"))
     sending.theirs.close()
     sending.pump()
-    assert sending.work.destinations == {}
+    assert sending.work.destinations.items() == []
     assert len(sending.link.in_flight) == REQUESTS_IN_FLIGHT
     assert sending.shell.status == "waiting"
 
@@ -58,7 +62,7 @@ def test_a_connection_that_breaks_under_the_last_request_that_may_be_sent_is_onl
 def test_a_lane_whose_time_ends_while_it_makes_a_request_hangs_up_and_sends_no_byte() -> None:
     sending = Sending(deadline=0.0)
     sending.pump()
-    assert sending.work.destinations == {}
+    assert sending.work.destinations.items() == []
     with sending.theirs as theirs:
         assert theirs.recv(1) == b""
     assert sending.shell.status == "waiting"

@@ -17,6 +17,7 @@ from kmirror.engine.lane.report import Reports
 from kmirror.engine.lane.states import Status
 from kmirror.state.assignment import Assignment
 from kmirror.state.records import ProgressRow
+from tests.support.frames import PLAIN
 
 ASSIGNMENT = Assignment(
     topic="orders",
@@ -197,7 +198,7 @@ def test_it_is_told_when_a_connection_to_the_source_broke_first(monkeypatch: pyt
 
 
 def test_a_partition_that_came_to_rest_is_named_once_more_and_a_restless_one_each_time() -> None:
-    lane = LaneState(*cast("Any", (None, None, None, SimpleNamespace(counts=Counts()), None, None)))
+    lane = LaneState(*cast("Any", (None, PLAIN, PLAIN, SimpleNamespace(counts=Counts()), None, None)))
     copy, other, leaving = (
         PartitionCopy(replace(ASSIGNMENT, partition=number), active=lane.active) for number in range(3)
     )

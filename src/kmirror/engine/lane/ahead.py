@@ -8,9 +8,9 @@ records, sends the partition back to its session, where everything is judged as 
 
 from __future__ import annotations
 
-import selectors
 from collections.abc import Callable
 from math import inf
+from operator import attrgetter, itemgetter
 
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, ReadAhead
@@ -18,6 +18,7 @@ from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.lane.breadth import Breadth
+from kmirror.engine.lane.connections import Connections
 from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import AheadLink, AheadRequest, Poll
@@ -25,7 +26,7 @@ from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.polls import Polls
 from kmirror.engine.lane.states import Status
 from kmirror.engine.lane.throttle import Throttle
-from kmirror.errors import OutcomeUnknown, Reason
+from kmirror.errors import Reason
 from kmirror.words import counted
 
 #: How much one request asks for; many small ones wait less for each other than a few large ones.
@@ -41,17 +42,17 @@ _UNUSED_SECONDS = 60.0
 #: How many connections to begin with, by the round trip in seconds.
 _FIRST_A_SECOND = 100
 _MOST_AT_FIRST = 8
+_number_of = attrgetter("number")
 
 
 class Reach:
     """What is read ahead from one broker."""
 
-    def __init__(self, node_id: int, breadth: Breadth, polls: Polls) -> None:
-        self.node_id = node_id
+    def __init__(self, links: Connections[tuple[int, int], AheadLink], breadth: Breadth, polls: Polls) -> None:
+        #: Connections by node and number.
+        self.links = links
         self.breadth = breadth
         self.polls = polls
-        #: Connections by number; None while one is being opened.
-        self.links: dict[int, AheadLink | None] = {}
         self.readings: dict[PartitionCopy, ReadAhead] = {}
         #: Those that may have something to ask for, whose turn it is next first; and those with something to take in.
         self.askable: dict[PartitionCopy, None] = {}
@@ -68,12 +69,12 @@ class Reach:
     @property
     def open_links(self) -> list[AheadLink]:
         """The connections that are open, in the order of their numbers."""
-        return [link for _, link in sorted(self.links.items()) if link is not None]
+        return sorted(self.links.opened, key=_number_of)
 
     @property
     def received_bytes(self) -> int:
         """What has arrived so far."""
-        return self.received_before + sum(link.stream.received_bytes for link in self.links.values() if link)
+        return self.received_before + sum(link.stream.received_bytes for link in self.links.opened)
 
 
 class Ahead:
@@ -88,7 +89,6 @@ class Ahead:
         moved: Callable[[PartitionCopy], None],
     ) -> None:
         self._lane = lane
-        self._loop = lane.loop
         self._throttle = throttle
         self._key_of = key_of
         self._return_to_session = return_to_session
@@ -105,8 +105,13 @@ class Ahead:
         """Note a connection to a broker, and how long its shortest answer took."""
         if round_trip >= LONG_ROUND_TRIP and node_id not in self._reaches:
             first = max(1, min(int(_FIRST_A_SECOND * round_trip), _MOST_AT_FIRST))
+            lane = self._lane
+            links: Connections[tuple[int, int], AheadLink] = Connections(
+                "ahead", itemgetter(0), lane.loop, lane.background_requests, self._timeout
+            )
+            links.owner = self
             breadth = Breadth(max(1, self._most_connections), round_trip, first=first)
-            self._reaches[node_id] = Reach(node_id, breadth, Polls(round_trip, self._key_of, self._moved))
+            self._reaches[node_id] = Reach(links, breadth, Polls(round_trip, self._key_of, self._moved))
 
     @property
     def _most_connections(self) -> int:
@@ -201,7 +206,7 @@ class Ahead:
 
     def pump(self, at: float) -> None:
         """Take in what partitions want by now, open connections and ask for more."""
-        for reach in self._reaches.values():
+        for node_id, reach in self._reaches.items():
             for partition in [p for p in reach.waiting if p.wants_records]:
                 self._take(reach, partition, at)
             for partition in list(reach.readings) if self._most_connections < 1 else ():
@@ -210,41 +215,29 @@ class Ahead:
             wanted = min(reach.polls.connections, self._most_connections)
             if reach.readings:
                 wanted = max(wanted, reach.breadth.wanted)
-            self._open(reach, wanted)
+            for number in range(wanted):
+                reach.links.open((node_id, number))
             self._poll(reach, at)
             if reach.readings:
                 self._ask(reach, at)
 
-    def _open(self, reach: Reach, wanted: int) -> None:
-        for number in range(wanted):
-            if number not in reach.links:
-                reach.links[number] = None
-                self._connect(reach, number)
-
-    def _connect(self, reach: Reach, number: int) -> None:
-        post = self._loop.post
-        self._lane.background_requests.connect(
-            "ahead",
-            reach.node_id,
-            lambda stream, versions: post(lambda _: self._connected(reach, number, stream, versions[0])),
-            lambda message, reason: post(lambda at: self._not_connected(reach, number, message, reason, at)),
-        )
-
-    def _connected(self, reach: Reach, number: int, stream: Stream, version: int) -> None:
-        link = AheadLink(reach.node_id, number, stream, self._lane.source_config.client_id, version)
+    def opened(self, key: tuple[int, int], stream: Stream, versions: tuple[int, ...]) -> AheadLink:
+        """Take a new connection into use."""
+        link = AheadLink(*key, stream, self._lane.source_config.client_id, *versions)
         link.used_at = now()
-        reach.links[number] = link
-        self._loop.add(link)
+        return link
 
-    def _not_connected(self, reach: Reach, number: int, message: str, reason: Reason | None, at: float) -> None:
-        reach.links.pop(number, None)
+    def refused(self, key: tuple[int, int], message: str, _: Reason | None, at: float) -> None:
+        """Note that a connection could not be opened."""
+        node_id = key[0]
+        reach = self._reaches[node_id]
         is_open = len(reach.open_links)
         reach.breadth.refused(is_open, at)
         if self._lane.control.connections_refused is None:
             few = counted(1 + is_open, "connection")
-            what = f"broker {reach.node_id} of the source accepts no more than {few}: {message}"
+            what = f"broker {node_id} of the source accepts no more than {few}: {message}"
             self._lane.control.connections_refused = what
-        if not is_open and not any(link is None for link in reach.links.values()):
+        if not reach.links.items():
             for partition in list(reach.readings):
                 self._leave(reach, partition, until=at + _UNUSED_SECONDS)
 
@@ -257,12 +250,7 @@ class Ahead:
         )
         if link is None or self._throttle.allowance(at) == 0:
             return
-        try:
-            reach.polls.send(link, partitions, at)
-        except OutcomeUnknown:
-            self._lose(reach, link)
-            return
-        self._loop.watch(link)
+        reach.links.send(link, reach.polls.request(link, partitions, at))
 
     def _ask(self, reach: Reach, at: float) -> None:
         links = [link for link in reach.open_links[: reach.breadth.wanted] if self._is_free(reach, link)]
@@ -298,42 +286,22 @@ class Ahead:
             link.used_at = at
             self._asked_bytes += one.size
             self._throttle.spend(one.size)
-            try:
-                link.ask(max_wait_ms=_WAIT_MS, max_bytes=one.size, rack="")
-            except OutcomeUnknown:
-                self._lose(reach, link)
-                return
+            request = link.next_request(max_wait_ms=_WAIT_MS, max_bytes=one.size)
             link.session.forget(key)
-            self._loop.watch(link)
+            if not reach.links.send(link, request):
+                return
         reach.is_held_up = True
 
     def _is_free(self, reach: Reach, link: AheadLink) -> bool:
-        connection = link.stream.connection
-        if connection.must_be_replaced and not link.requests:
-            self._close(reach, link)
-            return False
-        return not connection.must_be_replaced and not connection.is_throttled and not link.stream.sending
+        is_usable = not reach.links.must_end(link)
+        return is_usable and not link.stream.connection.is_throttled and not link.stream.sending
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
-    def link_ready(self, link: AheadLink, mask: int) -> None:
-        """Receive from a connection, and send what is left to send."""
-        reach = self._reaches.get(link.node_id)
-        if reach is None or reach.links.get(link.number) is not link:
-            return
-        try:
-            if mask & selectors.EVENT_WRITE:
-                link.stream.flush()
-                self._loop.watch(link)
-            while reach.links.get(link.number) is link and (view := link.stream.receive()) is not None:
-                self._answered(reach, link, view)
-        except (OutcomeUnknown, FrameError):
-            self._lose(reach, link)
-
-    def _answered(self, reach: Reach, link: AheadLink, view: memoryview) -> None:
-        answered = link.answered(view)
+    def answered(self, link: AheadLink, view: memoryview) -> None:
+        """Take the next frame of a connection. Raises OutcomeUnknown, FrameError."""
+        reach, answered = self._reaches[link.node_id], link.answered(view)
         if answered is None:
-            self._loop.watch(link)
             return
         answer, view = answered
         at = now()
@@ -412,22 +380,20 @@ class Ahead:
     def on_tick(self, at: float) -> None:
         """Do what is due: time-outs, the number of connections, closing those that are not used."""
         for reach in self._reaches.values():
+            reach.links.on_tick(at)
             links = reach.open_links
             is_limit = bool(reach.readings) and not reach.is_held_up
             reach.breadth.on_tick(at, reach.received_bytes, len(links), is_limit=is_limit)
             reach.is_limited, reach.is_held_up = is_limit, False
             wanted = max(reach.breadth.wanted, reach.polls.connections)
             for place, link in enumerate(links):
-                if link.requests and at - link.requests[0].asked_at > self._timeout:
-                    self._lose(reach, link)
-                elif not link.requests and at - link.used_at > (_UNUSED_SECONDS if place < wanted else 1.0):
-                    self._close(reach, link)
+                if not link.requests and at - link.used_at > (_UNUSED_SECONDS if place < wanted else 1.0):
+                    reach.links.lose(link, "it is no longer used")
 
-    def _lose(self, reach: Reach, link: AheadLink) -> None:
-        """Close a connection; what it was asked for is asked for again, over another."""
-        if reach.links.get(link.number) is not link:
-            return
-        self._close(reach, link)
+    def lost(self, link: AheadLink, _: str, __: float) -> None:
+        """Have what a closed connection was asked for asked for again, over another."""
+        reach = self._reaches[link.node_id]
+        reach.received_before += link.stream.received_bytes
         for request in link.requests:
             if isinstance(request, Poll):
                 continue
@@ -438,16 +404,11 @@ class Ahead:
                 reach.askable[request.partition] = None
         link.requests.clear()
 
-    def _close(self, reach: Reach, link: AheadLink) -> None:
-        reach.received_before += link.stream.received_bytes
-        self._loop.hang_up(link)
-        reach.links.pop(link.number, None)
-
     def hang_up(self) -> None:
         """Close all connections at once."""
         for reach in self._reaches.values():
-            for link in reach.open_links:
-                self._close(reach, link)
+            reach.received_before = reach.received_bytes
+            reach.links.hang_up()
 
 
 def _is_plain(part: FetchedPartition) -> bool:

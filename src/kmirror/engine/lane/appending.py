@@ -6,20 +6,17 @@ partition that is pinned to its connection. The lane's deadline is checked befor
 
 from __future__ import annotations
 
-import selectors
-
 from kmirror.cluster.protocol import produce
-from kmirror.cluster.protocol.wire import INT32, FrameError
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.intake import GuardedBatch
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest
+from kmirror.engine.lane.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest, require_answer
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.spreading import Spreading
 from kmirror.engine.lane.states import ALONE
-from kmirror.errors import OutcomeUnknown
+from kmirror.errors import Reason
 
 #: While the maximum is in flight, wake up only for this many responses at once.
 _ANSWERS_AWAITED = 2
@@ -37,29 +34,28 @@ class Appending:
 
     def __init__(self, lane: LaneState, fetching: Fetching, fills: Fills) -> None:
         self._lane = lane
-        self._loop = lane.loop
+        self._links = lane.destinations
+        self._links.owner = self
         self._fetching = fetching
         self._fills = fills
-        self._timeout = lane.destination_config.request_timeout_ms / 1000
         self._spreading = Spreading(lane)
         self.attach = self._spreading.attach
+        self.opened = self._spreading.opened
 
     def on_tick(self, at: float) -> None:
         """Hang up on brokers that do not respond in time, and on all when this lane's deadline has passed."""
-        for link in list(self._lane.destinations.values()):
-            if not link or not link.in_flight:
-                continue
-            if at - link.in_flight[0].sent_at > self._timeout:
-                self._lose(link, link.stream.connection.message("no response in time"))
-            elif at >= self._lane.control.deadline:
-                self._lose(link, link.stream.connection.message("this lane's deadline has passed"))
+        self._links.on_tick(at)
         self._spreading.on_tick(at)
+
+    def refused(self, key: tuple[int, int], message: str, _: Reason | None, at: float) -> None:
+        """Note that a connection could not be opened."""
+        self._spreading.refused(key, message, at)
 
     def hang_up_on(self, partition: PartitionCopy) -> None:
         """Close the connections on which requests for a partition are in flight."""
         node_id, message = partition.destination_node, "no response while a partition is released"
         if partition.in_flight and (link := self._lane.destination_of(partition)):
-            self._lose(link, link.stream.connection.message(message))
+            self._links.lose(link, link.stream.connection.message(message))
         elif partition.fill.is_under_way and node_id is not None:
             self._fills.lose(node_id, message)
 
@@ -70,7 +66,7 @@ class Appending:
 
     def _await_answers(self, link: DestinationLink) -> None:
         """Wake up when the next response has arrived, or the next two where nothing more can be sent."""
-        if self._lane.destinations.get(link.key) is link:
+        if self._links.get(link.key) is link:
             is_full = len(link.in_flight) == REQUESTS_IN_FLIGHT and not link.is_far
             link.await_answers(_ANSWERS_AWAITED if is_full else 1)
 
@@ -80,9 +76,7 @@ class Appending:
             at, wall = now(), now_ms()
             if connection.is_throttled or not self._lane.may_send(at):
                 return
-            if connection.must_be_replaced:
-                if not link.in_flight:
-                    self._lose(link, link.stream.connection.message("the session has expired"))
+            if self._links.must_end(link):
                 return
             if link.in_flight and (link.in_flight[-1].alone or _must_drain(link, at)):
                 return
@@ -148,38 +142,11 @@ class Appending:
             timeout_ms=config.request_timeout_ms,
         )
         link.in_flight.append(ProduceRequest(correlation_id, at, batches, size, link.window.sent(size), alone))
-        try:
-            if now() < self._lane.control.deadline:
-                link.stream.send(request)
-            else:
-                self._lose(link, link.stream.connection.message("this lane's deadline has passed"))
-                return
-        except OutcomeUnknown as error:
-            self._lose(link, str(error))
-            return
-        if link.stream.sending:
-            self._loop.watch(link)
+        self._links.send(link, request)
 
-    def link_ready(self, link: DestinationLink, mask: int) -> None:
-        """Receive from a connection, and send what is left to send."""
-        if self._lane.destinations.get(link.key) is not link:
-            return
-        try:
-            if mask & selectors.EVENT_WRITE:
-                if now() >= self._lane.control.deadline:
-                    self._lose(link, link.stream.connection.message("this lane's deadline has passed"))
-                    return
-                link.stream.flush()
-                self._loop.watch(link)
-            while self._lane.destinations.get(link.key) is link and (view := link.stream.receive()) is not None:
-                self._appended(link, view)
-            self._await_answers(link)
-        except (OutcomeUnknown, FrameError) as error:
-            self._lose(link, str(error))
-
-    def _appended(self, link: DestinationLink, view: memoryview) -> None:
-        if not link.in_flight or INT32.unpack_from(view)[0] != link.in_flight[0].correlation_id:
-            raise FrameError(f"{link.stream.connection.address} responded to a different request")
+    def answered(self, link: DestinationLink, view: memoryview) -> None:
+        """Take the response to the oldest request on a connection. Raises FrameError."""
+        require_answer(link.stream, view, link.in_flight[0].correlation_id if link.in_flight else None)
         answers, throttle_time_ms = produce.answer(view, link.version)
         link.stream.connection.note_throttle(throttle_time_ms)
         in_order = link.in_order(answers, many_topics=self._lane.many_topics)
@@ -197,13 +164,10 @@ class Appending:
             else:
                 self._fills.settled(partition)
         self._fetching.collect()
+        self._await_answers(link)
 
-    def _lose(self, link: DestinationLink, message: str) -> None:
-        if self._lane.destinations.get(link.key) is not link:
-            return
-        self._loop.hang_up(link)
-        del self._lane.destinations[link.key]
-        at = now()
+    def lost(self, link: DestinationLink, message: str, at: float) -> None:
+        """Note that the outcome of all requests in flight on a connection is unknown."""
         self._fills.lose(link.node_id, message)
         for partition in self._lane.all:
             if (partition.destination_node, partition.destination_number) == link.key:

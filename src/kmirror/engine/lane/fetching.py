@@ -13,7 +13,6 @@ while; after trouble with a follower, from the leaders.
 
 from __future__ import annotations
 
-import selectors
 from collections import defaultdict
 from dataclasses import replace
 from math import inf
@@ -32,7 +31,7 @@ from kmirror.engine.lane.links import AheadLink, SourceLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import SourceRole, Status
 from kmirror.engine.lane.throttle import Throttle
-from kmirror.errors import OutcomeUnknown, Reason
+from kmirror.errors import Reason
 
 #: How much one fetch may return, in total and of one partition. Small enough to stay in the CPU cache while it is
 #: processed: larger responses are slower, here and at both brokers.
@@ -76,7 +75,8 @@ class Fetching:
 
     def __init__(self, lane: LaneState) -> None:
         self._lane = lane
-        self._loop = lane.loop
+        self._links = lane.sources
+        self._links.owner = self
         self._timeout = lane.source_config.request_timeout_ms / 1000
         #: The keys of the partitions that are in a fetch session.
         self._keys: dict[PartitionCopy, FetchKey] = {}
@@ -99,8 +99,8 @@ class Fetching:
     def continue_fetching(self, partition: PartitionCopy) -> None:
         """Continue fetching at the end of the partition's queue, which has moved."""
         key = self._keys.get(partition)
-        for link in self._lane.sources.values():
-            if key and link and link.partitions.get(key) is partition:
+        for link in self._links.opened:
+            if key and link.partitions.get(key) is partition:
                 self._join(link, partition)
         self._lane.make_ready(partition)
 
@@ -110,8 +110,8 @@ class Fetching:
         if key is None:
             return
         self.ahead.forget(partition)
-        for link in self._lane.sources.values():
-            if link and link.partitions.get(key) is partition:
+        for link in self._links.opened:
+            if link.partitions.get(key) is partition:
                 del link.partitions[key]
                 link.paused.discard(key)
                 link.session.forget(key)
@@ -131,22 +131,25 @@ class Fetching:
                 self.ahead.recycle(frame)
                 continue
             self._held_bytes -= len(frame.view)
-            if isinstance(link, SourceLink) and self._lane.sources.get(link.key) is link:
+            if isinstance(link, SourceLink):
                 link.stream.recycle(frame.view)
 
     def seen_at(self, partition: PartitionCopy) -> float | None:
         """Return when the source was last fetched for a partition with a response, None if never."""
+        link = self._links.get((partition.source.node_id or 0, partition.source.role))
+        return partition.source.seen_at if link is None else self._seen_over(link, partition)
+
+    def _seen_over(self, link: SourceLink, partition: PartitionCopy) -> float | None:
         source, key = partition.source, self._keys.get(partition)
         seen = source.seen_at
-        link = self._lane.sources.get((source.node_id or 0, source.role)) if key is not None else None
-        if link is None or seen is None or key not in link.partitions or link.role == "silent":
+        if key is None or seen is None or key not in link.partitions or link.role == "silent":
             return seen
         is_asked_for = key not in link.paused and not source.is_deferred
         return max(seen, link.seen_at) if is_asked_for else seen
 
     def answered_at(self) -> float:
         """Return the earliest `seen_at` of the source brokers; minus infinity if one is not connected, or none is."""
-        links = [x for (_, role), x in self._lane.sources.items() if role != "silent" and (not x or x.partitions)]
+        links = [x for (_, role), x in self._links.items() if role != "silent" and (not x or x.partitions)]
         ahead_at = self.ahead.answered_at()
         return min(
             (*(link.seen_at if link else -inf for link in links), *(() if ahead_at is None else (ahead_at,))),
@@ -159,17 +162,15 @@ class Fetching:
 
     def on_tick(self, at: float) -> None:
         """Do what is due: time-outs, priorities, and returning from followers to leaders."""
-        for link in list(self._lane.sources.values()):
-            if link and link.asked_at is not None and at - link.asked_at > self._timeout:
-                self._lose(link, link.stream.connection.message("no response in time"))
+        self._links.on_tick(at)
         if self._first_topics != self._lane.control.first_topics:
             self._first_topics = self._lane.control.first_topics
-            for link in filter(None, self._lane.sources.values()):
+            for link in self._links.opened:
                 self._apply_priority(link)
         if at >= self._sort_at:
             self._sort_at = at + QUIET_SECONDS / 2
-            for link in list(self._lane.sources.values()):
-                if link and link.role == "main" and len(link.partitions) > MANY_PARTITIONS:
+            for link in self._links.opened:
+                if link.role == "main" and len(link.partitions) > MANY_PARTITIONS:
                     self._set_aside_quiet(link, at)
         self.ahead.on_tick(at)
         if at >= self._look_at:
@@ -208,7 +209,7 @@ class Fetching:
                 and source.nothing_since is not None
                 and at - source.nothing_since > SILENT_SECONDS
             ):
-                link = self._lane.sources.get((source.node_id, source.role))
+                link = self._links.get((source.node_id, source.role))
                 if link and key not in link.paused and link.had_room_at >= source.nothing_since:
                     silent[source.node_id].append(partition)
         for node_id, partitions in silent.items():
@@ -216,11 +217,9 @@ class Fetching:
 
     def _move_all(self, partitions: list[PartitionCopy], node_id: int, role: SourceRole) -> None:
         """Fetch partitions over another connection, once it is open."""
-        other = node_id, role
-        if partitions and other not in self._lane.sources:
-            self._lane.sources[other] = None
-            self._connect(node_id, role)
-        elif joined := self._lane.sources.get(other):
+        if partitions:
+            self._links.open((node_id, role))
+        if joined := self._links.get((node_id, role)):
             for partition in partitions:
                 self._move(partition, joined)
 
@@ -240,27 +239,20 @@ class Fetching:
     def _must_defer(self, partition: PartitionCopy) -> bool:
         return bool(self._first_topics) and partition.assignment.topic not in self._first_topics
 
-    def _connect(self, node_id: int, role: SourceRole = "main") -> None:
-        post = self._loop.post
-        self._lane.background_requests.connect(
-            "source",
-            node_id,
-            lambda stream, versions: post(lambda _: self._connected(node_id, role, stream, versions[0])),
-            lambda message, reason: post(lambda at: self._not_connected(node_id, role, message, reason, at)),
-        )
-
-    def _connected(self, node_id: int, role: SourceRole, stream: Stream, version: int) -> None:
-        client_id = self._lane.source_config.client_id
-        link = self._lane.sources[node_id, role] = SourceLink(node_id, stream, client_id, version, role)
+    def opened(self, key: tuple[int, SourceRole], stream: Stream, versions: tuple[int, ...]) -> SourceLink:
+        """Take a new connection into use."""
+        node_id, role = key
+        link = SourceLink(node_id, stream, self._lane.source_config.client_id, *versions, role)
         self.ahead.path_opened(node_id, stream.connection.round_trip)
         for partition in self._lane.partitions if role == "main" else ():
             source = partition.source
             if partition in self._keys and source.node_id == node_id and source.role == "main":
                 self._join(link, partition)
-        self._loop.add(link)
+        return link
 
-    def _not_connected(self, node_id: int, role: SourceRole, message: str, reason: Reason | None, at: float) -> None:
-        self._lane.sources.pop((node_id, role), None)
+    def refused(self, key: tuple[int, SourceRole], message: str, reason: Reason | None, at: float) -> None:
+        """Note that a connection could not be opened."""
+        node_id, role = key
         for partition in self._lane.all if role == "main" else ():
             if partition.source.node_id == node_id and partition.source.role == "main":
                 partition.source.lost(at)
@@ -270,12 +262,8 @@ class Fetching:
     def _fetch_from(self, partition: PartitionCopy, node_id: int) -> None:
         partition.source.node_id, partition.source.role = node_id, "main"
         partition.source.attached_at = now()
-        main: tuple[int, SourceRole] = node_id, "main"
-        link = self._lane.sources.get(main)
-        if main not in self._lane.sources:
-            self._lane.sources[main] = None
-            self._connect(node_id)
-        elif link:
+        self._links.open((node_id, "main"))
+        if link := self._links.get((node_id, "main")):
             self._join(link, partition)
 
     def _move_fetch(self, partition: PartitionCopy, node_id: int, follower_until: float | None) -> None:
@@ -294,7 +282,7 @@ class Fetching:
     def _polled(self, partition: PartitionCopy) -> None:
         """Continue a partition's session behind records that came by another fetch."""
         key, node_id = self._keys[partition], partition.source.node_id or 0
-        link = self._lane.sources.get((node_id, "main"))
+        link = self._links.get((node_id, "main"))
         if link and key in link.partitions:
             link.overtaken.add(key)
             if partition.blocked_by:
@@ -357,8 +345,7 @@ class Fetching:
         connection = link.stream.connection
         if connection.is_throttled:
             return
-        if connection.must_be_replaced:
-            self._lose(link, link.stream.connection.message("the session has expired"))
+        if self._links.must_end(link):
             return
         at = now()
         alone = link.next_silent(at) if link.role == "silent" else None
@@ -378,37 +365,19 @@ class Fetching:
         link.asked_at, link.max_bytes = at, max_bytes
         link.overtaken.clear()
         rack = self._lane.source_config.rack if link.asked_at >= self._leaders_only_until else ""
-        try:
-            link.ask(max_wait_ms=wait, max_bytes=max_bytes, rack=rack)
-        except OutcomeUnknown as error:
-            self._lose(link, str(error))
-            return
-        self._loop.watch(link)
+        self._links.send(link, link.next_request(max_wait_ms=wait, max_bytes=max_bytes, rack=rack))
 
-    def link_ready(self, link: SourceLink, mask: int) -> None:
-        """Receive from a connection, and send what is left to send."""
-        if self._lane.sources.get(link.key) is not link:
-            return
-        try:
-            if mask & selectors.EVENT_WRITE:
-                link.stream.flush()
-                self._loop.watch(link)
-            while self._lane.sources.get(link.key) is link and (view := link.stream.receive()) is not None:
-                self._fetched(link, view)
-        except (OutcomeUnknown, FrameError) as error:
-            self._lose(link, str(error))
-
-    def _fetched(self, link: SourceLink, view: memoryview) -> None:
+    def answered(self, link: SourceLink, view: memoryview) -> None:
+        """Take the next frame of a connection. Raises OutcomeUnknown, FrameError."""
         answered = link.answered(view)
         if answered is None:
-            self._loop.watch(link)
             return
         answer, view = answered
         asked_at, link.asked_at = link.asked_at, None
         link.stream.connection.note_throttle(answer.throttle_time_ms)
         if answer.error_code:
             if answer.error_code not in {Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_EPOCH}:
-                self._lose(link, link.stream.connection.message(code_name(answer.error_code)))
+                self._links.lose(link, link.stream.connection.message(code_name(answer.error_code)))
             return
         frame = Frame(view, link)
         self._held_bytes += len(view)
@@ -461,15 +430,11 @@ class Fetching:
             self._lane.released.append(frame)
         self.collect()
 
-    def _lose(self, link: SourceLink, message: str) -> None:
-        if self._lane.sources.get(link.key) is not link:
-            return
-        self._loop.hang_up(link)
-        at = now()
+    def lost(self, link: SourceLink, message: str, at: float) -> None:
+        """Note that a connection is closed."""
         for partition in link.partitions.values():
-            partition.source.seen_at = self.seen_at(partition)
+            partition.source.seen_at = self._seen_over(link, partition)
             partition.source.lost(at)
-        self._lane.sources.pop(link.key, None)
         for partition in list(link.partitions.values()):
             self._avoid_followers(partition, at)
             partition.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, message), at)

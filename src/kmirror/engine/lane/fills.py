@@ -7,7 +7,6 @@ successor must end those it may leave open.
 
 from __future__ import annotations
 
-import selectors
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,10 +24,13 @@ from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import FillLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import Status
-from kmirror.errors import OutcomeUnknown
+from kmirror.errors import Reason
 
 #: The most partitions to fill in one request by transactions.
 _TRANSACTION_PARTITIONS = 200
+
+_Asks = list[tuple[PartitionCopy, WriteMarkers]]
+_Looks = list[tuple[PartitionCopy, ReadLeader]]
 
 
 class Fills:
@@ -37,11 +39,11 @@ class Fills:
     def __init__(self, lane: LaneState, fetching: Fetching) -> None:
         self._lane = lane
         self._fetching = fetching
-        self._loop = lane.loop
+        self._links = lane.fills
+        self._links.owner = self
         self._post = lane.loop.post
         self._background_requests = lane.background_requests
         self._client_id = lane.destination_config.client_id
-        self._timeout = lane.destination_config.request_timeout_ms / 1000
         #: Partitions with a gap at the head of their queue, in turn.
         self._waiting: dict[PartitionCopy, None] = {}
         self._to_trim: dict[PartitionCopy, int] = {}
@@ -93,19 +95,20 @@ class Fills:
             self._begin_transactions()
             return
         at = now()
-        steps: dict[int, tuple[list[tuple[PartitionCopy, WriteMarkers]], list[tuple[PartitionCopy, ReadLeader]]]] = {}
+        steps: dict[FillLink, tuple[_Asks, _Looks]] = {}
         room: dict[int, int] = defaultdict(lambda: MAX_MARKERS)
         for partition in list(self._waiting):
             node_id = partition.destination_node
             if not self._has_gap(partition) or node_id is None:
                 del self._waiting[partition]
                 continue
-            if self._is_busy(node_id) or room[node_id] <= 0:
+            link = self._free_link(node_id)
+            if link is None or room[node_id] <= 0:
                 continue
             step = partition.next_fill_step()
             if step is None:
                 continue
-            asks, looks = steps.setdefault(node_id, ([], []))
+            asks, looks = steps.setdefault(link, ([], []))
             if isinstance(step, WriteMarkers):
                 asks.append((partition, step))
                 room[node_id] -= step.count
@@ -114,38 +117,29 @@ class Fills:
                 self._waiting[partition] = None
             else:
                 looks.append((partition, step))
-        for node_id, (asks, looks) in steps.items():
-            self._send(node_id, asks, looks, at)
+        for link, (asks, looks) in steps.items():
+            self._send(link, asks, looks, at)
 
     @staticmethod
     def _has_gap(partition: PartitionCopy) -> bool:
         return partition.status is Status.COPYING and bool(partition.queue) and isinstance(partition.queue[0], Gap)
 
-    def _is_busy(self, node_id: int) -> bool:
-        """Return True while nothing can be sent to this broker; connect if there is no connection yet."""
-        if node_id not in self._lane.fills:
-            self._lane.fills[node_id] = None
-            self._background_requests.connect(
-                "fill",
-                node_id,
-                lambda stream, versions: self._post(lambda _: self._connected(node_id, stream, versions)),
-                lambda message, _: self._post(lambda _: self._not_connected(node_id, message)),
-            )
-        link = self._lane.fills[node_id]
-        if link is None or link.in_flight or link.stream.sending:
-            return True
-        if link.stream.connection.must_be_replaced:
-            self.lose(node_id, "the session has expired")
-            return True
-        return link.stream.connection.is_throttled or not self._lane.may_send(now())
+    def _free_link(self, node_id: int) -> FillLink | None:
+        """Return the connection to a broker if a request can be sent now; open one if there is none yet."""
+        link = self._links.get(node_id)
+        if link is None:
+            self._links.open(node_id)
+            return None
+        if link.in_flight or link.stream.sending or self._links.must_end(link):
+            return None
+        return None if link.stream.connection.is_throttled or not self._lane.may_send(now()) else link
 
-    def _connected(self, node_id: int, stream: Stream, versions: tuple[int, ...]) -> None:
-        link = self._lane.fills[node_id] = FillLink(node_id, stream, *versions)
-        self._loop.add(link)
+    def opened(self, node_id: int, stream: Stream, versions: tuple[int, ...]) -> FillLink:
+        """Take a new connection into use."""
+        return FillLink(node_id, stream, *versions)
 
-    def _not_connected(self, node_id: int, message: str) -> None:
-        self._lane.fills.pop(node_id, None)
-        at = now()
+    def refused(self, node_id: int, message: str, _: Reason | None, at: float) -> None:
+        """Note that a connection could not be opened."""
         for partition in self._waiting:
             if partition.destination_node == node_id:
                 partition.outcome_unknown(message, at)
@@ -153,13 +147,11 @@ class Fills:
 
     def _send(
         self,
-        node_id: int,
-        asks: list[tuple[PartitionCopy, WriteMarkers]],
-        looks: list[tuple[PartitionCopy, ReadLeader]],
+        link: FillLink,
+        asks: _Asks,
+        looks: _Looks,
         at: float,
     ) -> None:
-        link = self._lane.fills[node_id]
-        assert link is not None, "no request is built for a broker without a connection"
         if not self._lane.may_send(now()):
             return
         requests = []
@@ -167,30 +159,10 @@ class Fills:
             requests.append(link.ask(asks, self._client_id, at))
         if looks:
             requests.append(link.look(looks, self._client_id, at))
-        try:
-            link.stream.send(requests)
-        except OutcomeUnknown as error:
-            self.lose(node_id, str(error))
-            return
-        self._loop.watch(link)
+        self._links.send(link, requests)
 
-    def link_ready(self, link: FillLink, mask: int) -> None:
-        """Receive from a connection, and send what is left to send."""
-        if self._lane.fills.get(link.node_id) is not link:
-            return
-        try:
-            if mask & selectors.EVENT_WRITE:
-                if now() >= self._lane.control.deadline:
-                    self.lose(link.node_id, "this lane's deadline has passed")
-                    return
-                link.stream.flush()
-                self._loop.watch(link)
-            while self._lane.fills.get(link.node_id) is link and (view := link.stream.receive()) is not None:
-                self._answered(link, view)
-        except (OutcomeUnknown, FrameError) as error:
-            self.lose(link.node_id, str(error))
-
-    def _answered(self, link: FillLink, view: memoryview) -> None:
+    def answered(self, link: FillLink, view: memoryview) -> None:
+        """Take the response to the oldest request on a connection. Raises FrameError."""
         request, answers = link.answered(view)
         at, wall = now(), now_ms()
         for topic_partition, partition in request.partitions.items():
@@ -221,12 +193,12 @@ class Fills:
             self.trim(partition)
 
     def lose(self, node_id: int, message: str) -> None:
-        """Drop the connection to a broker: requests in flight on it may have been carried out."""
-        link = self._lane.fills.pop(node_id, None)
-        if link is None:
-            return
-        self._loop.hang_up(link)
-        at = now()
+        """Drop the connection to a broker, if there is one."""
+        if link := self._links.get(node_id):
+            self._links.lose(link, message)
+
+    def lost(self, link: FillLink, message: str, at: float) -> None:
+        """Note that requests in flight on a connection may have been carried out."""
         for request in link.in_flight:
             for partition in request.partitions.values():
                 partition.outcome_unknown(message, at)
@@ -234,12 +206,7 @@ class Fills:
 
     def on_tick(self, at: float) -> None:
         """Do what is due: time-outs, trims, probes of log ends."""
-        for node_id, link in list(self._lane.fills.items()):
-            if link and link.in_flight:
-                if at - link.in_flight[0].sent_at > self._timeout:
-                    self.lose(node_id, "no response in time")
-                elif at >= self._lane.control.deadline:
-                    self.lose(node_id, "this lane's deadline has passed")
+        self._links.on_tick(at)
         for partition in list(self._lane.active):
             if partition.trim_due is not None:
                 self.trim(partition)

@@ -23,7 +23,6 @@ from kmirror.engine.lane.control import LaneControl
 from kmirror.engine.lane.fetching import FETCH_BYTES, Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import AheadLink, DestinationLink, SourceLink
 from kmirror.engine.lane.log_end_checks import LogEndChecks
 from kmirror.engine.lane.loop import Loop
 from kmirror.engine.lane.partition_copy import PartitionCopy
@@ -120,25 +119,16 @@ class Lane:
 
     def _turn(self, timeout: float, *, sending: bool = True) -> None:
         """Wait for connections and events, handle them, and send what may be sent."""
-        for link, mask in self._loop.wait(min(timeout, self._fetching.ahead.seconds_left(now()))):
-            if isinstance(link, SourceLink):
-                self._fetching.link_ready(link, mask)
-            elif isinstance(link, AheadLink):
-                self._fetching.ahead.link_ready(link, mask)
-            elif isinstance(link, DestinationLink):
-                self._appending.link_ready(link, mask)
-            else:
-                self._fills.link_ready(link, mask)
+        for ready, mask in self._loop.wait(min(timeout, self._fetching.ahead.seconds_left(now()))):
+            ready(mask)
         self._loop.take_events()
         if sending:
             self._on_tick(now())
-            for source in list(self._state.sources.values()):
-                if source:
-                    self._fetching.pump(source)
+            for source in self._state.sources.opened:
+                self._fetching.pump(source)
             self._fetching.ahead.pump(now())
-            for destination in list(self._state.destinations.values()):
-                if destination:
-                    self._appending.pump(destination)
+            for destination in self._state.destinations.opened:
+                self._appending.pump(destination)
             self._fills.pump()
 
     def _broken(self, error: Exception) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.engine.lane.background_requests import BackgroundRequests
+from kmirror.engine.lane.connections import Connections
 from kmirror.engine.lane.control import LaneControl
 from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.links import DestinationLink, FillLink, SourceLink
@@ -36,11 +38,17 @@ class LaneState:
         self.control = control
         self.background_requests = requests
         self.loop = loop
-        #: Connections by broker, those to sources also by role, those to destinations by number; None while one is
-        #: being opened.
-        self.sources: dict[tuple[int, SourceRole], SourceLink | None] = {}
-        self.destinations: dict[tuple[int, int], DestinationLink | None] = {}
-        self.fills: dict[int, FillLink | None] = {}
+        #: Connections by broker and role, by broker and number, and by broker.
+        self.sources: Connections[tuple[int, SourceRole], SourceLink] = Connections(
+            "source", itemgetter(0), loop, requests, source_config.request_timeout_ms / 1000
+        )
+        patience = destination_config.request_timeout_ms / 1000
+        self.destinations: Connections[tuple[int, int], DestinationLink] = Connections(
+            "destination", itemgetter(0), loop, requests, patience, lambda: control.deadline
+        )
+        self.fills: Connections[int, FillLink] = Connections(
+            "fill", int, loop, requests, patience, lambda: control.deadline
+        )
         #: Frames whose last batch is answered.
         self.released: list[Frame] = []
         self.counts = control.counts
@@ -123,8 +131,6 @@ class LaneState:
 
     def hang_up(self) -> None:
         """Close every connection at once."""
-        for links in (self.sources, self.destinations, self.fills):
-            for link in links.values():
-                if link:
-                    self.loop.hang_up(link)
-            links.clear()
+        self.sources.hang_up()
+        self.destinations.hang_up()
+        self.fills.hang_up()

@@ -34,6 +34,12 @@ REQUESTS_IN_FLIGHT = 5
 FAR_REQUESTS_IN_FLIGHT = 64
 
 
+def require_answer(stream: Stream, view: memoryview, awaited: int | None) -> None:
+    """Raise FrameError unless a frame answers the request with this correlation id; None: none is in flight."""
+    if INT32.unpack_from(view)[0] != awaited:
+        raise FrameError(f"{stream.connection.address} responded to a different request")
+
+
 class FetchLink:
     """A connection for fetches to one source broker, whose answers are used only once their topics are proven."""
 
@@ -45,16 +51,12 @@ class FetchLink:
         #: The correlation ids of the fetches in flight.
         self.awaited: deque[int] = deque()
 
-    def ask(self, *, max_wait_ms: int, max_bytes: int, rack: str) -> None:
-        """Send the session's next request.
-
-        Raises:
-            OutcomeUnknown: the connection is lost.
-        """
+    def next_request(self, *, max_wait_ms: int, max_bytes: int, rack: str = "") -> list[bytes]:
+        """Encode the session's next request, and note that it is in flight."""
         correlation_id = self.stream.connection.next_correlation_id()
         self.awaited.append(correlation_id)
         request = self.session.request(correlation_id, max_wait_ms=max_wait_ms, max_bytes=max_bytes, rack=rack)
-        self.stream.send([request, *(self.proof.begin() if self.proof else ())])
+        return [request, *(self.proof.begin() if self.proof else ())]
 
     def answered(self, view: memoryview) -> tuple[FetchAnswer, memoryview] | None:
         """Decode a response; return the fetch response and its frame once its topics are proven.
@@ -65,8 +67,7 @@ class FetchLink:
         """
         if self.proof is not None and self.proof.expects(view):
             return self.proof.learn(view)
-        if not self.awaited or INT32.unpack_from(view)[0] != self.awaited[0]:
-            raise FrameError(f"{self.stream.connection.address} responded to a different request")
+        require_answer(self.stream, view, self.awaited[0] if self.awaited else None)
         self.awaited.popleft()
         answer = self.session.answer(view)
         if self.proof is None:
@@ -97,9 +98,9 @@ class SourceLink(FetchLink):
         self.batch_bytes: int | None = None
 
     @property
-    def key(self) -> tuple[int, SourceRole]:
-        """What the lane calls this connection."""
-        return self.node_id, self.role
+    def waits_since(self) -> float | None:
+        """When the request in flight was sent."""
+        return self.asked_at
 
     def next_silent(self, at: float) -> PartitionCopy | None:
         """Return the partition whose turn it is to be fetched by itself, if any is due."""
@@ -140,6 +141,11 @@ class AheadLink(FetchLink):
         self.most_requests = 2 if self.proof is None else 1
         self.used_at = 0.0
 
+    @property
+    def waits_since(self) -> float | None:
+        """When the oldest request in flight was sent."""
+        return self.requests[0].asked_at if self.requests else None
+
 
 @dataclass(slots=True)
 class ProduceRequest:
@@ -176,6 +182,11 @@ class DestinationLink:
     def key(self) -> tuple[int, int]:
         """What the lane calls this connection."""
         return self.node_id, self.number
+
+    @property
+    def waits_since(self) -> float | None:
+        """When the oldest request in flight was sent."""
+        return self.in_flight[0].sent_at if self.in_flight else None
 
     @property
     def most_requests(self) -> int:
@@ -247,6 +258,11 @@ class FillLink:
         self._marker_version = marker_version
         self._log_end_version = log_end_version
 
+    @property
+    def waits_since(self) -> float | None:
+        """When the oldest request in flight was sent."""
+        return self.in_flight[0].sent_at if self.in_flight else None
+
     def ask(self, steps: list[tuple[PartitionCopy, WriteMarkers]], client_id: str, at: float) -> bytes:
         """Encode one request for markers of several partitions, and note that it is in flight."""
         correlation_id = self.stream.connection.next_correlation_id()
@@ -286,8 +302,7 @@ class FillLink:
         Raises:
             FrameError: not the response to that request, or an answer is missing.
         """
-        if not self.in_flight or INT32.unpack_from(view)[0] != self.in_flight[0].correlation_id:
-            raise FrameError(f"{self.stream.connection.address} responded to a different request")
+        require_answer(self.stream, view, self.in_flight[0].correlation_id if self.in_flight else None)
         request = self.in_flight[0]
         found: dict[TopicPartition, tuple[int, int | None]]
         if request.is_log_end:
@@ -301,6 +316,3 @@ class FillLink:
             raise FrameError(f"{self.stream.connection.address} responded for different partitions")
         self.in_flight.popleft()
         return request, found
-
-
-Link = SourceLink | AheadLink | DestinationLink | FillLink

@@ -9,10 +9,12 @@ import socket
 import struct
 from collections.abc import Callable
 
+from kmirror.cluster.connection import Stream
 from kmirror.engine.clock import now
-from kmirror.engine.lane.links import Link
 
 Event = Callable[[float], None]
+#: What is called with the event mask of a connection that is ready.
+Ready = Callable[[int], None]
 
 
 class Loop:
@@ -32,9 +34,9 @@ class Loop:
         with contextlib.suppress(BlockingIOError, OSError):
             self._waker.send(b"x")
 
-    def wait(self, timeout: float) -> list[tuple[Link, int]]:
-        """Wait for events; return the connections that are ready, with their event masks."""
-        ready: list[tuple[Link, int]] = []
+    def wait(self, timeout: float) -> list[tuple[Ready, int]]:
+        """Wait for events; return what was added for the connections that are ready, with their event masks."""
+        ready: list[tuple[Ready, int]] = []
         for selected, mask in self._selector.select(timeout):
             if selected.data is not None:
                 ready.append((selected.data, mask))
@@ -48,22 +50,23 @@ class Loop:
         while not self._events.empty():
             self._events.get_nowait()(now())
 
-    def add(self, link: Link) -> None:
+    def add(self, stream: Stream, ready: Ready) -> None:
         """Register a connection for reading."""
-        self._selector.register(link.stream.fileno(), selectors.EVENT_READ, link)
+        self._selector.register(stream.fileno(), selectors.EVENT_READ, ready)
 
-    def watch(self, link: Link) -> None:
+    def watch(self, stream: Stream) -> None:
         """Wait for a connection to be readable, and writable while data is left to send."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.stream.sending else 0)
-        if self._selector.get_key(link.stream.fileno()).events != events:
-            self._selector.modify(link.stream.fileno(), events, link)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.sending else 0)
+        known = self._selector.get_key(stream.fileno())
+        if known.events != events:
+            self._selector.modify(stream.fileno(), events, known.data)
 
-    def hang_up(self, link: Link) -> None:
+    def hang_up(self, stream: Stream) -> None:
         """Close a connection and discard what the kernel has not sent, so that nothing more gets through."""
-        self._selector.unregister(link.stream.fileno())
+        self._selector.unregister(stream.fileno())
         with contextlib.suppress(OSError):
-            link.stream.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        link.stream.close()
+            stream.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stream.close()
 
     def close(self) -> None:
         """Close the selector and its sockets."""

@@ -80,8 +80,8 @@ class Polls:
         chosen = [one for one in self._active if one.source.role == "main" and one.wants_records]
         return [one for one in chosen[-_MOST_PARTITIONS:] if not one.source.is_deferred]
 
-    def send(self, link: AheadLink, partitions: list[PartitionCopy], at: float) -> None:
-        """Fetch these partitions over a connection. Raises OutcomeUnknown: it is lost."""
+    def request(self, link: AheadLink, partitions: list[PartitionCopy], at: float) -> list[bytes]:
+        """Encode a fetch of these partitions over a connection, and note that it is in flight."""
         wanted: dict[FetchKey, tuple[PartitionCopy, int, int | None]] = {}
         for partition in partitions:
             key, where = self._key_of(partition), partition.fetch_position(_POLL_BYTES)
@@ -89,9 +89,10 @@ class Polls:
             link.session.want(key, where)
         link.requests.append(Poll(wanted, at))
         link.used_at = at
-        link.ask(max_wait_ms=max(1, int(1000 * self._step)), max_bytes=_POLL_BYTES, rack="")
+        request = link.next_request(max_wait_ms=max(1, int(1000 * self._step)), max_bytes=_POLL_BYTES)
         for key in wanted:
             link.session.forget(key)
+        return request
 
     def answered(self, poll: Poll, parts: list[FetchedPartition], frame: Frame, at: float) -> None:
         """Take in what is new; anything else is left to the session's own fetch."""

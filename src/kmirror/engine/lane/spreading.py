@@ -34,7 +34,7 @@ class Spreading:
 
     def __init__(self, lane: LaneState) -> None:
         self._lane = lane
-        self._loop = lane.loop
+        self._links = lane.destinations
         self._paths: dict[int, BrokerPath] = {}
 
     def attach(self, partition: PartitionCopy) -> None:
@@ -42,14 +42,12 @@ class Spreading:
         node_id = partition.destination_node
         if node_id is None:
             return
-        destinations = self._lane.destinations
-        link = destinations.get((node_id, partition.destination_number))
+        link = self._links.get((node_id, partition.destination_number))
         if link:
             link.leaving.pop(partition, None)
         else:
             partition.destination_number = 0
-        if (node_id, 0) not in destinations:
-            self._connect(node_id, 0)
+        self._links.open((node_id, 0))
 
     def moved(self, link: DestinationLink, partition: PartitionCopy) -> None:
         """Pin a partition that was held back on a connection to the one it waits for: nothing of it is in flight."""
@@ -68,7 +66,7 @@ class Spreading:
     def on_tick(self, at: float) -> None:
         """Open the connections that are of use, close others, and move partitions to those with room."""
         for node_id, path in list(self._paths.items()):
-            links = [link for (node, _), link in self._lane.destinations.items() if node == node_id]
+            links = [link for (node, _), link in self._links.items() if node == node_id]
             if not links:
                 del self._paths[node_id]
                 continue
@@ -99,46 +97,36 @@ class Spreading:
         for link in opened:
             if link.number >= breadth.wanted:
                 self._retire(link)
-        if self._lane.destinations.get((node_id, 0)):
+        if self._links.get((node_id, 0)):
             for number in range(1, breadth.wanted):
-                if (node_id, number) not in self._lane.destinations:
-                    self._connect(node_id, number)
+                self._links.open((node_id, number))
 
-    def _connect(self, node_id: int, number: int) -> None:
-        self._lane.destinations[node_id, number] = None
-        post = self._loop.post
-        self._lane.background_requests.connect(
-            "destination",
-            node_id,
-            lambda stream, versions: post(lambda _: self._connected(node_id, number, stream, versions)),
-            lambda message, _: post(lambda at: self._not_connected(node_id, number, message, at)),
-        )
-
-    def _connected(self, node_id: int, number: int, stream: Stream, versions: tuple[int, ...]) -> None:
+    def opened(self, key: tuple[int, int], stream: Stream, versions: tuple[int, ...]) -> DestinationLink | None:
+        """Take a new connection into use; None if so many are no longer wanted."""
+        node_id, number = key
         path = self._paths.get(node_id)
         if number and (path is None or number >= path.breadth.wanted):
-            self._lane.destinations.pop((node_id, number), None)
-            stream.close()
-            return
+            return None
         if path is None:
             path = self._paths[node_id] = BrokerPath(Breadth(1, stream.connection.round_trip))
         path.breadth.round_trip = min(path.breadth.round_trip, stream.connection.round_trip)
-        link = self._lane.destinations[node_id, number] = DestinationLink(node_id, number, stream, *versions)
+        link = DestinationLink(node_id, number, stream, *versions)
         link.know_round_trip(path.breadth.round_trip)
         for partition in self._lane.partitions:
             if partition.queue and (partition.destination_node, partition.destination_number) == link.key:
                 link.ready[partition] = None
-        self._loop.add(link)
+        return link
 
-    def _not_connected(self, node_id: int, number: int, message: str, at: float) -> None:
-        self._lane.destinations.pop((node_id, number), None)
+    def refused(self, key: tuple[int, int], message: str, at: float) -> None:
+        """Note that a connection could not be opened."""
+        node_id, number = key
         for partition in self._lane.all:
-            if (partition.destination_node, partition.destination_number) == (node_id, number):
+            if (partition.destination_node, partition.destination_number) == key:
                 partition.outcome_unknown(message, at)
         path = self._paths.get(node_id)
         if not number or path is None:
             return
-        is_open = sum(link is not None for (node, _), link in self._lane.destinations.items() if node == node_id)
+        is_open = sum(link.node_id == node_id for link in self._links.opened)
         path.breadth.refused(is_open, at)
         if path.says_refused:
             path.says_refused = False
@@ -154,7 +142,7 @@ class Spreading:
 
     def _pin(self, partition: PartitionCopy, number: int) -> None:
         node_id = partition.destination_node
-        link = self._lane.destinations.get((node_id, number)) if node_id is not None else None
+        link = self._links.get((node_id, number)) if node_id is not None else None
         partition.destination_number = number if link else 0
         if partition.queue:
             self._lane.make_ready(partition)
@@ -165,8 +153,7 @@ class Spreading:
             if (partition.destination_node, partition.destination_number) == link.key:
                 self._move(link, partition, 0)
         if not link.in_flight and not link.stream.sending:
-            del self._lane.destinations[link.key]
-            self._loop.hang_up(link)
+            self._links.close(link)
 
 
 def _is_free(link: DestinationLink) -> bool:
