@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _JUDGE = "engine/histories/judge.py"
 _COPY = "engine/lane/partition_copy.py"
+_COPY_FILLS = "engine/lane/partition_fills.py"
 _MEMORY = "engine/lane/broker_memory.py"
 _INTAKE = "engine/lane/intake.py"
 _MERGE = "cluster/protocol/merge.py"
@@ -133,9 +134,9 @@ MUTANTS = (
     ),
     Mutant(
         "fill a log whose source is silent",
-        _COPY,
-        "source.silence = Trouble(Reason.SOURCE_SILENT, message)",
-        "self.intake.take_in_end_gap(found.until)",
+        _COPY_FILLS,
+        "source.fell_silent(Trouble(Reason.SOURCE_SILENT, message))",
+        "copy.intake.take_in_end_gap(found.until)",
         "all records that the source does not return would be replaced by markers",
         ("tests/unit/test_lane_gaps.py",),
     ),
@@ -327,9 +328,9 @@ MUTANTS = (
     ),
     Mutant(
         "fill a gap while batches are on their way",
-        _COPY,
-        "self.status is not Status.COPYING or self.in_flight or self.fill.is_under_way:",
-        "self.status is not Status.COPYING or self.fill.is_under_way:",
+        _COPY_FILLS,
+        "copy.status is not Status.COPYING or copy.in_flight or copy.fill.is_under_way:",
+        "copy.status is not Status.COPYING or copy.fill.is_under_way:",
         "markers could land in front of the records before them",
         _GAPS,
     ),
@@ -344,7 +345,7 @@ MUTANTS = (
     Mutant(
         "forget what was in flight on a lost connection",
         _COPY,
-        "            self._memory.unanswered(self.in_flight, now)\n",
+        "            self.memory.unanswered(self.in_flight, now)\n",
         "",
         "a late batch could land although its place is taken",
         _COPYING,
@@ -367,9 +368,9 @@ MUTANTS = (
     ),
     Mutant(
         "ignore a diverging epoch",
-        _COPY,
-        "        if answer.diverging_epoch:\n",
-        "        if answer.diverging_epoch and answer.error_code:\n",
+        "engine/lane/refusals.py",
+        "    if answer.diverging_epoch:\n",
+        "    if answer.diverging_epoch and answer.error_code:\n",
         "a source that was truncated would be read on as if nothing had happened",
         _ANSWERS,
     ),

@@ -85,9 +85,9 @@ class Shell:
         self.copy = PartitionCopy(
             assignment,
             settle=SETTLE,
-            released=self.released,
+            released=self.released.append,
             counts=self.counts,
-            active=self.active,
+            activated=lambda copy: self.active.update({copy: None}),
             **options,
         )
         self.now = SOON

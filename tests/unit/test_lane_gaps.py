@@ -13,6 +13,18 @@ from kmirror.cluster.protocol.filler import FILLER_RECORDS
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, Silence
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
 from kmirror.engine.lane.intake import Gap, GuardedBatch
+from kmirror.engine.lane.partition_fills import (
+    fill_answered,
+    fill_uncertain,
+    filled_by_transactions,
+    gap_to_fill,
+    log_end_probed,
+    log_end_seen,
+    next_fill_step,
+    seems_to_end,
+    trim_due,
+    trimmed,
+)
 from kmirror.engine.lane.report import row_of
 from kmirror.errors import Reason
 from tests.support.partition_shell import EPOCH_MS, SETTLE, Shell, changed, facts, producer_state, sequence_of, stored
@@ -33,21 +45,21 @@ def queued(shell: Shell) -> list[tuple[str, int, int]]:
 
 def fill(shell: Shell, code: int = 0) -> WriteMarkers | ReadLeader:
     """Do the next step of filling the gap at the head, and return what it was."""
-    step = shell.copy.next_fill_step()
+    step = next_fill_step(shell.copy)
     assert step is not None
     shell.copy.fill.sent()
-    assert shell.copy.next_fill_step() is None, "two requests at once"
+    assert next_fill_step(shell.copy) is None, "two requests at once"
     if isinstance(step, WriteMarkers):
-        shell.copy.fill_answered(code, shell.now, shell.wall)
+        fill_answered(shell.copy, code, shell.now, shell.wall)
     else:
         gap = shell.copy.queue[0]
-        shell.copy.log_end_seen(code, None if code else gap.next_offset, shell.now)
+        log_end_seen(shell.copy, code, None if code else gap.next_offset, shell.now)
     shell.check()
     return step
 
 
 def trim_is_due(shell: Shell) -> bool:
-    return shell.copy.trim_due is not None
+    return trim_due(shell.copy) is not None
 
 
 def test_offsets_before_within_and_behind_a_batch_become_gaps(copying: Shell) -> None:
@@ -70,7 +82,7 @@ def test_a_gap_waits_for_all_that_is_in_flight_and_holds_up_what_follows(copying
     copying.fetch(stored(10), stored(11), stored(15))
     assert [batch.base_offset for batch in copying.send()] == [10, 11]
     copying.answer()
-    assert copying.copy.next_fill_step() is None
+    assert next_fill_step(copying.copy) is None
     copying.answer()
     assert fill(copying) == WriteMarkers(2, 0, 0)
     assert copying.send() == []
@@ -143,7 +155,7 @@ def test_refused_markers_are_followed_by_an_inspection_and_higher_epochs(copying
 
 def test_markers_without_an_answer_are_waited_for(copying: Shell) -> None:
     copying.fetch(stored(15))
-    assert copying.copy.next_fill_step() == WriteMarkers(4, 0, 0)
+    assert next_fill_step(copying.copy) == WriteMarkers(4, 0, 0)
     copying.copy.fill.sent()
     copying.lose_destination()
     lost_at = copying.now
@@ -153,7 +165,7 @@ def test_markers_without_an_answer_are_waited_for(copying: Shell) -> None:
     copying.now = lost_at + SETTLE
     copying.inspect(facts(13, producer=producer_state(10, EPOCH_MS)))
     copying.fetch(stored(15))
-    assert copying.copy.next_fill_step() == WriteMarkers(1, 0, 2)
+    assert next_fill_step(copying.copy) == WriteMarkers(1, 0, 2)
 
 
 def test_no_gap_is_filled_while_a_batch_may_still_arrive(copying: Shell) -> None:
@@ -163,7 +175,7 @@ def test_no_gap_is_filled_while_a_batch_may_still_arrive(copying: Shell) -> None
     copying.inspect(facts(10, producer=producer_state(10, EPOCH_MS)))
     copying.fetch(stored(12))  # what was at 10 is compacted meanwhile
     copying.now += SETTLE + 1
-    assert copying.copy.next_fill_step() is None
+    assert next_fill_step(copying.copy) is None
     assert copying.copy.due_for_inspection(copying.now)
 
 
@@ -180,9 +192,9 @@ def test_a_log_end_after_the_gap_stops_the_partition(copying: Shell) -> None:
     copying.fetch(stored(13))
     fill(copying)
     fill(copying)
-    assert copying.copy.next_fill_step() == ReadLeader()
+    assert next_fill_step(copying.copy) == ReadLeader()
     copying.copy.fill.sent()
-    copying.copy.log_end_seen(0, 14, copying.now)
+    log_end_seen(copying.copy, 0, 14, copying.now)
     assert copying.copy.retry.failure is not None
     assert copying.copy.retry.failure.reason is Reason.DESTINATION_WRITTEN
 
@@ -198,14 +210,14 @@ def test_forbidden_markers_leave_the_gap_to_transactions(copying: Shell) -> None
     copying.fetch(stored(13), stored(14))
     fill(copying, Code.CLUSTER_AUTHORIZATION_FAILED)
     assert (copying.copy.fill.is_forbidden, copying.status) == (True, "copying")
-    assert copying.copy.gap_to_fill() == Gap(10, 13, 2)
+    assert gap_to_fill(copying.copy) == Gap(10, 13, 2)
     copying.copy.fill.sent()
-    assert copying.copy.gap_to_fill() is None
-    copying.copy.filled_by_transactions(2, copying.now)
+    assert gap_to_fill(copying.copy) is None
+    filled_by_transactions(copying.copy, 2, copying.now)
     assert copying.copy.filling == (12, 13)
-    assert copying.copy.gap_to_fill() == Gap(12, 13, 2)
+    assert gap_to_fill(copying.copy) == Gap(12, 13, 2)
     copying.copy.fill.sent()
-    copying.copy.filled_by_transactions(1, copying.now)
+    filled_by_transactions(copying.copy, 1, copying.now)
     assert not copying.copy.fill.reached
     copying.check()
     assert copying.counts.offsets_filled == 3
@@ -219,7 +231,7 @@ def test_a_troubled_transaction_is_waited_for_before_the_next_inspection(copying
     copying.copy.interrupted(trouble, copying.now)
     assert copying.status == "draining"
     assert row_of(copying.copy).message == "the coordinator is away"
-    copying.copy.fill_uncertain(trouble, copying.now)
+    fill_uncertain(copying.copy, trouble, copying.now)
     assert copying.status == "waiting"
 
 
@@ -250,9 +262,9 @@ def test_filler_leads_to_the_first_offset_and_is_trimmed(shell: Shell) -> None:
     assert [sequence_of(batch) for batch in sent] == [FILLER_RECORDS * i for i in range(8)]
     assert {batch.max_timestamp for batch in sent} == {shell.wall}, "brokers forget producers by records' time"
     assert trim_is_due(shell)
-    shell.copy.log_start.trim_is_under_way = True
+    shell.copy.log_start.begin_trim()
     assert not trim_is_due(shell)
-    shell.copy.trimmed(None, shell.now)
+    trimmed(shell.copy, None, shell.now)
     assert shell.copy.due_for_inspection(shell.now)
     assert shell.copy.log_start.aligned_to == to
     shell.inspect(facts(to, source_log_start=to, destination_log_start=to, producer=producer_state(to, shell.wall)))
@@ -267,8 +279,8 @@ def test_filler_leads_to_the_first_offset_and_is_trimmed(shell: Shell) -> None:
 def test_a_trim_that_fails_is_tried_again(shell: Shell) -> None:
     shell.inspect(facts(5, only_filler=True), AdvanceStart(5))
     assert trim_is_due(shell)
-    shell.copy.log_start.trim_is_under_way = True
-    shell.copy.trimmed(Trouble(Reason.NOT_AUTHORIZED, "no right to DELETE", True), shell.now)
+    shell.copy.log_start.begin_trim()
+    trimmed(shell.copy, Trouble(Reason.NOT_AUTHORIZED, "no right to DELETE", True), shell.now)
     assert (shell.status, row_of(shell.copy).reason) == ("waiting", Reason.NOT_AUTHORIZED)
     shell.inspect(facts(5, only_filler=True), AdvanceStart(5))
     assert trim_is_due(shell)
@@ -283,7 +295,7 @@ def test_what_the_source_has_lost_is_filled_and_reported(shell: Shell) -> None:
     assert queued(shell) == [("g", 5, 20)]
     # epochs of before the loss say nothing of what comes behind it
     assert shell.copy.fetch_position(1000)[:2] == (20, None)
-    while shell.copy.gap_to_fill():
+    while gap_to_fill(shell.copy):
         fill(shell)
     shell.fetch(stored(20))
     assert [sequence_of(batch) for batch in shell.send()] == [5]
@@ -297,12 +309,12 @@ def test_a_log_that_is_to_begin_behind_the_loss_is_trimmed_before_more_is_copied
         facts(5, source_log_start=20, producer=producer_state(5, shell.wall)), Copy(5, skip_to=20, trim_to=20)
     )
     assert [shell.copy.wants_records] == [False]
-    while shell.copy.gap_to_fill():
+    while gap_to_fill(shell.copy):
         assert not trim_is_due(shell)
         fill(shell)
-    assert shell.copy.trim_due == 20
-    shell.copy.log_start.trim_is_under_way = True
-    shell.copy.trimmed(None, shell.now)
+    assert trim_due(shell.copy) == 20
+    shell.copy.log_start.begin_trim()
+    trimmed(shell.copy, None, shell.now)
     assert (shell.status, shell.copy.log_start.aligned_to) == ("waiting", 20)
     shell.inspect(facts(20, source_log_start=20, destination_log_start=20, producer=producer_state(5, shell.wall)))
     assert shell.copy.wants_records
@@ -317,10 +329,10 @@ def test_nothing_is_taken_from_the_source_before_a_log_is_trimmed(shell: Shell) 
     shell.fetch(stored(50), transactional(51))
     assert queued(shell) == []
     assert shell.copy.intake.next_offset == 50
-    assert [shell.copy.caught_up, shell.copy.is_idle, shell.copy.seems_to_end(shell.now + 100)] == [False] * 3
-    assert shell.copy.trim_due == 20
-    shell.copy.log_start.trim_is_under_way = True
-    shell.copy.trimmed(None, shell.now)
+    assert [shell.copy.caught_up, shell.copy.is_idle, seems_to_end(shell.copy, shell.now + 100)] == [False] * 3
+    assert trim_due(shell.copy) == 20
+    shell.copy.log_start.begin_trim()
+    trimmed(shell.copy, None, shell.now)
     assert shell.copy.due_for_inspection(shell.now)
     shell.inspect(facts(50, source_log_start=20, destination_log_start=20, producer=producer_state(50, shell.wall)))
     assert row_of(shell.copy).state == "MIRRORING"
@@ -333,19 +345,19 @@ def test_nothing_is_taken_from_the_source_before_a_log_is_trimmed(shell: Shell) 
 
 def test_a_source_that_returns_nothing_below_its_end_is_probed(copying: Shell) -> None:
     copying.copy.source.last_stable_offset = 15
-    assert not copying.copy.seems_to_end(copying.now)
-    assert not copying.copy.seems_to_end(copying.now + 2)
-    assert copying.copy.seems_to_end(copying.now + 4)
-    copying.copy.log_end_probed(10, NoBatches(10, 15), copying.now, copying.wall)
+    assert not seems_to_end(copying.copy, copying.now)
+    assert not seems_to_end(copying.copy, copying.now + 2)
+    assert seems_to_end(copying.copy, copying.now + 4)
+    log_end_probed(copying.copy, 10, NoBatches(10, 15), copying.now, copying.wall)
     assert queued(copying) == [("g", 10, 15)]
 
 
 def test_a_source_that_gives_something_after_all_is_believed(copying: Shell) -> None:
     copying.copy.source.last_stable_offset = 15
-    copying.copy.seems_to_end(copying.now)
+    seems_to_end(copying.copy, copying.now)
     copying.fetch(stored(12), last_stable_offset=15)
-    assert not copying.copy.seems_to_end(copying.now + 4)
-    copying.copy.log_end_probed(10, NoBatches(10, 15), copying.now, copying.wall)
+    assert not seems_to_end(copying.copy, copying.now + 4)
+    log_end_probed(copying.copy, 10, NoBatches(10, 15), copying.now, copying.wall)
     assert queued(copying) == [("g", 10, 12), ("b", 12, 13)]
 
 
@@ -354,11 +366,11 @@ def test_a_source_that_only_sends_the_start_of_a_batch_fails_once_probed(
 ) -> None:
     for _ in range(5):
         copying.fetch(stored(10, 3)[:-1], last_stable_offset=15)
-        is_due = copying.copy.seems_to_end(copying.now)
+        is_due = seems_to_end(copying.copy, copying.now)
         copying.now += 1
     assert is_due
     cut_off = Silence(10, 15, "never the rest", "never the rest")
-    copying.copy.log_end_probed(10, cut_off, copying.now, copying.wall)
+    log_end_probed(copying.copy, 10, cut_off, copying.now, copying.wall)
     assert copying.status == "failed"
     assert row_of(copying.copy).reason == "CORRUPT_BATCH"
     assert "cannot be mirrored past offset 10: never the rest" in (row_of(copying.copy).message or "")
@@ -366,22 +378,22 @@ def test_a_source_that_only_sends_the_start_of_a_batch_fails_once_probed(
 
 def test_a_source_that_has_gone_on_meanwhile_does_not_fail(copying: Shell) -> None:
     copying.fetch(stored(10, 3)[:-1], last_stable_offset=15)
-    copying.copy.seems_to_end(copying.now)
+    seems_to_end(copying.copy, copying.now)
     copying.fetch(stored(10, 3), last_stable_offset=15)
     cut_off = Silence(10, 15, "never the rest", "never the rest")
-    copying.copy.log_end_probed(10, cut_off, copying.now, copying.wall)
+    log_end_probed(copying.copy, 10, cut_off, copying.now, copying.wall)
     assert copying.status == "copying"
 
 
 def test_a_silent_source_is_neither_filled_nor_failed(copying: Shell) -> None:
     copying.copy.source.last_stable_offset = 15
-    copying.copy.seems_to_end(copying.now)
+    seems_to_end(copying.copy, copying.now)
     for _ in range(100):
         copying.now += 10
-        assert copying.copy.seems_to_end(copying.now)
+        assert seems_to_end(copying.copy, copying.now)
         silence = Silence(10, 15, "offsets below 14 are in remote storage")
-        copying.copy.log_end_probed(10, silence, copying.now, copying.wall)
-        assert not copying.copy.seems_to_end(copying.now + 1), "it is asked again at once"
+        log_end_probed(copying.copy, 10, silence, copying.now, copying.wall)
+        assert not seems_to_end(copying.copy, copying.now + 1), "it is asked again at once"
     row = row_of(copying.copy)
     assert (copying.status, queued(copying), row.state, row.reason) == ("copying", [], "MIRRORING", "SOURCE_SILENT")
     assert row.source_offset == 15
@@ -394,17 +406,17 @@ def test_a_silent_source_is_neither_filled_nor_failed(copying: Shell) -> None:
 @pytest.mark.parametrize("found", [None, "batches"])
 def test_a_probe_that_proves_nothing_fills_nothing(copying: Shell, found: str | None) -> None:
     copying.copy.source.last_stable_offset = 15
-    copying.copy.seems_to_end(copying.now)
+    seems_to_end(copying.copy, copying.now)
     read = Batches(10, 12, memoryview(b""), (), (), 15, 15) if found else None
-    copying.copy.log_end_probed(10, read, copying.now + 4, copying.wall)
+    log_end_probed(copying.copy, 10, read, copying.now + 4, copying.wall)
     assert (queued(copying), row_of(copying.copy).reason) == ([], None)
 
 
 def test_a_silent_source_that_returns_records_again_is_copied(copying: Shell) -> None:
     copying.copy.source.last_stable_offset = 15
-    copying.copy.seems_to_end(copying.now)
+    seems_to_end(copying.copy, copying.now)
     silence = Silence(10, 15, "the broker throttles this client")
-    copying.copy.log_end_probed(10, silence, copying.now + 4, copying.wall)
+    log_end_probed(copying.copy, 10, silence, copying.now + 4, copying.wall)
     assert row_of(copying.copy).reason == "SOURCE_SILENT"
     copying.fetch(stored(10, 2), last_stable_offset=15)
     assert (queued(copying), row_of(copying.copy).reason) == ([("b", 10, 12)], None)

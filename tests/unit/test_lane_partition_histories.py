@@ -26,6 +26,11 @@ from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Facts, TailMatch, Trouble, judge
 from kmirror.engine.lane.intake import Frame, GuardedBatch
 from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy
+from kmirror.engine.lane.partition_fills import (
+    fill_answered,
+    log_end_seen,
+    next_fill_step,
+)
 from kmirror.engine.lane.states import Status
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
@@ -217,13 +222,13 @@ class Writer:
         if self.reported is not None and self.asked is not None:
             step, (code, end), self.asked, self.reported = self.asked.step, self.reported, None, None
             if isinstance(step, WriteMarkers):
-                copy.fill_answered(code, world.now, world.wall)
+                fill_answered(copy, code, world.now, world.wall)
             else:
-                copy.log_end_seen(0, end, world.now)
+                log_end_seen(copy, 0, end, world.now)
         elif self.asked is not None:
             code = self.mark(self.asked, self.asked.left)
             self.reported = code, world.destination.end
-        elif world.now < self.deadline and (wanted := copy.next_fill_step()):
+        elif world.now < self.deadline and (wanted := next_fill_step(copy)):
             copy.fill.sent()
             self.asked = Asked(wanted, wanted.count if isinstance(wanted, WriteMarkers) else 0)
 

@@ -200,10 +200,11 @@ def test_it_is_told_when_a_connection_to_the_source_broke_first(monkeypatch: pyt
 def test_a_partition_that_came_to_rest_is_named_once_more_and_a_restless_one_each_time() -> None:
     lane = LaneState(*cast("Any", (None, PLAIN, PLAIN, SimpleNamespace(counts=Counts()), None, None)))
     copy, other, leaving = (
-        PartitionCopy(replace(ASSIGNMENT, partition=number), active=lane.active) for number in range(3)
+        PartitionCopy(replace(ASSIGNMENT, partition=number), activated=lane.activate) for number in range(3)
     )
     lane.revoked = [leaving]
     leaving.revoke(0.0)
+    del lane.active[leaving]
     copy.status, copy.source.last_stable_offset, copy.progress.acknowledged = Status.COPYING, 10, 10
     assert (set(lane.take_touched()), set(lane.take_touched())) == ({copy, other, leaving}, {copy, other, leaving})
     lane.set_aside_resting()

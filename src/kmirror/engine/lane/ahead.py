@@ -160,7 +160,7 @@ class Ahead:
         far = max(_LEAST_BEHIND_BYTES, _FAR_BEHIND_BYTES // max(fetched_with, 1))
         if behind * reading.bytes_per_offset < far:
             return False
-        source.role = "ahead"
+        source.reads_ahead()
         reach.readings[partition] = reading
         reach.askable[partition] = None
         return True
@@ -178,7 +178,7 @@ class Ahead:
     def _leave(self, reach: Reach, partition: PartitionCopy, *, until: float = 0.0) -> None:
         """Fetch a partition in its session again."""
         self.forget(partition)
-        partition.source.session_until = until
+        partition.source.not_ahead_until(until)
         self._return_to_session(partition)
 
     def recycle(self, frame: Frame) -> None:
@@ -324,10 +324,8 @@ class Ahead:
             return
         reach.askable[partition] = None
         part = next((part for part in answer.partitions if part.key == key), None)
-        if part is not None and not part.error_code and request.asked_at >= (partition.source.seen_at or 0.0):
-            partition.ends_seen(part)
-            partition.source.log_start = part.log_start_offset
-            partition.source.seen_at = request.asked_at
+        if part is not None and not part.error_code:
+            partition.ends_seen(part, request.asked_at)
         if part is not None and _is_plain(part) and reading.arrived(one, part.records, (part, frame)):
             self._lane.counts.fetches.took(at - request.asked_at)
             self._take(reach, partition, at)
@@ -359,7 +357,7 @@ class Ahead:
             part, frame = _response_of(one.response)
             assert one.records is not None
             partition.fetched_ahead(one.records, part, frame)
-            partition.source.records_at = at
+            partition.source.got_records(at)
             self._release(frame)
             if partition.blocked_by or intake.next_offset < one.until:
                 # what is left decides itself in the session

@@ -63,6 +63,7 @@ class Changes:
         revoked = [copy for copy in lane.partitions if copy.assignment.destination in partitions]
         for copy in revoked:
             copy.revoke(at)
+            lane.active.pop(copy, None)
         self._release(revoked)
         new = lane.copies_of(change.taken, at, in_doubt=change.predecessor_may_write)
         self._set_revoked([*self._revoked, *(_Revoked(copy, change.revision, at) for copy in revoked)])

@@ -260,8 +260,7 @@ class Fetching:
                 partition.interrupted(Trouble(reason or Reason.SOURCE_UNREACHABLE, message), at)
 
     def _fetch_from(self, partition: PartitionCopy, node_id: int) -> None:
-        partition.source.node_id, partition.source.role = node_id, "main"
-        partition.source.attached_at = now()
+        partition.source.fetched_from(node_id, now())
         self._links.open((node_id, "main"))
         if link := self._links.get((node_id, "main")):
             self._join(link, partition)
@@ -271,7 +270,7 @@ class Fetching:
         key = self._keys[partition]
         self.detach(partition)
         self._keys[partition] = key
-        partition.source.follower_until = follower_until
+        partition.source.served_by_follower(follower_until)
         self._fetch_from(partition, node_id)
 
     def _return_to_session(self, partition: PartitionCopy) -> None:
@@ -310,8 +309,7 @@ class Fetching:
         key = self._keys[partition]
         link.partitions[key] = partition
         link.paused.discard(key)
-        partition.source.role = link.role
-        partition.source.valid_from_serial = link.serial + 1
+        partition.source.joined(link.role, link.serial + 1)
         self._want(link, key, partition)
 
     def _want(self, link: SourceLink, key: FetchKey, partition: PartitionCopy) -> None:
@@ -401,7 +399,7 @@ class Fetching:
             is_overtaken = part.key in link.overtaken
             of_use = _what_goes_on(part, partition) if is_overtaken else part
             partition.fetched(of_use, frame, at, may_overlap=is_overtaken)
-            partition.source.seen_at = link.seen_at
+            partition.source.answered(link.seen_at)
             if link.role == "silent":
                 link.session.forget(part.key)
                 if not len(part.records):
@@ -412,7 +410,7 @@ class Fetching:
                 link.session.forget(part.key)
                 partition.advance(at)
             elif len(part.records):
-                partition.source.records_at = at
+                partition.source.got_records(at)
                 self.ahead.brought(partition, len(part.records), at)
                 is_prompt = asked_at is not None and at - asked_at < PROMPT_SECONDS
                 if link.role == "quiet" or (link.role == "silent" and is_prompt):
@@ -433,7 +431,7 @@ class Fetching:
     def lost(self, link: SourceLink, message: str, at: float) -> None:
         """Note that a connection is closed."""
         for partition in link.partitions.values():
-            partition.source.seen_at = self._seen_over(link, partition)
+            partition.source.answered(self._seen_over(link, partition))
             partition.source.lost(at)
         for partition in list(link.partitions.values()):
             self._avoid_followers(partition, at)

@@ -19,10 +19,22 @@ from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.histories.judge import Trouble
 from kmirror.engine.lane.fetching import Fetching
-from kmirror.engine.lane.intake import Gap
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import FillLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition_fills import (
+    fill_answered,
+    fill_uncertain,
+    filled_by_transactions,
+    gap_to_fill,
+    has_gap,
+    log_end_probed,
+    log_end_seen,
+    next_fill_step,
+    seems_to_end,
+    trim_due,
+    trimmed,
+)
 from kmirror.engine.lane.states import Status
 from kmirror.errors import Reason
 
@@ -74,7 +86,7 @@ class Fills:
 
         def troubled(trouble: Trouble) -> None:
             for partition in partitions:
-                partition.retry.trouble = trouble
+                partition.waits_for(trouble)
 
         self._background_requests.settle(
             lanes,
@@ -84,7 +96,7 @@ class Fills:
 
     def note(self, partition: PartitionCopy) -> None:
         """Queue a partition for filling if there is a gap at the head of its queue."""
-        if partition.queue and isinstance(partition.queue[0], Gap):
+        if has_gap(partition):
             self._waiting[partition] = None
 
     def pump(self) -> None:
@@ -99,13 +111,13 @@ class Fills:
         room: dict[int, int] = defaultdict(lambda: MAX_MARKERS)
         for partition in list(self._waiting):
             node_id = partition.destination_node
-            if not self._has_gap(partition) or node_id is None:
+            if not has_gap(partition) or node_id is None:
                 del self._waiting[partition]
                 continue
             link = self._free_link(node_id)
             if link is None or room[node_id] <= 0:
                 continue
-            step = partition.next_fill_step()
+            step = next_fill_step(partition)
             if step is None:
                 continue
             asks, looks = steps.setdefault(link, ([], []))
@@ -119,10 +131,6 @@ class Fills:
                 looks.append((partition, step))
         for link, (asks, looks) in steps.items():
             self._send(link, asks, looks, at)
-
-    @staticmethod
-    def _has_gap(partition: PartitionCopy) -> bool:
-        return partition.status is Status.COPYING and bool(partition.queue) and isinstance(partition.queue[0], Gap)
 
     def _free_link(self, node_id: int) -> FillLink | None:
         """Return the connection to a broker if a request can be sent now; open one if there is none yet."""
@@ -168,9 +176,9 @@ class Fills:
         for topic_partition, partition in request.partitions.items():
             code, log_end = answers[topic_partition]
             if request.is_log_end:
-                partition.log_end_seen(code, log_end, at)
+                log_end_seen(partition, code, log_end, at)
             else:
-                partition.fill_answered(code, at, wall)
+                fill_answered(partition, code, at, wall)
             self._continue(partition)
 
     def _continue(self, partition: PartitionCopy) -> None:
@@ -180,7 +188,7 @@ class Fills:
             control.transactions_announced = False
             self._by_transactions = control.fills_by_transactions = True
             control.report_soon()
-        if not self._has_gap(partition):
+        if not has_gap(partition):
             self._waiting.pop(partition, None)
             self._lane.make_ready(partition)
         self.settled(partition)
@@ -189,8 +197,8 @@ class Fills:
         """Continue with a partition that has nothing to send: trim it, or stop fetching it."""
         if partition.status is not Status.COPYING:
             self._fetching.detach(partition)
-        elif partition.trim_due is not None:
-            self.trim(partition)
+        else:
+            self._trim_if_due(partition)
 
     def lose(self, node_id: int, message: str) -> None:
         """Drop the connection to a broker, if there is one."""
@@ -208,9 +216,8 @@ class Fills:
         """Do what is due: time-outs, trims, probes of log ends."""
         self._links.on_tick(at)
         for partition in list(self._lane.active):
-            if partition.trim_due is not None:
-                self.trim(partition)
-            elif partition not in self._probing and partition.seems_to_end(at):
+            is_trimmed = self._trim_if_due(partition)
+            if not is_trimmed and partition not in self._probing and seems_to_end(partition, at):
                 self._probe_log_end(partition)
 
     def _probe_log_end(self, partition: PartitionCopy) -> None:
@@ -219,32 +226,34 @@ class Fills:
 
         def seen(found: ReadUpTo | None, at: float) -> None:
             self._probing.discard(partition)
-            partition.log_end_probed(offset, found, at, now_ms())
+            log_end_probed(partition, offset, found, at, now_ms())
             self._fetching.continue_fetching(partition)
 
         self._background_requests.probe_log_end(
             partition.assignment.source, offset, lambda found: self._post(lambda at: seen(found, at))
         )
 
-    def trim(self, partition: PartitionCopy) -> None:
-        """Trim a log to its new start; trims that are due at once share a request."""
-        to = partition.trim_due
-        assert to is not None, f"{partition!r} is not due"
-        partition.log_start.trim_is_under_way = True
+    def _trim_if_due(self, partition: PartitionCopy) -> bool:
+        """Trim a log to its new start if that is due; trims that are due at once share a request."""
+        to = trim_due(partition)
+        if to is None:
+            return False
+        partition.log_start.begin_trim()
         if not self._to_trim:
             self._post(lambda _: self._begin_trim())
         self._to_trim[partition] = to
+        return True
 
     def _begin_trim(self) -> None:
         partitions = {p.assignment.destination: p for p in self._to_trim}
         offsets = {p.assignment.destination: to for p, to in self._to_trim.items()}
         self._to_trim.clear()
 
-        def trimmed(troubles: Mapping[TopicPartition, Trouble | None], at: float) -> None:
+        def done(troubles: Mapping[TopicPartition, Trouble | None], at: float) -> None:
             for topic_partition, partition in partitions.items():
-                partition.trimmed(troubles.get(topic_partition), at)
+                trimmed(partition, troubles.get(topic_partition), at)
 
-        self._background_requests.trim(offsets, lambda troubles: self._post(lambda at: trimmed(troubles, at)))
+        self._background_requests.trim(offsets, lambda troubles: self._post(lambda at: done(troubles, at)))
 
     def _begin_transactions(self) -> None:
         if (
@@ -255,9 +264,9 @@ class Fills:
             return
         gaps: dict[PartitionCopy, int] = {}
         for partition in list(self._waiting):
-            if not self._has_gap(partition):
+            if not has_gap(partition):
                 del self._waiting[partition]
-            elif len(gaps) < _TRANSACTION_PARTITIONS and (gap := partition.gap_to_fill()):
+            elif len(gaps) < _TRANSACTION_PARTITIONS and (gap := gap_to_fill(partition)):
                 gaps[partition] = gap.next_offset - gap.base_offset
         if not gaps:
             return
@@ -268,7 +277,7 @@ class Fills:
         def filled(counts: Mapping[TopicPartition, int], at: float) -> None:
             self._transaction_is_under_way = False
             for partition in gaps:
-                partition.filled_by_transactions(counts[partition.assignment.destination], at)
+                filled_by_transactions(partition, counts[partition.assignment.destination], at)
                 self._continue(partition)
 
         def troubled(trouble: Trouble, at: float) -> None:
@@ -278,7 +287,7 @@ class Fills:
         def uncertain(trouble: Trouble, at: float) -> None:
             self._transaction_is_under_way = False
             for partition in gaps:
-                partition.fill_uncertain(trouble, at)
+                fill_uncertain(partition, trouble, at)
                 self.settled(partition)
 
         control = self._lane.control

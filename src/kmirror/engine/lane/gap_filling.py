@@ -49,12 +49,17 @@ class GapFilling:
             )
             self.reached = gap.base_offset, gap.next_offset
         step = self._plan.step
-        assert isinstance(step, WriteMarkers | ReadLeader), f"the plan has ended: {self._plan!r}"
+        if not isinstance(step, WriteMarkers | ReadLeader):
+            raise RuntimeError(f"the plan has ended: {self._plan!r}")
         return step
 
     def sent(self) -> None:
         """Note that the request of `next_step` is in flight."""
         self.is_under_way = True
+
+    def ended(self) -> None:
+        """Note that nothing is in flight any more."""
+        self.is_under_way = False
 
     def answered(self, code: int) -> Filled:
         """Take the response to a request for markers."""
@@ -79,6 +84,16 @@ class GapFilling:
             # all was acknowledged, so it is replicated and nothing is in flight: the log end says everything
             self._plan.leader_read(None, log_end, log_end)
         return self._outcome()
+
+    def filled_first(self, count: int) -> Gap | None:
+        """Note that the first `count` offsets of the gap are filled; return the gap if these were all."""
+        gap = self._intake.queue[0]
+        if gap.base_offset + count == gap.next_offset:
+            self.reached = None
+            return self._intake.end_gap()
+        self.reached = gap.base_offset + count, gap.next_offset
+        self._intake.shorten_gap(count)
+        return None
 
     def _outcome(self) -> Filled:
         step = self._plan.step if self._plan else None

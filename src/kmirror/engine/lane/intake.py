@@ -147,21 +147,24 @@ class Intake:
     def take(self) -> GuardedBatch:
         """Take the batch at the head."""
         batch = self.queue.popleft()
-        assert isinstance(batch, GuardedBatch), f"{self._source} has a gap at the head: {batch}"
+        if not isinstance(batch, GuardedBatch):
+            raise TypeError(f"{self._source} has a gap at the head: {batch}")
         self.queued_bytes -= len(batch.data)
         return batch
 
     def end_gap(self) -> Gap:
         """Remove the gap at the head, which is filled."""
         gap = self.queue.popleft()
-        assert isinstance(gap, Gap), f"{self._source} has no gap at the head: {gap}"
+        if not isinstance(gap, Gap):
+            raise TypeError(f"{self._source} has no gap at the head: {gap}")
         self.head_is_taken = False
         return gap
 
     def shorten_gap(self, count: int) -> None:
         """Note that the first offsets of the gap at the head are filled."""
         gap = self.queue[0]
-        assert isinstance(gap, Gap), f"{self._source} has no gap at the head: {gap}"
+        if not isinstance(gap, Gap):
+            raise TypeError(f"{self._source} has no gap at the head: {gap}")
         self.queue[0] = gap._replace(base_offset=gap.base_offset + count)
 
     def drop(self) -> list[Frame]:

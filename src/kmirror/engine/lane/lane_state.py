@@ -72,6 +72,10 @@ class LaneState:
         """The partitions that are being released, then those that are copied."""
         return [*self.revoked, *self.partitions]
 
+    def activate(self, partition: PartitionCopy) -> None:
+        """Have a partition checked periodically until it comes to rest."""
+        self.active[partition] = None
+
     def set_aside_resting(self) -> None:
         """Stop checking the partitions that have come to rest."""
         for partition in [p for p in self.active if p.is_at_rest]:
@@ -102,9 +106,9 @@ class LaneState:
                 quiet_until=quiet_until,
                 settle=lease,
                 retry_timeout=self.spec.retry_timeout_ms / 1000,
-                released=self.released,
+                released=self.released.append,
                 counts=self.counts,
-                active=self.active,
+                activated=self.activate,
             )
             for assignment in assignments
         ]

@@ -40,6 +40,14 @@ class LogStart:
         """Trim the log up to an offset without filling; None: it starts where it must."""
         self.fill_to, self._trim_to = None, to
 
+    def begin_trim(self) -> None:
+        """Note that the log is being trimmed."""
+        self.trim_is_under_way = True
+
+    def trim_ended(self) -> None:
+        """Note that nothing is in flight any more."""
+        self.trim_is_under_way = False
+
     def trimmed(self) -> None:
         """Note that the log now starts at `target`."""
         self.aligned_to = self.target

@@ -107,16 +107,14 @@ class Polls:
             is_exact = (offset, epoch) == (intake.next_offset, intake.leader_epoch)
             if not is_exact and not goes_on(part.records, intake.next_offset, intake.leader_epoch):
                 continue
-            if poll.asked_at >= (source.seen_at or 0.0):
-                partition.ends_seen(part)
-                source.log_start, source.seen_at = part.log_start_offset, poll.asked_at
+            partition.ends_seen(part, poll.asked_at)
             found = covered(part.records)
             begun_at = intake.next_offset
             if found is None or found.next_offset <= begun_at:
                 continue
             partition.fetched_ahead(part.records, part, frame)
             if intake.next_offset > begun_at or partition.blocked_by:
-                source.records_at = at
+                source.got_records(at)
                 self.note(
                     partition, int(found.size * (intake.next_offset - begun_at) / (found.next_offset - offset)), at
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, TailMatch
 from kmirror.engine.lane.counts import Counts
 from kmirror.engine.lane.intake import Gap, GuardedBatch
 from kmirror.state.assignment import Assignment
@@ -39,6 +40,18 @@ class Progress:
         self.lost: tuple[int, int] | None = None
         #: Copied offsets the destination lost, which are copied again; the end is exclusive.
         self.again: tuple[int, int] | None = None
+
+    def restarted(self, facts: Facts, verdict: Copy | AdvanceStart) -> None:
+        """Take where the destination ends, and what an inspection found before it."""
+        self.acknowledged = facts.destination_log_end
+        if isinstance(verdict, AdvanceStart):
+            return
+        if verdict.copied_again:
+            self.again = verdict.offset, verdict.offset + verdict.copied_again
+        self.is_aligned = True
+        self.begun = self.begun or facts.destination_log_end > facts.destination_log_start
+        if facts.tail is TailMatch.SAME:
+            self.epoch = facts.tail_epoch
 
     def appended(self, batch: GuardedBatch) -> None:
         """Note that a batch of source records is appended."""

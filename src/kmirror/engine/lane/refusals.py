@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.protocol.fetch import FetchedPartition
+from kmirror.cluster.protocol.filler import begins_with_filler
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.histories.judge import Fail, Trouble
 from kmirror.errors import Reason
+from kmirror.words import counted
 
 #: Error codes that reject the batch itself.
 REJECTED = {
@@ -33,8 +36,28 @@ _NOT_APPENDED = (
 )
 
 
-def fetch_refused(source: TopicPartition, code: int) -> Trouble:
-    """Return the trouble for the error code of a fetch."""
+def unusable(answer: FetchedPartition, source: TopicPartition, next_offset: int, *, begun: bool) -> Trouble | None:
+    """Return why a part of a Fetch response for `next_offset` on cannot be copied; None if it can.
+
+    `begun`: records of this source were copied before.
+    """
+    if answer.error_code:
+        return _fetch_refused(source, answer.error_code)
+    if answer.diverging_epoch:
+        # an inspection finds out where exactly, and whether the copy differs at all
+        epoch, end = answer.diverging_epoch
+        what = f"the source's epoch {epoch} now ends at offset {end}, but {next_offset} was reached in it"
+        return Trouble(Reason.SOURCE_DIVERGED, what)
+    if not begun and begins_with_filler(answer.records):
+        what = (
+            f"{source} is itself a mirror whose log start is not ready yet: it begins with filler;"
+            " copying begins when its own mirror has removed the filler"
+        )
+        return Trouble(Reason.SOURCE_UNREACHABLE, what)
+    return None
+
+
+def _fetch_refused(source: TopicPartition, code: int) -> Trouble:
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
         return Trouble(Reason.NOT_AUTHORIZED, f"no right to READ source topic {source.topic}", True)
     return Trouble(Reason.SOURCE_UNREACHABLE, f"fetching {source}: {code_name(code)} ({code})")
@@ -50,6 +73,13 @@ def append_refused(destination: TopicPartition, offset: int, code: int, what: st
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
         return Trouble(Reason.NOT_AUTHORIZED, f"no right to WRITE mirror topic {destination.topic}", True)
     return Trouble(Reason.DESTINATION_UNREACHABLE, f"appending to {destination}: {what}")
+
+
+def refusal(code: int, detail: str | None, size_in_bytes: int) -> str:
+    """Return in words with which error code a batch of this size was refused."""
+    what = f"{code_name(code)} ({code})" + (f": {detail}" if detail else "")
+    is_too_large = code in (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE)
+    return f"{what}; it has {counted(size_in_bytes, 'byte')}" if is_too_large else what
 
 
 def may_be_appended(code: int) -> bool:

@@ -12,6 +12,10 @@ _LARGE = 2 << 20
 #: The first and the longest pause between fetches of a silent partition, in seconds; the same for their waits.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 4.0
+#: After fetches below the last stable offset have returned nothing for this long, the end of the log is probed, and
+#: again after such pauses.
+_NOTHING_SECONDS = 3.0
+_PROBE_PAUSE = 5.0
 
 
 class SourceView:
@@ -49,6 +53,39 @@ class SourceView:
         #: Why it is known that the source does not return what it has; None while it is not.
         self.silence: Trouble | None = None
 
+    def led_by(self, node_id: int | None) -> None:
+        """Take the leader that an inspection found, and fetch from it; None if that is unknown."""
+        self.node_id, self.follower_until = node_id, None
+        self.brought_something()
+
+    def fetched_from(self, node_id: int, at: float) -> None:
+        """Note that it is fetched in the session with this broker from now on."""
+        self.node_id, self.role, self.attached_at = node_id, "main", at
+
+    def served_by_follower(self, until: float | None) -> None:
+        """Note until when a follower serves it; None: the leader does."""
+        self.follower_until = until
+
+    def joined(self, role: SourceRole, serial: int) -> None:
+        """Note over which connection it is fetched, from the request with this serial number on."""
+        self.role, self.valid_from_serial = role, serial
+
+    def reads_ahead(self) -> None:
+        """Note that it is read ahead."""
+        self.role = "ahead"
+
+    def not_ahead_until(self, until: float) -> None:
+        """Note that it is not read ahead for a while."""
+        self.session_until = until
+
+    def answered(self, asked_at: float | None) -> None:
+        """Note when what is known of it was asked for."""
+        self.seen_at = asked_at
+
+    def got_records(self, at: float) -> None:
+        """Note that it brought records."""
+        self.records_at = at
+
     def inspected(self, facts: Facts, now: float) -> None:
         """Take the facts of an inspection."""
         self.last_stable_offset = facts.last_stable_offset
@@ -65,6 +102,20 @@ class SourceView:
         """Note that fetches return what the source has, or that nothing is left to fetch."""
         self.nothing_since = self.silence = None
         self.empty_fetches = 0
+
+    def is_to_be_probed(self, now: float) -> bool:
+        """Return True if fetches have returned nothing for so long that the end of the log must be probed."""
+        if self.nothing_since is None:
+            self.nothing_since, self.probe_at = now, now + _NOTHING_SECONDS
+        return now > self.probe_at
+
+    def probed(self, now: float) -> None:
+        """Note that the end of the log was probed."""
+        self.probe_at = now + _PROBE_PAUSE
+
+    def fell_silent(self, silence: Trouble) -> None:
+        """Note that the source does not return what it has."""
+        self.silence = silence
 
     def brought_nothing(self, at: float) -> None:
         """Note that a fetch by itself returned nothing; the pause before the next one doubles."""
@@ -86,7 +137,9 @@ class SourceView:
         self.batch_bytes = size if LOG_OVERHEAD < size <= _LARGE else None
 
     def ends_seen(self, answer: FetchedPartition) -> None:
-        """Take the end offsets of a response; those of a follower are never newer than those of its leader."""
+        """Take the offsets of a response; the ends of a follower are never newer than those of its leader."""
+        if answer.log_start_offset is not None:
+            self.log_start = answer.log_start_offset
         if self.follower_until is None or self.high_watermark is None or self.last_stable_offset is None:
             self.high_watermark, self.last_stable_offset = answer.high_watermark, answer.last_stable_offset
         else:

@@ -46,7 +46,7 @@ class Spreading:
         if link:
             link.leaving.pop(partition, None)
         else:
-            partition.destination_number = 0
+            partition.pin(0)
         self._links.open((node_id, 0))
 
     def moved(self, link: DestinationLink, partition: PartitionCopy) -> None:
@@ -143,7 +143,7 @@ class Spreading:
     def _pin(self, partition: PartitionCopy, number: int) -> None:
         node_id = partition.destination_node
         link = self._links.get((node_id, number)) if node_id is not None else None
-        partition.destination_number = number if link else 0
+        partition.pin(number if link else 0)
         if partition.queue:
             self._lane.make_ready(partition)
 
