@@ -157,7 +157,8 @@ class Request:
 def command_of(verb: str) -> Verb:
     """Return a kmirror verb."""
     found = kmirror.get_command(click.Context(kmirror), verb)
-    assert isinstance(found, Verb)
+    if not isinstance(found, Verb):
+        raise TypeError(f"{verb} is not a verb of kmirror")
     return found
 
 

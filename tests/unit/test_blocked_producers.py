@@ -84,13 +84,13 @@ def test_check_distinguishes_wanted_denials_from_those_left_behind(
 ) -> None:
     alive = () if seen_ms_ago is None else (WorkflowRecord("m", PROMOTE, "WAITING", "x", 0, now_ms() - seen_ms_ago),)
     state = State.of([topic, BLOCKED, *alive])
-    (found,) = blocked_views(state, "m", ("--bootstrap-server", "a:1"), lambda: BLOCKED.blocked)
+    (found,) = blocked_views(state, "m", ("--bootstrap-server", "a:1"), lambda: BLOCKED.blocked, now_ms())
     assert (found.is_wanted, word in found.message) == (is_wanted, True)
-    assert blocked_views(state, "m", (), lambda: ()) == []
+    assert blocked_views(state, "m", (), lambda: (), now_ms()) == []
 
     def refused() -> Collection[AclBinding]:
         raise KmirrorError("no answer")
 
-    (found,) = blocked_views(state, "m", (), refused)
+    (found,) = blocked_views(state, "m", (), refused, now_ms())
     assert "whether it still does is unknown: no answer" in found.message
-    assert blocked_views(State.of([topic]), "m", (), refused) == []
+    assert blocked_views(State.of([topic]), "m", (), refused, now_ms()) == []

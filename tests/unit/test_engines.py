@@ -29,7 +29,7 @@ class FakeEngine:
 
     def __init__(self, mirror: str, turn: Callable[[], None] = lambda: None) -> None:
         self.mirror = mirror
-        self.journal = MirrorJournal(mirror, "eve")
+        self.journal = MirrorJournal(mirror, "eve", lambda: 0)
         self.lost: KmirrorError | None = None
         self.calls: list[str] = []
         self._turn = turn

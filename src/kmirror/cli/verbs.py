@@ -72,7 +72,8 @@ class Verbs(VerbGroup):
         if name not in VERBS:
             return None
         found = getattr(importlib.import_module(VERBS[name][0], __package__), f"{name.replace('-', '_')}_verb")
-        assert isinstance(found, click.Command)
+        if not isinstance(found, click.Command):
+            raise TypeError(f"{name} is not a command")
         return found
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

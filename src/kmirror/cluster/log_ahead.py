@@ -314,10 +314,8 @@ class LogAhead:
 
 def _batches(one: Range, offset: int) -> Batches | None:
     """Return the batches of a range from `offset` on; None if they are not plain ones."""
-    part = one.response
-    assert isinstance(part, FetchedPartition)
-    assert one.records is not None
+    part: FetchedPartition = one.response
     try:
-        return batches_after(replace(part, records=one.records), offset)
+        return batches_after(replace(part, records=one.batches), offset)
     except CorruptBatchError:
         return None

@@ -105,10 +105,9 @@ class Stream:
             FrameError: not a frame.
         """
         try:
-            if self._frame is None and not self._begin_frame():
+            frame = self._begin_frame() if self._frame is None else self._frame
+            if frame is None:
                 return None
-            frame = self._frame
-            assert frame is not None
             while self._filled < len(frame):
                 wanted = len(frame) - self._filled
                 count = self._socket.recv_into(frame[self._filled :])
@@ -149,7 +148,7 @@ class Stream:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
             self._awaited = wanted
 
-    def _begin_frame(self) -> bool:
+    def _begin_frame(self) -> memoryview | None:
         """Take the next frame's length and first bytes from the inbox; many small frames cost one system call."""
         if self._inbox_end - self._inbox_start < 4:
             rest = bytes(self._inbox[self._inbox_start : self._inbox_end])
@@ -157,7 +156,7 @@ class Stream:
             self._inbox_start, self._inbox_end = 0, len(rest)
             if self._drained:
                 self._drained = False
-                return False
+                return None
             count = self._socket.recv_into(self._inbox[len(rest) :])
             if count == 0:
                 raise ConnectionResetError("the broker closed the connection")
@@ -165,7 +164,7 @@ class Stream:
             self._drained = count < len(self._inbox) - self._inbox_end and not self._tls
             self._inbox_end += count
             if self._inbox_end < 4:
-                return False
+                return None
         (size,) = INT32.unpack_from(self._inbox, self._inbox_start)
         if not 4 <= size <= MAX_FRAME_BYTES:
             raise FrameError(f"{self.connection.address} sent a response of {size} bytes")
@@ -175,7 +174,7 @@ class Stream:
         frame[:here] = self._inbox[start : start + here]
         self._inbox_start = start + here
         self._frame, self._filled = frame, here
-        return True
+        return frame
 
     def _buffer(self, size: int) -> memoryview:
         if size > self._buffer_bytes or size < self._buffer_bytes >> 5:

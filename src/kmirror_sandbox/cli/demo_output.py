@@ -142,7 +142,8 @@ class RunningCommand:
         return tree
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
+        if self._process.stdout is None:
+            raise RuntimeError("the process was started without a pipe")
         with self._process.stdout as lines:
             for line in lines:
                 if not self._muted:

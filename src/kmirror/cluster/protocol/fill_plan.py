@@ -170,7 +170,8 @@ class FillPlan:
 
     def leader_read(self, producer: ProducerState | None, log_end: int, high_watermark: int) -> Step:
         """Handle what was read; `producer` is None if the leader does not know ours."""
-        assert isinstance(self.step, ReadLeader), f"the leader was not to be read: {self!r}"
+        if not isinstance(self.step, ReadLeader):
+            raise RuntimeError(f"the leader was not to be read: {self!r}")
         remembered = (producer.producer_epoch, producer.coordinator_epoch) if producer else (-1, -1)
         base = (self.producer_epoch, self.coordinator_epoch)
         votes = {part: self._pair(part) for part in (_Part.LAST, _Part.RIVAL) if part in self._sent}
@@ -254,8 +255,8 @@ class FillPlan:
         return WriteMarkers(count, *self._pair(part))
 
     def _take(self) -> tuple[_Part, WriteMarkers]:
-        assert isinstance(self.step, WriteMarkers), f"nothing was asked: {self!r}"
-        assert self._asked is not None
+        if not isinstance(self.step, WriteMarkers) or self._asked is None:
+            raise RuntimeError(f"nothing was asked: {self!r}")
         asked, self._asked = self._asked, None
         return asked, self.step
 

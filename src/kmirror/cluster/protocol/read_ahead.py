@@ -12,7 +12,7 @@ it is asked for again as usual. Anything else than batches proves nothing here a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, HEADER, LOG_OVERHEAD, MAGIC_POSITION, PREFIX
 
@@ -77,7 +77,14 @@ class Range:
         self.is_guess = is_guess
         #: What has arrived; `response` is the caller's.
         self.records: memoryview | None = None
-        self.response: object = None
+        self.response: Any = None
+
+    @property
+    def batches(self) -> memoryview:
+        """What has arrived, of a range that `ReadAhead.take` returned."""
+        if self.records is None:
+            raise RuntimeError(f"{self!r} is not to be taken")
+        return self.records
 
     def __repr__(self) -> str:
         return f"<Range {self.offset}–{self.until} {'asked for' if self.records is None else 'arrived'}>"

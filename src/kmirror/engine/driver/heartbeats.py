@@ -22,8 +22,10 @@ from kmirror.state.records import Incarnation, Key, LaneChangeRecord, PartitionR
 
 HEARTBEAT_SECONDS = 1.0
 _TIMEOUT, _LEAST_TIMEOUT = 3.0, 0.5
-#: How many partition records one heartbeat stores, to be done in time; if there are more, the next one comes sooner.
+#: How many partition records and events one heartbeat stores, to be done in time; if there are more records, the next
+#: one comes sooner.
 _MOST_RECORDS = 1000
+_MOST_EVENTS = 200
 _SOON_SECONDS = 0.2
 
 
@@ -87,7 +89,7 @@ class Heartbeats:
                 self._lanes.claims(),
                 tuple(self._lanes.unsent),
                 self._records(_MOST_RECORDS),
-                tuple(self._journal.events),
+                self._journal.unstored(_MOST_EVENTS),
                 tuple(self._history.unsent.values()),
                 self._history.expired,
             )
@@ -123,7 +125,7 @@ class Heartbeats:
         with contextlib.suppress(KmirrorError, OutcomeUnknown):
             self._settle()
             records: tuple[Record, ...] = (*self._records(None), *self._history.unsent.values())
-            self._lease.release(records, tuple(self._journal.events))
+            self._lease.release(records, self._journal.unstored())
 
     def _records(self, most: int | None) -> tuple[PartitionRecord, ...]:
         return () if self.keeps_lease_only else tuple(islice(self._partitions.changed.values(), most))
@@ -138,5 +140,5 @@ class Heartbeats:
     def _note_stored(self, content: _Content) -> None:
         self._lanes.sent(content.lanes, content.changes)
         self._partitions.stored(content.records)
-        del self._journal.events[: len(content.events)]
+        self._journal.stored(len(content.events))
         self._history.stored(content.history, content.expired)

@@ -83,7 +83,7 @@ class MirrorEngine:
         self._actor = actor
         self._lease = lease
         topics, progress = state.topics(mirror), state.progress(mirror)
-        self.journal = MirrorJournal(mirror, actor)
+        self.journal = MirrorJournal(mirror, actor, now_ms)
         self._health = MirrorHealth(now())
         self.partitions = MirrorPartitions(
             mirror,

@@ -275,7 +275,8 @@ class _Search:
 
     def _keep(self, side: Side, seen: Sections) -> Stretch:
         section = seen.destination if side == "destination" else seen.source
-        assert section is not None, f"the {side} was not read"
+        if section is None:
+            raise RuntimeError(f"the {side} was not read")
         stretch = stretch_of(side, section, self._end)
         self._known[side] = [*self._known[side], stretch][-_STRETCHES_KEPT:]
         return stretch

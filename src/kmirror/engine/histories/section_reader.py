@@ -104,16 +104,18 @@ class Reading(Generic[T]):
     def take(self, destination: Section | UnreadableSide | None, source: Section | UnreadableSide | None) -> None:
         """Pass what was read, or an obstacle, to the search."""
         self.reads += 1
-        for answer in (destination, source):
-            if isinstance(answer, UnreadableSide):
-                self.result = answer
-                self._search.close()
-                return
-            if answer is not None:
-                self.largest_batch = max(self.largest_batch, _first_size(answer.data))
-        assert not isinstance(destination, UnreadableSide)
-        assert not isinstance(source, UnreadableSide)
-        self._advance(Sections(destination, source))
+        if isinstance(destination, UnreadableSide):
+            self._stop_at(destination)
+        elif isinstance(source, UnreadableSide):
+            self._stop_at(source)
+        else:
+            sizes = (_first_size(section.data) for section in (destination, source) if section is not None)
+            self.largest_batch = max([self.largest_batch, *sizes])
+            self._advance(Sections(destination, source))
+
+    def _stop_at(self, obstacle: UnreadableSide) -> None:
+        self.result = obstacle
+        self._search.close()
 
     def _advance(self, sections: Sections | None) -> None:
         try:
@@ -193,12 +195,13 @@ class SectionReader:
                 found[partition] = UnreadableSide(side, UnreachableError(f"{partition} has no leader"))
             else:
                 led[leader.leader_id][partition] = one
-        for partitions in led.values():
+        for node_id, partitions in led.items():
+            leader_of = side, client, metadata, metadata.brokers[node_id]
             # an adopted former source still has aborted transactions, which only read_committed reports
-            answers = self._read(side, client, metadata, partitions, True)
+            answers = self._read(*leader_of, partitions, True)
             if side == "destination" and not self._read_limits.is_destination_committed:
                 hidden = {p: one for p, one in partitions.items() if _is_hidden(answers[p], one)}
-                answers |= self._read(side, client, metadata, hidden, False)
+                answers |= self._read(*leader_of, hidden, False)
             found |= {p: _checked(side, p, one, answers[p]) for p, one in partitions.items()}
         return found
 
@@ -207,13 +210,14 @@ class SectionReader:
         side: Side,
         client: ClusterClient,
         metadata: ClusterMetadata,
+        broker: Broker,
         wanted: Mapping[TopicPartition, _Wanted],
         read_committed: bool,
     ) -> dict[TopicPartition, _Answer | UnreadableSide]:
         """Read partitions with one leader: together, and by themselves those of which that brought no batch."""
         found: dict[TopicPartition, _Answer | UnreadableSide] = {}
         try:
-            together = self._ask_together(client, metadata, wanted, read_committed)
+            together = self._ask_together(client, metadata, broker, wanted, read_committed)
         except (KmirrorError, OutcomeUnknown) as error:
             return dict.fromkeys(wanted, UnreadableSide(side, error))
         patience_s = _PATIENCE_S
@@ -239,6 +243,7 @@ class SectionReader:
         self,
         client: ClusterClient,
         metadata: ClusterMetadata,
+        broker: Broker,
         wanted: Mapping[TopicPartition, _Wanted],
         read_committed: bool,
     ) -> dict[TopicPartition, FetchedPartition]:
@@ -252,13 +257,9 @@ class SectionReader:
             names[key], pending[key] = partition, FetchPosition(one.offset, None, epoch, one.max_bytes)
         limit = 0
         while len(pending) > 1:
-            leader = metadata.leader(names[next(iter(pending))])
-            assert leader is not None
             answered = {
                 key: part
-                for key, part in self._exchange(
-                    client, metadata.brokers[leader.leader_id or 0], pending, read_committed
-                ).items()
+                for key, part in self._exchange(client, broker, pending, read_committed).items()
                 if part.error_code not in {Code.NONE, Code.UNKNOWN_SERVER_ERROR}
                 or batches_of(part, pending[key].fetch_offset) is not None
             }

@@ -194,8 +194,7 @@ class Ahead:
 
     def _release_dropped(self, reading: ReadAhead) -> None:
         for one in reading.dropped:
-            _, frame = _response_of(one.response)
-            self._release(frame)
+            self._release(one.response[1])
         reading.dropped.clear()
 
     def answered_at(self) -> float | None:
@@ -354,9 +353,8 @@ class Ahead:
             if one is None:
                 reach.waiting.pop(partition)
                 break
-            part, frame = _response_of(one.response)
-            assert one.records is not None
-            partition.fetched_ahead(one.records, part, frame)
+            part, frame = one.response
+            partition.fetched_ahead(one.batches, part, frame)
             partition.source.got_records(at)
             self._release(frame)
             if partition.blocked_by or intake.next_offset < one.until:
@@ -411,9 +409,3 @@ class Ahead:
 
 def _is_plain(part: FetchedPartition) -> bool:
     return not part.error_code and not part.diverging_epoch and part.preferred_read_replica is None
-
-
-def _response_of(response: object) -> tuple[FetchedPartition, Frame]:
-    assert isinstance(response, tuple)
-    part, frame = response
-    return part, frame

@@ -64,9 +64,9 @@ class Gateway:
 
     def close(self, timeout: float) -> bool:
         """Ask the JVM to end, kill its session after `timeout` seconds; return True if it ended by itself."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
         with contextlib.suppress(TimedOutError):
             wait_until(lambda: _has_ended(self.process.pid), timeout)
         kill_session(self.process.pid)
@@ -213,8 +213,8 @@ def start(
         answer.unlink()
         return Gateway(process, port, data[8 : 8 + size].decode())
     except BaseException:
-        assert process.stdin is not None
-        process.stdin.close()
+        if process.stdin is not None:
+            process.stdin.close()
         kill_session(process.pid)
         process.wait()
         raise

@@ -13,6 +13,9 @@ from kmirror.engine.clock import now_ms
 from kmirror.engine.status.health import MirrorHealth
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.engine.status.stored_partition import alignment_note, record_after, released_record
+from kmirror.engine.control.health import Health
+from kmirror.engine.control.journal import Journal, Level
+from kmirror.engine.control.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.words import counted
@@ -132,7 +135,7 @@ class MirrorPartitions:
             self._busy.discard(topic_partition)
             self._refused.discard(topic_partition)
             self._mark_changed(topic_partition)
-            record = released_record(before, topic, partition, row, now_ms())
+            record = released_record(before, topic, partition, row, self._journal.time_ms())
             if record != before:
                 self.records[topic_partition] = self.changed[topic_partition] = record
                 has_changed = True
@@ -234,7 +237,8 @@ class MirrorPartitions:
         self._announce_alignment(partition, row, before)
         self._announce_loss(partition, row, before)
         self._announce_recopy(partition, row)
-        record = record_after(before, self._mirror, row, reached=self.reached(partition), now_ms=now_ms())
+        reached, now_ms = self.reached(partition), self._journal.time_ms()
+        record = record_after(before, self._mirror, row, reached=reached, now_ms=now_ms)
         if record == before:
             return
         failed = before if before is not None and before.state is PartitionState.FAILED else None

@@ -92,8 +92,8 @@ class StartingSpark:
         if self._thread is None:
             self._runtime = SparkRuntime(self._options)
             self.begin()
-        assert self._thread is not None
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._error is not None:
             self._thread = None
             raise self._error

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.commands import Arguments, on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.base.context import now_ms
 from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.rights.protection import is_mirrored
 from kmirror.state.rights_records import RightsRecord
@@ -27,11 +26,11 @@ class BlockedView:
 
 
 def blocked_views(
-    state: State, mirror: str, cluster: Arguments, source_acls: Callable[[], Collection[AclBinding]]
+    state: State, mirror: str, cluster: Arguments, source_acls: Callable[[], Collection[AclBinding]], now_ms: int
 ) -> list[BlockedView]:
     """Report the denials that a mirror's records have and the source has, or may have.
 
-    `cluster` as from `admin_options`; `source_acls` is called only if there are any on record.
+    `cluster` as from `admin_options`; `source_acls` is called only if there are any on record; `now_ms` is the time.
     """
     records = [one for topic in state.topics(mirror) if (one := state.rights(mirror, topic.topic)).blocked]
     if not records:
@@ -45,7 +44,7 @@ def blocked_views(
     cut = [one for one in records if not is_mirrored(state.topic(mirror, one.topic))]
     waiting = [one for one in records if one not in cut]
     promote = state.workflow(mirror, PROMOTE)
-    is_alive = promote is not None and promote.is_alive(now_ms())
+    is_alive = promote is not None and promote.is_alive(now_ms)
     found = []
     if cut:
         hint = "`kmirror failback` or `kmirror switchover` takes it over; to let producers write there again, run:"

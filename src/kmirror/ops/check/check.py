@@ -428,7 +428,7 @@ def _check_blocked(findings: Findings, store: StateStore, record: MirrorRecord) 
         with ClusterClient(config) as source:
             return describe_acls(source)
 
-    for found in blocked_views(store.read(), record.name, admin_options(config), source_acls):
+    for found in blocked_views(store.read(), record.name, admin_options(config), source_acls, now_ms()):
         if found.is_wanted:
             findings.warn(SOURCE, "blocked producers", found.message, found.hint)
         else:

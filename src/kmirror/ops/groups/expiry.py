@@ -68,7 +68,8 @@ class Renewals:
 
     def is_due(self, group: str, now: float) -> bool:
         """Return whether a group's offsets are to be committed again."""
-        assert self._retention is not None
+        if self._retention is None:
+            raise RuntimeError("the brokers' setting was not read")
         last = self._at.get(group)
         return last is None or now - last >= self._retention.refresh_s
 

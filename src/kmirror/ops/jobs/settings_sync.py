@@ -82,10 +82,12 @@ class SettingsSyncJob:
         wanted: dict[str, SettingsSync] = {}
         for topic in same:
             there, present = found.topics.get(topic.source_topic, 0), settings_here.get(topic.topic, 0)
-            if isinstance(there, int) or isinstance(present, int):
-                side, code = ("source", there) if isinstance(there, int) else ("destination", present)
-                assert isinstance(code, int)
-                yield from self._trouble(topic.topic, f"the {side} does not return its settings: {code_name(code)}")
+            if isinstance(there, int):
+                yield from self._trouble(topic.topic, f"the source does not return its settings: {code_name(there)}")
+                continue
+            if isinstance(present, int):
+                what = f"the destination does not return its settings: {code_name(present)}"
+                yield from self._trouble(topic.topic, what)
                 continue
             seen_ms = found.first_source_seen_ms.get(topic.source_topic)
             if unknown := found.unreadable.get(topic.source_topic):

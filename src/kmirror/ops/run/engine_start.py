@@ -110,7 +110,7 @@ class EngineStart:
 
     def discover(self) -> Iterator[str]:
         """Add the source topics that the mirror's filters match now; yield notes."""
-        assert self._lease is not None
+        lease = self._held_lease()
         state, record = self._destination.state(), self._record
         view = JobView(
             record,
@@ -125,7 +125,7 @@ class EngineStart:
         )
         with closing(DiscoveryJob(record.name, self._destination.properties)) as job:
             for event in job.run(view):
-                self._lease.heartbeat({}, timeout=_HEARTBEAT_TIMEOUT_S)
+                lease.heartbeat({}, timeout=_HEARTBEAT_TIMEOUT_S)
                 if event.note is not None:
                     yield event.note
                 if self._stop.is_set():
@@ -143,12 +143,11 @@ class EngineStart:
 
     def engine(self, runtime: SparkRuntime) -> MirrorEngine:
         """Create the engine, which then owns the lease."""
-        assert self._lease is not None
         mirror, properties = self.mirror, self._destination.properties
         return MirrorEngine(
             mirror,
             self._destination.state(),
-            self._lease,
+            self._held_lease(),
             properties,
             runtime,
             actor(),
@@ -156,6 +155,11 @@ class EngineStart:
             side_jobs_of(mirror, properties),
             self._destination.cluster_id,
         )
+
+    def _held_lease(self) -> Lease:
+        if self._lease is None:
+            raise RuntimeError("the lease was not taken")
+        return self._lease
 
     def close(self) -> None:
         """Close the lease's connections without ending it: it expires."""
