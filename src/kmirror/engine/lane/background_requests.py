@@ -11,6 +11,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import Connection
@@ -53,7 +54,7 @@ _FILL_SECONDS = 0.1
 
 
 class BackgroundRequests:
-    """Run background requests for one lane; callbacks run in these threads and should only post events.
+    """Run background requests for one lane; callbacks are posted as events, and take the time as the last argument.
 
     `broken` receives an unexpected exception, after which that thread runs no more requests.
     """
@@ -64,10 +65,12 @@ class BackgroundRequests:
         source: ClientConfig,
         destination: ClientConfig,
         broken: Callable[[Exception], None],
+        post: Callable[[Callable[[float], None]], None],
         *,
         stream_bytes: int,
     ) -> None:
         self._spec = spec
+        self._post = post
         self._configs = {"source": source, "destination": destination}
         self._stream_bytes = stream_bytes
         self._reads: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
@@ -120,7 +123,7 @@ class BackgroundRequests:
             for transactions in self._transactions.values():
                 transactions.close()
 
-    def inspect(self, assignments: Sequence[Assignment], done: Callable[[list[Facts]], None]) -> None:
+    def inspect(self, assignments: Sequence[Assignment], done: Callable[[list[Facts], float], None]) -> None:
         """Inspect these partitions."""
 
         def background_request() -> None:
@@ -129,12 +132,12 @@ class BackgroundRequests:
             except (KmirrorError, OutcomeUnknown) as error:
                 reason = getattr(error, "reason", None) or Reason.SOURCE_UNREACHABLE
                 facts = [Facts(trouble=Trouble(reason, str(error)))] * len(assignments)
-            done(facts)
+            self._post(partial(done, facts))
 
         self._reads.put(background_request)
 
     def read_log_ends(
-        self, partitions: Sequence[TopicPartition], done: Callable[[Mapping[TopicPartition, int | None]], None]
+        self, partitions: Sequence[TopicPartition], done: Callable[[Mapping[TopicPartition, int | None], float], None]
     ) -> None:
         """Read the log end offsets at the destination: None for a partition that is gone; unknown ones are left out."""
 
@@ -148,7 +151,7 @@ class BackgroundRequests:
                 found = {}
             ends = {p: answer.offset for p, answer in found.items() if answer.offset is not None}
             gone = {p for p, answer in found.items() if answer.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION}
-            done(ends | dict.fromkeys(gone))
+            self._post(partial(done, ends | dict.fromkeys(gone)))
 
         self._reads.put(background_request)
 
@@ -165,8 +168,8 @@ class BackgroundRequests:
         self,
         side: LinkKind,
         node_id: int,
-        done: Callable[[Stream, tuple[int, ...]], None],
-        failed: Callable[[str, Reason | None], None],
+        done: Callable[[Stream, tuple[int, ...], float], None],
+        failed: Callable[[str, Reason | None, float], None],
     ) -> None:
         """Connect to a broker; `done` takes the stream and the API versions to use on it."""
 
@@ -176,7 +179,7 @@ class BackgroundRequests:
             metadata = inspector.source_metadata if at_source else inspector.destination_metadata
             broker = metadata.brokers.get(node_id) if metadata else None
             if broker is None:
-                failed(f"broker {node_id} is not in the cluster's metadata", None)
+                self._post(partial(failed, f"broker {node_id} is not in the cluster's metadata", None))
                 return
             config = self._configs["source" if at_source else "destination"]
             try:
@@ -191,9 +194,9 @@ class BackgroundRequests:
                     connection.require_cluster()
                 stream, versions = self._stream(side, connection)
             except (KmirrorError, OutcomeUnknown) as error:
-                failed(f"the {_SIDES[side]}: {error}", error.reason if isinstance(error, KmirrorError) else None)
+                self._post(partial(failed, f"the {_SIDES[side]}: {error}", getattr(error, "reason", None)))
             else:
-                done(stream, versions)
+                self._post(partial(done, stream, versions))
 
         guarded_thread(background_request, "kmirror-connect", self._broken).start()
 
@@ -216,7 +219,9 @@ class BackgroundRequests:
         return Stream(connection, self._stream_bytes), versions
 
     def trim(
-        self, offsets: Mapping[TopicPartition, int], done: Callable[[Mapping[TopicPartition, Trouble | None]], None]
+        self,
+        offsets: Mapping[TopicPartition, int],
+        done: Callable[[Mapping[TopicPartition, Trouble | None], float], None],
     ) -> None:
         """Delete the destination's records below these offsets, whatever the cleanup policy of the topics."""
 
@@ -228,11 +233,13 @@ class BackgroundRequests:
             except (KmirrorError, OutcomeUnknown) as error:
                 trouble = destination_trouble(error, "trimming")
                 found = dict.fromkeys(offsets, trouble)
-            done(found)
+            self._post(partial(done, found))
 
         self._writes.put(background_request)
 
-    def probe_log_end(self, source: TopicPartition, offset: int, done: Callable[[ReadUpTo | None], None]) -> None:
+    def probe_log_end(
+        self, source: TopicPartition, offset: int, done: Callable[[ReadUpTo | None, float], None]
+    ) -> None:
         """Find out what the source has from `offset` on by reading this partition alone; None if that fails.
 
         That it has nothing more must be proved twice, with a pause.
@@ -253,16 +260,18 @@ class BackgroundRequests:
                 found = Silence(offset, offset, str(error), str(error))
             except (KmirrorError, OutcomeUnknown):
                 found = None
-            done(found)
+            self._post(partial(done, found))
 
         self._writes.put(background_request)
 
-    def settle(self, lanes: Sequence[int], done: Callable[[], None], troubled: Callable[[Trouble], None]) -> None:
+    def settle(
+        self, lanes: Sequence[int], done: Callable[[float], None], troubled: Callable[[Trouble, float], None]
+    ) -> None:
         """Fence earlier runs of lanes that filled by transactions, and wait for the end of their open transactions."""
 
         def background_request() -> None:
             if all(self._settle(lane, troubled) for lane in lanes):
-                done()
+                self._post(done)
 
         self._writes.put(background_request)
 
@@ -270,13 +279,13 @@ class BackgroundRequests:
         ids = filling_transactional_ids(self._spec.mirror, lane)
         return self._transactions.setdefault(lane, EmptyTransactions(self._destination, ids))
 
-    def _settle(self, lane: int, troubled: Callable[[Trouble], None]) -> bool:
+    def _settle(self, lane: int, troubled: Callable[[Trouble, float], None]) -> bool:
         """Settle one lane's transactions, however long it takes; return False if this lane ends before."""
         while not self._stopping.is_set():
             try:
                 self._transactions_of(lane).settle()
             except (KmirrorError, OutcomeUnknown) as error:
-                troubled(self._fill_trouble(error))
+                self._post(partial(troubled, self._fill_trouble(error)))
                 self._stopping.wait(_PAUSE)
             else:
                 return True
@@ -286,9 +295,9 @@ class BackgroundRequests:
         self,
         gaps: Mapping[TopicPartition, int],
         may_continue: Callable[[], bool],
-        filled: Callable[[Mapping[TopicPartition, int]], None],
-        troubled: Callable[[Trouble], None],
-        uncertain: Callable[[Trouble], None],
+        filled: Callable[[Mapping[TopicPartition, int], float], None],
+        troubled: Callable[[Trouble, float], None],
+        uncertain: Callable[[Trouble, float], None],
     ) -> None:
         """Fill offsets of several partitions by this lane's transactions, at most so many of each.
 
@@ -303,7 +312,7 @@ class BackgroundRequests:
                 # any that another run of this lane may have left open were settled before (`settle`)
                 transactions.prepare(max(gaps.values()))
             except (KmirrorError, OutcomeUnknown) as error:
-                uncertain(self._fill_trouble(error))
+                self._post(partial(uncertain, self._fill_trouble(error)))
                 return
             until = now() + _FILL_SECONDS
             try:
@@ -312,11 +321,11 @@ class BackgroundRequests:
                 )
             except (KmirrorError, OutcomeUnknown) as error:
                 trouble = self._fill_trouble(error)
-                troubled(trouble)
+                self._post(partial(troubled, trouble))
                 if self._settle(lane, troubled):
-                    uncertain(trouble)
+                    self._post(partial(uncertain, trouble))
                 return
-            filled(found)
+            self._post(partial(filled, found))
 
         self._writes.put(background_request)
 

@@ -98,15 +98,10 @@ class Connections(Generic[Key, L]):
         if key in self._links:
             return
         self._links[key] = None
-        post = self._loop.post
-        self._requests.connect(
-            self._kind,
-            self._node_of(key),
-            lambda stream, versions: post(lambda _: self._opened(key, stream, versions)),
-            lambda message, reason: post(lambda at: self._refused(key, message, reason, at)),
-        )
+        node_id = self._node_of(key)
+        self._requests.connect(self._kind, node_id, partial(self._opened, key), partial(self._refused, key))
 
-    def _opened(self, key: Key, stream: Stream, versions: tuple[int, ...]) -> None:
+    def _opened(self, key: Key, stream: Stream, versions: tuple[int, ...], _: float) -> None:
         link = self.owner.opened(key, stream, versions)
         if link is None:
             self._links.pop(key, None)

@@ -141,31 +141,36 @@ class LaneControl:
         self._report_client.close()
 
     @property
+    def _ours(self) -> EngineRecord | None:
+        """The last record of the engine that this lane belongs to, while none has taken over."""
+        owner = self._owner
+        return owner if owner is not None and owner.lease_id == self.spec.lease_id else None
+
+    @property
     def bytes_per_second(self) -> int | None:
         """How much the lane may fetch; None: unlimited; 0 while its share is unknown. For any thread."""
-        owner = self._owner
-        if owner is None or owner.lease_id != self.spec.lease_id:
+        ours = self._ours
+        if ours is None:
             return 0
-        return None if owner.throttle is None else owner.throttle.get(self.spec.lane, 0)
+        return None if ours.throttle is None else ours.throttle.get(self.spec.lane, 0)
 
     @property
     def connections(self) -> int:
         """How many connections the lane may open to a broker. For any thread."""
-        owner = self._owner
-        return max(1, owner.connections or 1) if owner is not None and owner.lease_id == self.spec.lease_id else 1
+        ours = self._ours
+        return 1 if ours is None else max(1, ours.connections or 1)
 
     @property
     def buffer_bytes(self) -> int | None:
         """How many bytes the lane may hold of what it has fetched; None while that is unknown. For any thread."""
-        owner = self._owner
-        return owner.buffer_bytes if owner is not None and owner.lease_id == self.spec.lease_id else None
+        ours = self._ours
+        return None if ours is None else ours.buffer_bytes
 
     @property
     def first_topics(self) -> tuple[str, ...]:
         """The topics that are fetched before all others; empty: no priority. For any thread."""
-        owner = self._owner
-        is_ours = owner is not None and owner.lease_id == self.spec.lease_id
-        return (owner.first_topics or ()) if owner is not None and is_ours else ()
+        ours = self._ours
+        return () if ours is None else ours.first_topics or ()
 
     def report_soon(self) -> None:
         """Report progress now rather than within the second."""

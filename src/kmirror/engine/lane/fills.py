@@ -18,23 +18,11 @@ from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.histories.judge import Trouble
+from kmirror.engine.lane import partition_fills
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.links import FillLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.partition_fills import (
-    fill_answered,
-    fill_uncertain,
-    filled_by_transactions,
-    gap_to_fill,
-    has_gap,
-    log_end_probed,
-    log_end_seen,
-    next_fill_step,
-    seems_to_end,
-    trim_due,
-    trimmed,
-)
 from kmirror.engine.lane.states import Status
 from kmirror.errors import Reason
 
@@ -53,7 +41,6 @@ class Fills:
         self._fetching = fetching
         self._links = lane.fills
         self._links.owner = self
-        self._post = lane.loop.post
         self._background_requests = lane.background_requests
         self._client_id = lane.destination_config.client_id
         #: Partitions with a gap at the head of their queue, in turn.
@@ -79,24 +66,20 @@ class Fills:
             return
         self._settling += 1
 
-        def settled() -> None:
+        def settled(_: float) -> None:
             self._settling -= 1
             control.fills_by_transactions = self._by_transactions
             done()
 
-        def troubled(trouble: Trouble) -> None:
+        def troubled(trouble: Trouble, _: float) -> None:
             for partition in partitions:
                 partition.waits_for(trouble)
 
-        self._background_requests.settle(
-            lanes,
-            lambda: self._post(lambda _: settled()),
-            lambda trouble: self._post(lambda _: troubled(trouble)),
-        )
+        self._background_requests.settle(lanes, settled, troubled)
 
     def note(self, partition: PartitionCopy) -> None:
         """Queue a partition for filling if there is a gap at the head of its queue."""
-        if has_gap(partition):
+        if partition_fills.has_gap(partition):
             self._waiting[partition] = None
 
     def pump(self) -> None:
@@ -111,13 +94,13 @@ class Fills:
         room: dict[int, int] = defaultdict(lambda: MAX_MARKERS)
         for partition in list(self._waiting):
             node_id = partition.destination_node
-            if not has_gap(partition) or node_id is None:
+            if not partition_fills.has_gap(partition) or node_id is None:
                 del self._waiting[partition]
                 continue
             link = self._free_link(node_id)
             if link is None or room[node_id] <= 0:
                 continue
-            step = next_fill_step(partition)
+            step = partition_fills.next_fill_step(partition)
             if step is None:
                 continue
             asks, looks = steps.setdefault(link, ([], []))
@@ -176,9 +159,9 @@ class Fills:
         for topic_partition, partition in request.partitions.items():
             code, log_end = answers[topic_partition]
             if request.is_log_end:
-                log_end_seen(partition, code, log_end, at)
+                partition_fills.log_end_seen(partition, code, log_end, at)
             else:
-                fill_answered(partition, code, at, wall)
+                partition_fills.fill_answered(partition, code, at, wall)
             self._continue(partition)
 
     def _continue(self, partition: PartitionCopy) -> None:
@@ -188,7 +171,7 @@ class Fills:
             control.transactions_announced = False
             self._by_transactions = control.fills_by_transactions = True
             control.report_soon()
-        if not has_gap(partition):
+        if not partition_fills.has_gap(partition):
             self._waiting.pop(partition, None)
             self._lane.make_ready(partition)
         self.settled(partition)
@@ -217,7 +200,7 @@ class Fills:
         self._links.on_tick(at)
         for partition in list(self._lane.active):
             is_trimmed = self._trim_if_due(partition)
-            if not is_trimmed and partition not in self._probing and seems_to_end(partition, at):
+            if not is_trimmed and partition not in self._probing and partition_fills.seems_to_end(partition, at):
                 self._probe_log_end(partition)
 
     def _probe_log_end(self, partition: PartitionCopy) -> None:
@@ -226,21 +209,19 @@ class Fills:
 
         def seen(found: ReadUpTo | None, at: float) -> None:
             self._probing.discard(partition)
-            log_end_probed(partition, offset, found, at, now_ms())
+            partition_fills.log_end_probed(partition, offset, found, at, now_ms())
             self._fetching.continue_fetching(partition)
 
-        self._background_requests.probe_log_end(
-            partition.assignment.source, offset, lambda found: self._post(lambda at: seen(found, at))
-        )
+        self._background_requests.probe_log_end(partition.assignment.source, offset, seen)
 
     def _trim_if_due(self, partition: PartitionCopy) -> bool:
         """Trim a log to its new start if that is due; trims that are due at once share a request."""
-        to = trim_due(partition)
+        to = partition_fills.trim_due(partition)
         if to is None:
             return False
         partition.log_start.begin_trim()
         if not self._to_trim:
-            self._post(lambda _: self._begin_trim())
+            self._lane.loop.post(lambda _: self._begin_trim())
         self._to_trim[partition] = to
         return True
 
@@ -251,9 +232,9 @@ class Fills:
 
         def done(troubles: Mapping[TopicPartition, Trouble | None], at: float) -> None:
             for topic_partition, partition in partitions.items():
-                trimmed(partition, troubles.get(topic_partition), at)
+                partition_fills.trimmed(partition, troubles.get(topic_partition), at)
 
-        self._background_requests.trim(offsets, lambda troubles: self._post(lambda at: done(troubles, at)))
+        self._background_requests.trim(offsets, done)
 
     def _begin_transactions(self) -> None:
         if (
@@ -264,9 +245,9 @@ class Fills:
             return
         gaps: dict[PartitionCopy, int] = {}
         for partition in list(self._waiting):
-            if not has_gap(partition):
+            if not partition_fills.has_gap(partition):
                 del self._waiting[partition]
-            elif len(gaps) < _TRANSACTION_PARTITIONS and (gap := gap_to_fill(partition)):
+            elif len(gaps) < _TRANSACTION_PARTITIONS and (gap := partition_fills.gap_to_fill(partition)):
                 gaps[partition] = gap.next_offset - gap.base_offset
         if not gaps:
             return
@@ -277,7 +258,7 @@ class Fills:
         def filled(counts: Mapping[TopicPartition, int], at: float) -> None:
             self._transaction_is_under_way = False
             for partition in gaps:
-                filled_by_transactions(partition, counts[partition.assignment.destination], at)
+                partition_fills.filled_by_transactions(partition, counts[partition.assignment.destination], at)
                 self._continue(partition)
 
         def troubled(trouble: Trouble, at: float) -> None:
@@ -287,14 +268,14 @@ class Fills:
         def uncertain(trouble: Trouble, at: float) -> None:
             self._transaction_is_under_way = False
             for partition in gaps:
-                fill_uncertain(partition, trouble, at)
+                partition_fills.fill_uncertain(partition, trouble, at)
                 self.settled(partition)
 
         control = self._lane.control
         self._background_requests.fill(
             {p.assignment.destination: count for p, count in gaps.items()},
             lambda: now() < control.deadline,
-            lambda counts: self._post(lambda at: filled(counts, at)),
-            lambda trouble: self._post(lambda at: troubled(trouble, at)),
-            lambda trouble: self._post(lambda at: uncertain(trouble, at)),
+            filled,
+            troubled,
+            uncertain,
         )

@@ -11,6 +11,7 @@ Before anything is sent to the destination the lane's deadline is checked. A lan
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine import lifeline
@@ -51,8 +52,9 @@ class Lane:
             client_config(spec.destination_properties).expecting(spec.destination_cluster_id),
         )
         self._loop = Loop()
+        buffer_bytes, post = FETCH_BYTES + FETCH_BYTES // 2, self._loop.post
         self._background_requests = BackgroundRequests(
-            spec, source_config, destination_config, self._broken, stream_bytes=FETCH_BYTES + FETCH_BYTES // 2
+            spec, source_config, destination_config, self._broken, post, stream_bytes=buffer_bytes
         )
         self.control = LaneControl(spec, attempt, destination_config, self._row_changes, self._broken)
         self._state = LaneState(
@@ -66,7 +68,7 @@ class Lane:
         self._fills = Fills(self._state, self._fetching)
         self._appending = Appending(self._state, self._fetching, self._fills)
         self._changes = Changes(self._state, self._fetching.release, self._appending.hang_up_on, self._begin)
-        self._log_end_checks = LogEndChecks(self._background_requests, self._loop.post)
+        self._log_end_checks = LogEndChecks(self._background_requests)
         self._reports = Reports(self._fetching.seen_at, self._fetching.answered_at)
         self._next_tick_at = 0.0
         self._was_caught_up = False
@@ -157,10 +159,7 @@ class Lane:
         for partition in partitions:
             partition.begin_inspection(now())
 
-        def done(facts: list[Facts]) -> None:
-            self._loop.post(lambda at: self._inspected(partitions, facts, at))
-
-        self._background_requests.inspect([p.assignment for p in partitions], done)
+        self._background_requests.inspect([p.assignment for p in partitions], partial(self._inspected, partitions))
 
     def _inspected(self, partitions: list[PartitionCopy], all_facts: list[Facts], at: float) -> None:
         # those that were revoked meanwhile are not inspected any more

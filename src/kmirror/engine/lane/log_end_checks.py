@@ -6,7 +6,7 @@ finds out who wrote, or what else happened to the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -21,11 +21,8 @@ CHECK_SECONDS = 10.0
 class LogEndChecks:
     """Check the log ends of one lane's partitions."""
 
-    def __init__(
-        self, background_requests: BackgroundRequests, post: Callable[[Callable[[float], None]], None]
-    ) -> None:
+    def __init__(self, background_requests: BackgroundRequests) -> None:
         self._background_requests = background_requests
-        self._post = post
         self._is_under_way = False
         self._next_at: float | None = None
 
@@ -51,7 +48,7 @@ class LogEndChecks:
                 ):
                     _report_moved(partition, expected, ends[topic_partition], now)
 
-        self._background_requests.read_log_ends(list(idle), lambda ends: self._post(lambda now: seen(ends, now)))
+        self._background_requests.read_log_ends(list(idle), seen)
 
 
 def _report_moved(partition: PartitionCopy, expected: int | None, end: int | None, now: float) -> None:
