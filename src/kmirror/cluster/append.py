@@ -250,12 +250,12 @@ class OffsetAppender:
             topic, partition, self._producer_id, step.producer_epoch, step.count, step.coordinator_epoch
         )
         try:
-            code: int | None = self._ask(lambda _: markers.exchange(fill))
+            codes: dict[TopicPartition, int] = self._ask(lambda _: markers.exchange([fill]))
         except UnreachableError:
             return Code.LEADER_NOT_AVAILABLE
         except (OutcomeUnknown, FrameError):
             return None
-        return code
+        return codes.get(self._partition)
 
     def _refusal(self, failed: Failed) -> Exception:
         message = f"{self._partition} could not be filled: {failed.message}"
@@ -319,14 +319,14 @@ class OffsetAppender:
         """
         (topic, partition), timeout_ms = self._partition, self._client.config.request_timeout_ms
         try:
-            answer: produce.AppendAnswer = self._ask(
-                lambda topic_id: produce.exchange(produce.Append(topic, topic_id, partition, run.data), timeout_ms)
+            answers: dict[TopicPartition, produce.AppendAnswer] = self._ask(
+                lambda topic_id: produce.exchange([produce.Append(topic, topic_id, partition, run.data)], timeout_ms)
             )
         except UnreachableError:
             return produce.AppendAnswer(topic, partition, Code.LEADER_NOT_AVAILABLE, -1, None)
         except (OutcomeUnknown, FrameError):
             return None
-        return answer
+        return answers.get(self._partition)
 
     def assign_sequence(self, run: Run) -> None:
         """Set the producer fields of a batch for the log end, or one that follows others in flight there."""

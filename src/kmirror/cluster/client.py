@@ -17,7 +17,7 @@ from uuid import UUID
 
 from kmirror.cluster.connection import Connection, UnknownHostError, UnsupportedVersionError, WrongClusterError
 from kmirror.cluster.log_ahead import SpareConnections
-from kmirror.cluster.protocol import list_offsets
+from kmirror.cluster.protocol import list_offsets, produce
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAnswer
@@ -95,9 +95,9 @@ class ProducersAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """An offset to look up: EARLIEST or LATEST, the latter as in `list_offsets`."""
+    """An offset to look up, of all partitions or of each its own: EARLIEST, LATEST and others as in `list_offsets`."""
 
-    timestamp: int
+    timestamp: int | Mapping[TopicPartition, int]
     read_committed: bool = False
     log_end: bool = False
 
@@ -461,7 +461,7 @@ class ClusterClient:
 
         def build(by_topic: dict[str, list[int]], known: ClusterMetadata) -> list[Exchange]:
             led = [TopicPartition(topic, index) for topic, indexes in by_topic.items() for index in indexes]
-            return [self._list_offsets(dict.fromkeys(led, one.timestamp), one, known) for one in lookups]
+            return [self._list_offsets(led, one, known) for one in lookups]
 
         def read(
             answers: Sequence[Mapping[TopicPartition, OffsetAnswer]],
@@ -477,8 +477,12 @@ class ClusterClient:
             for index in range(len(lookups))
         ]
 
-    def _list_offsets(self, wanted: Mapping[TopicPartition, int], lookup: Lookup, known: ClusterMetadata) -> Exchange:
-        asked = {p: (known.topics[p.topic].partitions[p.partition].leader_epoch, wanted[p]) for p in wanted}
+    def _list_offsets(self, led: Iterable[TopicPartition], lookup: Lookup, known: ClusterMetadata) -> Exchange:
+        times = lookup.timestamp
+        asked = {
+            p: (known.topics[p.topic].partitions[p.partition].leader_epoch, times if isinstance(times, int) else times[p])
+            for p in led
+        }
         replica_id = list_offsets.DEBUGGING_REPLICA if lookup.log_end else list_offsets.CONSUMER
         isolation_level = list_offsets.READ_COMMITTED if lookup.read_committed else 0
         return list_offsets.exchange(asked, replica_id, isolation_level, self.config.request_timeout_ms)
@@ -501,18 +505,30 @@ class ClusterClient:
             UnsupportedVersionError: a broker before Kafka 3.0 is asked for MAX_TIMESTAMP.
             UnreachableError: no broker of the cluster answers at all, or all leaders refuse us.
         """
+        lookup = Lookup(wanted, read_committed=read_committed, log_end=log_end)
+        return self.look_up_offsets(wanted, [lookup], metadata=metadata, timeout=timeout)[0]
+
+    def send_batches(
+        self,
+        partitions: Iterable[TopicPartition],
+        batch_of: Callable[[TopicPartition], bytes],
+        *,
+        metadata: ClusterMetadata | None = None,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, int]:
+        """Send each partition one batch, as it is; return the error codes. Give `metadata` if it was just read."""
 
         def build(by_topic: dict[str, list[int]], known: ClusterMetadata) -> Exchange:
             led = [TopicPartition(topic, index) for topic, indexes in by_topic.items() for index in indexes]
-            lookup = Lookup(LATEST, read_committed=read_committed, log_end=log_end)
-            return self._list_offsets({partition: wanted[partition] for partition in led}, lookup, known)
+            ids = {topic: known.topics[topic].topic_id for topic in by_topic}
+            appends = [produce.Append(one.topic, ids[one.topic], one.partition, batch_of(one)) for one in led]
+            return produce.exchange(appends, self.config.request_timeout_ms)
 
-        def read(answers: Mapping[TopicPartition, OffsetAnswer]) -> Iterable[tuple[TopicPartition, int, OffsetAnswer]]:
-            for partition, one in answers.items():
-                yield partition, one.error_code, one
+        def read(answers: Mapping[TopicPartition, produce.AppendAnswer]) -> Iterable[tuple[TopicPartition, int, None]]:
+            return ((partition, one.error_code, None) for partition, one in answers.items())
 
-        found = self.per_leader(wanted, build, read, metadata=metadata, timeout=timeout)
-        return {p: value or OffsetAnswer(code, None, -1) for p, (code, value) in found.items()}
+        answers = self.per_leader(partitions, build, read, metadata=metadata, timeout=timeout)
+        return {partition: code for partition, (code, _) in answers.items()}
 
     def describe_producers(
         self,

@@ -24,9 +24,11 @@ whose last entries name a partition that the broker has no replica of, after oth
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
@@ -90,15 +92,13 @@ def request(
     return framed(header + unsigned_varint(count + 1) + entries + NO_TAGS)
 
 
-def exchange(fill: Fill) -> Exchange:
-    """Return the request for the markers of one partition; its answer is that partition's error code, if any."""
+def exchange(fills: Collection[Fill]) -> Exchange:
+    """Return the request for markers of partitions; its answer is an error code for each."""
 
-    def encode(correlation_id: int, version: int, client_id: str) -> bytes:
-        return request(correlation_id, version, client_id, [fill])
+    def decode(frame: memoryview, version: int) -> tuple[dict[TopicPartition, int], int]:
+        return {TopicPartition(*key): code for key, code in answer(frame, version).items()}, 0
 
-    def decode(frame: memoryview, version: int) -> tuple[int | None, int]:
-        return answer(frame, version).get((fill.topic, fill.partition)), 0
-
+    encode = partial(request, fills=fills)
     return Exchange(API_KEY, "WriteTxnMarkers", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
 
 

@@ -17,12 +17,12 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
     Buffer,
     Exchange,
-    FrameError,
     compact_string,
     decodes,
     read_compact_string,
@@ -109,17 +109,18 @@ def request(
     return buffers
 
 
-def exchange(append: Append, timeout_ms: int) -> Exchange:
-    """Return the request that appends one batch and waits for its replicas; its answer is an AppendAnswer."""
+def exchange(appends: Sequence[Append], timeout_ms: int) -> Exchange:
+    """Return the request that appends batches and waits for their replicas; its answer is by partition."""
+    names: dict[str | bytes, str] = {}
+    for append in appends:
+        names[append.topic] = names[append.topic_id] = append.topic
 
     def encode(correlation_id: int, version: int, client_id: str) -> bytes:
-        return b"".join(request(correlation_id, version, client_id, [append], acks=ACKS_ALL, timeout_ms=timeout_ms))
+        return b"".join(request(correlation_id, version, client_id, appends, acks=ACKS_ALL, timeout_ms=timeout_ms))
 
-    def decode(frame: memoryview, version: int) -> tuple[AppendAnswer, int]:
+    def decode(frame: memoryview, version: int) -> tuple[dict[TopicPartition, AppendAnswer], int]:
         answers, throttle_time_ms = answer(frame, version)
-        if len(answers) != 1:
-            raise FrameError(f"{len(answers)} partitions are answered for instead of one")
-        return answers[0], throttle_time_ms
+        return {TopicPartition(names.get(one.topic, ""), one.partition): one for one in answers}, throttle_time_ms
 
     return Exchange(API_KEY, "Produce", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
 

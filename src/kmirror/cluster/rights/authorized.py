@@ -10,7 +10,6 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import OPERATION_CODES
 from kmirror.cluster.protocol.codes import Code
 
-_TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 _TOPICS_AT_ONCE = 200
 _FIND_COORDINATOR = 10
 _TIMEOUT_MS = 10_000
@@ -97,7 +96,7 @@ def may_write_transactions(client: ClusterClient, transactional_id: str) -> bool
 
     request = EndTxnRequest(transactional_id=transactional_id, producer_id=0, producer_epoch=0, committed=False)
     answer = client.ask_any(request, highest=4)
-    return bool(answer.error_code != _TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    return bool(answer.error_code != Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
 
 def may_delete(client: ClusterClient, topic: str) -> bool:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol import markers
@@ -167,63 +169,26 @@ def _send_markers(
     client: ClusterClient, writers: Mapping[TopicPartition, Writer], metadata: ClusterMetadata | None
 ) -> dict[TopicPartition, int]:
     def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> list[Exchange]:
-        led = [TopicPartition(topic, partition) for topic, partitions in by_topic.items() for partition in partitions]
+        led = [TopicPartition(topic, index) for topic, indexes in by_topic.items() for index in indexes]
+        epochs = {one: (writers[one].producer_id, writers[one].producer_epoch) for one in led}
+        fills = [markers.Fill(*one, *epochs[one], 1, MAX_COORDINATOR_EPOCH) for one in led]
         # sent together: over a distance each turn costs a round trip
-        return [_markers(writers, led[start : start + _AT_ONCE]) for start in range(0, len(led), _AT_ONCE)]
+        return [markers.exchange(fills[start : start + _AT_ONCE]) for start in range(0, len(fills), _AT_ONCE)]
 
-    def read(answers: list[dict[tuple[str, int], int]]) -> Iterable[tuple[TopicPartition, int, None]]:
-        for codes in answers:
-            for partition, code in codes.items():
-                yield TopicPartition(*partition), code, None
+    def read(answers: list[Mapping[TopicPartition, int]]) -> Iterable[tuple[TopicPartition, int, None]]:
+        return ((partition, code, None) for codes in answers for partition, code in codes.items())
 
     patience = _ANSWER_S * (1 + len(writers) // _AT_ONCE)
     answers = client.per_leader(sorted(writers), build, read, metadata=metadata, timeout=patience)
     return {partition: code for partition, (code, _) in answers.items()}
 
 
-def _markers(writers: Mapping[TopicPartition, Writer], partitions: Iterable[TopicPartition]) -> Exchange:
-    fills = [
-        markers.Fill(*one, writers[one].producer_id, writers[one].producer_epoch, 1, MAX_COORDINATOR_EPOCH)
-        for one in partitions
-    ]
-    return Exchange(
-        markers.API_KEY,
-        "WriteTxnMarkers",
-        markers.LOWEST_VERSION,
-        markers.HIGHEST_VERSION,
-        partial(markers.request, fills=fills),
-        lambda frame, version: (markers.answer(frame, version), 0),
-    )
-
-
 def _send_records(
     client: ClusterClient, writers: Mapping[TopicPartition, Writer], metadata: ClusterMetadata | None
 ) -> dict[TopicPartition, int]:
-    from kafka.protocol.producer import ProduceRequest
-
-    topic_type = ProduceRequest.TopicProduceData
-    partition_type = topic_type.PartitionProduceData
-
-    names: dict[UUID, str] = {}
-
-    def build(by_topic: dict[str, list[int]], metadata: ClusterMetadata) -> Any:
-        topics = []
-        for topic, partitions in by_topic.items():
-            topic_id = UUID(bytes=metadata.topics[topic].topic_id)
-            names[topic_id] = topic
-            data = [partition_type(index=p, records=_record(writers[TopicPartition(topic, p)])) for p in partitions]
-            topics.append(topic_type(name=topic, topic_id=topic_id, partition_data=data))
-        timeout_ms = client.config.request_timeout_ms
-        return ProduceRequest(transactional_id=None, acks=-1, timeout_ms=timeout_ms, topic_data=topics)
-
-    def read(answer: Any) -> Iterable[tuple[TopicPartition, int, None]]:
-        for topic in answer.responses:
-            name = topic.name or names[topic.topic_id]
-            for p in topic.partition_responses:
-                yield TopicPartition(name, p.index), p.error_code, None
-
-    answers = client.per_leader(sorted(writers), build, read, metadata=metadata, timeout=_ANSWER_S)
-    return {partition: code for partition, (code, _) in answers.items()}
+    return client.send_batches(
+        sorted(writers), lambda one: _record(writers[one]), metadata=metadata, timeout=_ANSWER_S
+    )
 
 
 def _record(writer: Writer) -> bytes:

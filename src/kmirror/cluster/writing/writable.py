@@ -6,21 +6,17 @@ WRITE it answers 2 (corrupt).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any
-from uuid import UUID
+from collections.abc import Collection
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import CRC, CRC_POSITION, crc_of
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
-
-_ACKS_ALL = -1
 
 
 def probe_writable(
@@ -34,29 +30,8 @@ def probe_writable(
     if not partitions:
         return {}
     corrupt = _corrupt_batch()
-    names: dict[bytes, str] = {}
-
-    def build(by_topic: dict[str, list[int]], metadata: ClusterMetadata) -> Any:
-        from kafka.protocol.producer import ProduceRequest
-
-        topic_type = ProduceRequest.TopicProduceData
-        partition_type = topic_type.PartitionProduceData
-        topics = []
-        for name, indexes in by_topic.items():
-            topic_id = metadata.topics[name].topic_id
-            names[topic_id] = name
-            data = [partition_type(index=index, records=corrupt) for index in indexes]
-            topics.append(topic_type(name=name, topic_id=UUID(bytes=topic_id), partition_data=data))
-        return ProduceRequest(transactional_id=None, acks=_ACKS_ALL, timeout_ms=10_000, topic_data=topics)
-
-    def read(answer: Any) -> Iterable[tuple[TopicPartition, int, None]]:
-        for topic in answer.responses:
-            name = topic.name or names[topic.topic_id.bytes]
-            for one in topic.partition_responses:
-                yield TopicPartition(name, one.index), one.error_code, None
-
-    found = client.per_leader(partitions, build, read, timeout=timeout)
-    return {partition: _verdict(client.config, partition, code) for partition, (code, _) in found.items()}
+    found = client.send_batches(partitions, lambda _: corrupt, timeout=timeout)
+    return {partition: _verdict(client.config, partition, code) for partition, code in found.items()}
 
 
 def _corrupt_batch() -> bytes:

@@ -372,12 +372,11 @@ def append_to(client: ClusterClient, partition: TopicPartition, batch: memoryvie
     if leader is None:
         raise OutcomeUnknown(f"{partition} has no leader")
     connection = client.connect(leader.node_id, leader.host, leader.port)
-    answer: produce.AppendAnswer = connection.request(
-        produce.exchange(
-            produce.Append(partition.topic, leader.topic_id, partition.partition, batch),
-            client.config.request_timeout_ms,
-        )
-    )
+    append = produce.Append(partition.topic, leader.topic_id, partition.partition, batch)
+    answers = connection.request(produce.exchange([append], client.config.request_timeout_ms))
+    answer: produce.AppendAnswer | None = answers.get(partition)
+    if answer is None:
+        raise OutcomeUnknown(f"{connection.address} responded for different partitions")
     if answer.error_code:
         raise BrokerError(answer.error_code, code_name(answer.error_code), f"appending to {partition}")
     return answer.base_offset
