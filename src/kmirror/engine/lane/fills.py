@@ -136,14 +136,8 @@ class Fills:
                 partition.outcome_unknown(message, at)
                 self.settled(partition)
 
-    def _send(
-        self,
-        link: FillLink,
-        asks: _Asks,
-        looks: _Looks,
-        at: float,
-    ) -> None:
-        if not self._lane.may_send(now()):
+    def _send(self, link: FillLink, asks: _Asks, looks: _Looks, at: float) -> None:
+        if self._links.get(link.node_id) is not link or not self._lane.may_send(now()):
             return
         requests = []
         if asks:
