@@ -20,7 +20,7 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup, require
 from kmirror.cluster.protocol.batch import (
     COMPRESSION_MASK,
     COMPRESSION_TYPES,
@@ -293,14 +293,10 @@ class VisibleLog:
 
     def _bounds(self) -> tuple[int, int, int]:
         """Return log start, last stable offset and log end."""
-        ask = self._client.list_offsets
-        answers = (
-            ask({self._partition: EARLIEST})[self._partition],
-            ask({self._partition: LATEST}, read_committed=True)[self._partition],
-            ask({self._partition: LATEST}, log_end=True)[self._partition],
-        )
+        lookups = [Lookup(EARLIEST), Lookup(LATEST, read_committed=True), Lookup(LATEST, log_end=True)]
         offsets = []
-        for answer in answers:
+        for answers in self._client.look_up_offsets([self._partition], lookups):
+            answer = answers[self._partition]
             require(answer.error_code, f"looking up the offsets of {self._partition}")
             offsets.append(answer.offset or 0)
         return offsets[0], offsets[1], offsets[2]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup, OffsetAnswer, ProducersAnswer
 from kmirror.cluster.protocol.batch import OversizedBatchError, UnsupportedFormatError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
@@ -155,15 +155,22 @@ class Inspector:
         return found
 
     def _read_destination(self, assignments: Collection[Assignment]) -> _DestinationAnswers:
-        ask = _OffsetLookups(self._destination, [a.destination for a in assignments])
+        partitions = [a.destination for a in assignments]
+        client, log_end = self._destination, Lookup(LATEST, log_end=True)
         # The log end before and after the producer states: if it differs, the answers do not belong together.
-        log_end = ask(LATEST, log_end=True)
-        producers = self._destination.describe_producers(ask.left, timeout=_LOOKUP_TIMEOUT)
-        return _DestinationAnswers(log_end, producers, ask(LATEST, log_end=True), ask(LATEST), ask(EARLIEST))
+        (before,) = client.look_up_offsets(partitions, [log_end], timeout=_LOOKUP_TIMEOUT)
+        # each further request for a partition without an answer would last until its time-out, and hold up the others
+        left = [p for p in partitions if before[p].offset is not None]
+        producers = client.describe_producers(left, timeout=_LOOKUP_TIMEOUT)
+        lookups = [log_end, Lookup(LATEST), Lookup(EARLIEST)]
+        later = client.look_up_offsets(left, lookups, timeout=_LOOKUP_TIMEOUT)
+        return _DestinationAnswers(before, producers, *({**before, **answers} for answers in later))
 
     def _read_source(self, assignments: Collection[Assignment], here: _DestinationAnswers) -> _Answers:
-        ask = _OffsetLookups(self._source, [a.source for a in assignments])
-        return _Answers(here, ask(EARLIEST), ask(LATEST, read_committed=True), ask(LATEST), ask(LATEST, log_end=True))
+        partitions = [a.source for a in assignments]
+        ends = [Lookup(LATEST, read_committed=True), Lookup(LATEST), Lookup(LATEST, log_end=True)]
+        found = self._source.look_up_offsets(partitions, [Lookup(EARLIEST), *ends], timeout=_LOOKUP_TIMEOUT)
+        return _Answers(here, *found)
 
     def _facts(
         self,
@@ -240,29 +247,6 @@ class Inspector:
         if node_id not in self._expiration_ms:
             self._expiration_ms[node_id] = self._destination.producer_expiration_ms([node_id]).get(node_id)
         return self._expiration_ms[node_id]
-
-
-class _OffsetLookups:
-    """Look up offsets of the same partitions repeatedly; partitions without an answer are not looked up again.
-
-    Each such lookup lasts until its timeout, and the other partitions wait for it.
-    """
-
-    def __init__(self, client: ClusterClient, partitions: Collection[TopicPartition]) -> None:
-        self._client = client
-        self._failed: dict[TopicPartition, OffsetAnswer] = {}
-        self.left = list(partitions)
-
-    def __call__(self, timestamp: int, *, read_committed: bool = False, log_end: bool = False) -> Answers:
-        found = self._client.list_offsets(
-            dict.fromkeys(self.left, timestamp),
-            read_committed=read_committed,
-            log_end=log_end,
-            timeout=_LOOKUP_TIMEOUT,
-        )
-        self._failed |= {p: answer for p, answer in found.items() if answer.offset is None}
-        self.left = [p for p in self.left if p not in self._failed]
-        return found | self._failed
 
 
 Answers = Mapping[TopicPartition, OffsetAnswer]
