@@ -19,6 +19,7 @@ from tests.support.visible import COMMITTED, UNCOMMITTED, visible
 
 #: First offsets of runs of records, and their lengths: with holes of 5, 1, 2, 2,000 and 1 offsets.
 STRETCHES = ((5, 10), (16, 1), (19, 30), (2049, 3), (2053, 4))
+RECORDS = sum(count for _, count in STRETCHES)
 #: The same with less to fill, for slow ways to fill.
 FEW = ((5, 10), (16, 1), (19, 30), (149, 3), (153, 4))
 
@@ -49,9 +50,7 @@ def read(cluster: SandboxCluster, topic: str, partition: int, isolation: str = C
     return visible(librdkafka_records(cluster.bootstrap_servers, topic, partition, isolation, config))
 
 
-def assert_alike(
-    mirror: Mirror, topic: str, partitions: int = 1, *, least: int = sum(count for _, count in STRETCHES)
-) -> None:
+def assert_alike(mirror: Mirror, topic: str, partitions: int = 1, *, least: int = RECORDS) -> None:
     """Compare what applications see on both sides: at least so many records."""
     for partition in range(partitions):
         wanted = read(mirror.source, topic, partition)

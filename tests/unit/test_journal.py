@@ -51,4 +51,7 @@ def test_more_than_can_be_kept_are_counted_and_the_number_of_dropped_ones_is_sto
     record(journal, "i", "j", "k")
     # there is room for two, after the event about the first three
     assert results(journal) == [*"cde", "DROPPED", "i", "DROPPED"]
-    assert [event.details for event in journal.unstored() if event.result == "DROPPED"] == [{"events": 3}, {"events": 2}]
+    assert [event.details for event in journal.unstored() if event.result == "DROPPED"] == [
+        {"events": 3},
+        {"events": 2},
+    ]

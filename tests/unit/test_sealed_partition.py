@@ -12,7 +12,17 @@ import kmirror.engine.lane
 FOLDER = Path(next(iter(kmirror.engine.lane.__path__)))
 #: The modules that make up the state of one partition.
 STATE = frozenset(
-    "broker_memory gap_filling intake log_start partition_copy partition_fills progress retry source_view".split()
+    {
+        "broker_memory",
+        "gap_filling",
+        "intake",
+        "log_start",
+        "partition_copy",
+        "partition_fills",
+        "progress",
+        "retry",
+        "source_view",
+    }
 )
 #: What shells call a partition or a part of its state.
 NAMES = frozenset({"copy", "intake", "p", "partition", "progress", "source"})
@@ -41,7 +51,7 @@ def writes_of(source: str) -> list[str]:
             # of a partition's parts, not of the name itself
             targets = [node.func.value] if isinstance(node.func.value, ast.Attribute) else []
         found += [
-            f"{ast.unparse(target)} in line {node.lineno}"
+            f"{ast.unparse(target)} in line {target.lineno}"
             for target in targets
             if isinstance(target, ast.Attribute | ast.Subscript) and root_of(target) in NAMES
         ]

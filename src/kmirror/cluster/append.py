@@ -22,7 +22,7 @@ WRITE, READ (for DescribeProducers) and DESCRIBE on the topic; ALTER or CLUSTER_
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 

@@ -480,7 +480,10 @@ class ClusterClient:
     def _list_offsets(self, led: Iterable[TopicPartition], lookup: Lookup, known: ClusterMetadata) -> Exchange:
         times = lookup.timestamp
         asked = {
-            p: (known.topics[p.topic].partitions[p.partition].leader_epoch, times if isinstance(times, int) else times[p])
+            p: (
+                known.topics[p.topic].partitions[p.partition].leader_epoch,
+                times if isinstance(times, int) else times[p],
+            )
             for p in led
         }
         replica_id = list_offsets.DEBUGGING_REPLICA if lookup.log_end else list_offsets.CONSUMER

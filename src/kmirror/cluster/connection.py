@@ -452,7 +452,9 @@ def exchange_of(message: Any, *, lowest: int = 0, highest: int | None = None) ->
         from kafka.protocol.api_header import ResponseClassRegistry
 
         try:
-            answer = ResponseClassRegistry.get_response_class(message.header).decode(frame, version=version, header=True)
+            answer = ResponseClassRegistry.get_response_class(message.header).decode(
+                frame, version=version, header=True
+            )
         except (ValueError, IndexError, struct.error) as error:
             raise FrameError(str(error)) from None
         return answer, getattr(answer, "throttle_time_ms", 0) or 0

@@ -203,8 +203,9 @@ class FetchSession:
         """Return the next request, for a connection that answers to nothing else meanwhile."""
 
         def encode(correlation_id: int, _: int, __: str) -> bytes:
-            limits = {"max_wait_ms": max_wait_ms, "max_bytes": max_bytes}
-            return self.request(correlation_id, **limits, read_committed=read_committed)
+            return self.request(
+                correlation_id, max_wait_ms=max_wait_ms, max_bytes=max_bytes, read_committed=read_committed
+            )
 
         def decode(frame: memoryview, _: int) -> tuple[FetchAnswer, int]:
             answer = self.answer(frame)
@@ -243,8 +244,9 @@ def exchange(
         return made
 
     def encode(correlation_id: int, version: int, client_id: str) -> bytes:
-        limits = {"max_wait_ms": max_wait_ms, "max_bytes": max_bytes}
-        return session(version, client_id).request(correlation_id, **limits, read_committed=read_committed)
+        return session(version, client_id).request(
+            correlation_id, max_wait_ms=max_wait_ms, max_bytes=max_bytes, read_committed=read_committed
+        )
 
     def decode(frame: memoryview, version: int) -> tuple[FetchAnswer, int]:
         answer = session(version, "").answer(frame)

@@ -130,7 +130,7 @@ class EmptyTransactions:
                 if one.coordinator is not None:
                     asked[one.coordinator].append(one)
             with ThreadPoolExecutor(len(asked), "kmirror-coordinators") as threads:
-                troubles = list(threads.map(lambda item: self._ask(*item, deadline), asked.items()))
+                troubles = list(threads.map(lambda item: self._ask(item[0], item[1], deadline), asked.items()))
             ids = [one for one in ids if one.producer is None]
             if ids and time.monotonic() > deadline:
                 trouble = next(filter(None, troubles), "the coordinator is busy")

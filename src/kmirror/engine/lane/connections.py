@@ -21,7 +21,7 @@ from kmirror.engine.lane.loop import Loop
 from kmirror.errors import OutcomeUnknown, Reason
 
 Key = TypeVar("Key", bound=Hashable)
-KeyOf = TypeVar("KeyOf", bound=Hashable, contravariant=True)
+Key_contra = TypeVar("Key_contra", bound=Hashable, contravariant=True)
 
 
 class Link(Protocol):
@@ -37,13 +37,13 @@ class Link(Protocol):
 L = TypeVar("L", bound=Link)
 
 
-class Owner(Protocol[KeyOf, L]):
+class Owner(Protocol[Key_contra, L]):
     """What a kind of connections is used for."""
 
-    def opened(self, key: KeyOf, stream: Stream, versions: tuple[int, ...], /) -> L | None:
+    def opened(self, key: Key_contra, stream: Stream, versions: tuple[int, ...], /) -> L | None:
         """Take a new connection into use; None closes it, because it is of no use any more."""
 
-    def refused(self, key: KeyOf, message: str, reason: Reason | None, at: float, /) -> None:
+    def refused(self, key: Key_contra, message: str, reason: Reason | None, at: float, /) -> None:
         """Note that a connection could not be opened."""
 
     def answered(self, link: L, view: memoryview, /) -> None:

@@ -242,7 +242,7 @@ class Fetching:
     def opened(self, key: tuple[int, SourceRole], stream: Stream, versions: tuple[int, ...]) -> SourceLink:
         """Take a new connection into use."""
         node_id, role = key
-        link = SourceLink(node_id, stream, self._lane.source_config.client_id, *versions, role)
+        link = SourceLink(node_id, stream, self._lane.source_config.client_id, versions[0], role)
         self.ahead.path_opened(node_id, stream.connection.round_trip)
         for partition in self._lane.partitions if role == "main" else ():
             source = partition.source

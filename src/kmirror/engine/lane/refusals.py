@@ -42,7 +42,7 @@ def unusable(answer: FetchedPartition, source: TopicPartition, next_offset: int,
     `begun`: records of this source were copied before.
     """
     if answer.error_code:
-        return _fetch_refused(source, answer.error_code)
+        return fetch_refused(source, answer.error_code)
     if answer.diverging_epoch:
         # an inspection finds out where exactly, and whether the copy differs at all
         epoch, end = answer.diverging_epoch
@@ -57,7 +57,7 @@ def unusable(answer: FetchedPartition, source: TopicPartition, next_offset: int,
     return None
 
 
-def _fetch_refused(source: TopicPartition, code: int) -> Trouble:
+def fetch_refused(source: TopicPartition, code: int) -> Trouble:
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
         return Trouble(Reason.NOT_AUTHORIZED, f"no right to READ source topic {source.topic}", True)
     return Trouble(Reason.SOURCE_UNREACHABLE, f"fetching {source}: {code_name(code)} ({code})")
