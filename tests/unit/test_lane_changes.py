@@ -34,6 +34,7 @@ class Lane:
         self.partitions = [shell.copy for shell in shells]
         self.revoked: list[PartitionCopy] = []
         self.revision = 0
+        self.active: dict[PartitionCopy, None] = {}
         self.control = self
         self.detached: list[PartitionCopy] = []
         self.begun: list[PartitionCopy] = []
