@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from kmirror.engine.control import journal as module
-from kmirror.engine.control.journal import Journal
+from kmirror.engine.status import journal as module
+from kmirror.engine.status.journal import MirrorJournal
 
 MOST = 5
 
@@ -19,21 +19,21 @@ def few_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def journal() -> Journal:
+def journal() -> MirrorJournal:
     clock: Iterator[int] = count(1000)
-    return Journal("m", "eve", lambda: next(clock))
+    return MirrorJournal("m", "eve", lambda: next(clock))
 
 
-def results(journal: Journal, most: int | None = None) -> list[str]:
+def results(journal: MirrorJournal, most: int | None = None) -> list[str]:
     return [event.result for event in journal.unstored(most)]
 
 
-def record(journal: Journal, *results: str) -> None:
+def record(journal: MirrorJournal, *results: str) -> None:
     for result in results:
         journal.record("partition", result, {})
 
 
-def test_events_are_stored_in_order_and_in_parts(journal: Journal) -> None:
+def test_events_are_stored_in_order_and_in_parts(journal: MirrorJournal) -> None:
     record(journal, "a", "b", "c")
     assert [event.time_ms for event in journal.unstored()] == [1000, 1001, 1002]
     assert results(journal, 2) == ["a", "b"]
@@ -42,7 +42,7 @@ def test_events_are_stored_in_order_and_in_parts(journal: Journal) -> None:
     assert results(journal) == ["c", "d"]
 
 
-def test_more_than_can_be_kept_are_counted_and_the_number_of_dropped_ones_is_stored(journal: Journal) -> None:
+def test_more_than_can_be_kept_are_counted_and_the_number_of_dropped_ones_is_stored(journal: MirrorJournal) -> None:
     record(journal, *"abcdefgh")
     assert results(journal) == [*"abcde", "DROPPED"]
     assert dict(journal.unstored()[-1].details) == {"events": 3}

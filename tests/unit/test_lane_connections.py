@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kmirror.cluster.connection import Connection, Stream
+from kmirror.cluster.connection import Connection
+from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.lane.connections import Connections
 from kmirror.engine.lane.loop import Loop

@@ -144,6 +144,8 @@ def test_settings_of_a_newer_version_have_no_effect_and_are_reported_once() -> N
         stored_settings({"copy.lanes": "many"})
     record = next(record for record in older() if isinstance(record, MirrorRecord))
     journal = MirrorJournal("m", "eve@ops", lambda: 0)
-    topics = MirrorTopics(replace(record, settings=raw), (), MirrorPartitions("m", (), (), MirrorHealth(0), journal), journal)
+    topics = MirrorTopics(
+        replace(record, settings=raw), (), MirrorPartitions("m", (), (), MirrorHealth(0), journal), journal
+    )
     assert topics.take_mirror(replace(record, settings=raw | {"copy.lanes": "4"}))
     assert [note.text for note in journal.notes] == ["this kmirror ignores unknown settings: copy.warp"]

@@ -30,10 +30,14 @@ from typing import Any, Self, TypeVar
 
 from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.connection import Connection
-from kmirror.cluster.pipeline_queue import UNBUILT, AppendStoppedError, PartitionQueue, PendingAppend, PendingBatch
-from kmirror.cluster.connection import SETTLE_S, Connection, Stream
-from kmirror.cluster.pipeline_queue import UNBUILT, Appending, AppendStoppedError, Batch, PartitionQueue
+from kmirror.cluster.connection import SETTLE_S, Connection
+from kmirror.cluster.pipeline_queue import (
+    UNBUILT,
+    AppendStoppedError,
+    PartitionQueue,
+    PendingAppend,
+    PendingBatch,
+)
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import PERHAPS_WRITTEN, Code

@@ -95,7 +95,8 @@ class StateWriter:
 
         After any error the writer is closed.
         """
-        assert self._writer is not None
+        if self._writer is None:
+            raise ValueError("open the writer first")
         records: dict[TopicPartition, list[tuple[bytes, bytes | None]]] = {
             TopicPartition(STATE_TOPIC, 0): [
                 *(encode(record) for record in changes.records),

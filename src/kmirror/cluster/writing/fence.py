@@ -15,11 +15,6 @@ import struct
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
-from uuid import UUID
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol import markers
@@ -186,9 +181,7 @@ def _send_markers(
 def _send_records(
     client: ClusterClient, writers: Mapping[TopicPartition, Writer], metadata: ClusterMetadata | None
 ) -> dict[TopicPartition, int]:
-    return client.send_batches(
-        sorted(writers), lambda one: _record(writers[one]), metadata=metadata, timeout=_ANSWER_S
-    )
+    return client.send_batches(sorted(writers), lambda one: _record(writers[one]), metadata=metadata, timeout=_ANSWER_S)
 
 
 def _record(writer: Writer) -> bytes:

@@ -14,7 +14,6 @@ from operator import attrgetter, itemgetter
 
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, ReadAhead
-from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.lane.breadth import Breadth

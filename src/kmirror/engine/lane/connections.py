@@ -12,8 +12,8 @@ from functools import partial
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
-from kmirror.cluster.connection import Stream
 from kmirror.cluster.protocol.wire import Buffer, FrameError
+from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.lane.background_requests import BackgroundRequests
 from kmirror.engine.lane.links import LinkKind

@@ -20,7 +20,6 @@ from math import inf
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
 from kmirror.cluster.protocol.read_ahead import goes_on
-from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.histories.judge import Facts, Trouble

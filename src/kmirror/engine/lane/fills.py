@@ -14,7 +14,6 @@ from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.markers import MAX_MARKERS
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import ReadUpTo
-from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.histories.judge import Trouble

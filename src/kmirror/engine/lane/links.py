@@ -21,7 +21,6 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, Range, ReadAhead
 from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.cluster.stream import Stream
-from kmirror.engine.lane.breadth import LONG_ROUND_TRIP
 from kmirror.engine.lane.intake import GuardedBatch
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import SourceRole

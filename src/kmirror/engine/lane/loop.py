@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from kmirror.cluster.connection import Stream
+from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 
 Event = Callable[[float], None]

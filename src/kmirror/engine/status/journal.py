@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kmirror.engine.clock import now_ms
 from kmirror.state.event_records import Event
-from kmirror.state.events import Event
 
 #: How many events are kept while the destination takes none: later ones are dropped, as the first say how it began.
 _MOST_EVENTS = 1000

@@ -27,10 +27,8 @@ from kmirror.cluster.socket_buffers import buffers_here
 from kmirror.commands import Arguments, command_line, option, options
 from kmirror.engine.spec import filling_prefix
 from kmirror.errors import Reason
-from kmirror.ops.base.context import REACH_TIMEOUT_S, require_mirror, require_own_brokers, require_same_cluster
-from kmirror.ops.base.trust_checks import refusal_once_stored, unlimited_sources
 from kmirror.ops.base.context import REACH_TIMEOUT_S, now_ms, require_mirror, require_own_brokers, require_same_cluster
-from kmirror.ops.base.trust import refusal_once_stored, unlimited_sources
+from kmirror.ops.base.trust_checks import refusal_once_stored, unlimited_sources
 from kmirror.ops.base.versions import Role, broker_version, too_old
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.check.client_checks import check_clients, check_powers
