@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.cluster.client import EARLIEST, ClusterClient, OffsetAnswer
+from kmirror.cluster.client import EARLIEST, ClusterClient, Lookup, OffsetAnswer
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.batch import batch_headers
@@ -185,17 +185,18 @@ def test_a_failed_lookup_of_the_log_start_decides_nothing(pair: Pair, monkeypatc
     produce(pair.source, topic, 100)
     pair.copy(topic, 40)
     delete_records(pair.source, topic, 70)
-    real = ClusterClient.list_offsets
+    real = ClusterClient.look_up_offsets
     asked = []
 
-    def without_starts(self: ClusterClient, wanted: Mapping[Any, int], **options: Any) -> Any:
-        answers = real(self, wanted, **options)
-        if self is pair.at_source and EARLIEST in wanted.values():
-            asked.append(wanted)
-            return {partition: OffsetAnswer(Code.UNKNOWN_SERVER_ERROR, None, -1) for partition in answers}
+    def without_starts(self: ClusterClient, wanted: Any, lookups: Sequence[Lookup], **options: Any) -> Any:
+        answers = real(self, wanted, lookups, **options)
+        for lookup, found in zip(lookups, answers, strict=True):
+            if self is pair.at_source and lookup.timestamp == EARLIEST:
+                asked.append(wanted)
+                found.update(dict.fromkeys(found, OffsetAnswer(Code.UNKNOWN_SERVER_ERROR, None, -1)))
         return answers
 
-    monkeypatch.setattr(ClusterClient, "list_offsets", without_starts)
+    monkeypatch.setattr(ClusterClient, "look_up_offsets", without_starts)
     _, verdict = pair.inspect(topic)
     assert asked
     assert isinstance(verdict, Wait)

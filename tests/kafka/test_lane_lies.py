@@ -13,7 +13,7 @@ from kafka.protocol.producer import ProduceResponse
 
 from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.wire import FrameError
-from kmirror.engine.lane import partition_copy
+from kmirror.engine.lane import source_view
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.errors import Reason
 from tests.support.hostile import repaired
@@ -111,7 +111,7 @@ def looped(forgetful: ForgetfulCluster) -> Iterator[Mirror]:
 
 
 def test_each_lie_fails_its_partition_and_no_other(looped: Mirror, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_copy, "_NOTHING_SECONDS", 0.3)
+    monkeypatch.setattr(source_view, "_NOTHING_SECONDS", 0.3)
     topic = looped.topic(partitions=HONEST + 1)
     for partition in range(HONEST + 1):
         fill(looped, topic, RECORDS, partition)
