@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kmirror.engine.lane_count import connections_of, lanes_of
+from kmirror.engine.executors import connections_of, lanes_of
 from kmirror.settings.parsing import parse_settings
 
 CORES = os.cpu_count() or 1

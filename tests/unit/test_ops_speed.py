@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kmirror.engine.status.time_lag import CLOCK_SKEW_MS, time_lag
+from kmirror.engine.status.health import CLOCK_SKEW_MS, time_lag
 from kmirror.errors import Reason
 from kmirror.ops.show.rows import partition_rows
 from kmirror.ops.show.tables import PARTITIONS, WIDE_PARTITIONS, PartitionRow

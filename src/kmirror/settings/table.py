@@ -24,7 +24,6 @@ from kmirror.settings.value_types import (
     boolean,
     byte_rate,
     choice,
-    cluster_alias,
     divergence_policy,
     integer,
     parse_start_from,
@@ -33,7 +32,7 @@ from kmirror.settings.value_types import (
     seconds_of_milliseconds,
     start_of_consumers,
     start_offset_spec,
-    topic_name_prefix,
+    topic_characters,
 )
 
 
@@ -76,7 +75,7 @@ class Settings:
     )
     topic_prefix: str = _row(
         "topic.prefix",
-        topic_name_prefix(),
+        topic_characters(0, "topic name prefix"),
         "",
         "Prefix of mirror topic names, put before the source topic's name.",
         Alias("cluster.link.prefix"),
@@ -256,13 +255,13 @@ class Settings:
     )
     source_cluster_alias: str = _row(
         "source.cluster.alias",
-        cluster_alias(),
+        topic_characters(1, "cluster alias"),
         "source",
         "What MirrorMaker 2's clients call the source. For emit.* only.",
     )
     target_cluster_alias: str = _row(
         "target.cluster.alias",
-        cluster_alias(),
+        topic_characters(1, "cluster alias"),
         "target",
         "What MirrorMaker 2's clients call the destination. For emit.* only.",
     )

@@ -191,32 +191,18 @@ def patterns() -> ValueType:
     return ValueType("list", "comma-separated names and regular expressions", read)
 
 
-def topic_name_prefix() -> ValueType:
-    """Return the type of prefixes of topic names."""
+def topic_characters(lowest: int, what: str) -> ValueType:
+    """Return the type of texts that may be part of a topic's name; `what` it is, for messages."""
+    count = f"{lowest} to {_LONGEST_PREFIX}" if lowest else f"at most {_LONGEST_PREFIX}"
 
     def read(key: str, text: str) -> str:
-        if not re.fullmatch("[A-Za-z0-9._-]*", text) or len(text) > _LONGEST_PREFIX:
+        if not re.fullmatch(f"[A-Za-z0-9._-]{{{lowest},{_LONGEST_PREFIX}}}", text):
             raise UsageError(
-                f"{key}={text} is not a valid topic name prefix",
-                f"use at most {_LONGEST_PREFIX} letters, digits, dots, underscores and hyphens",
+                f"{key}={text} is not a valid {what}", f"use {count} letters, digits, dots, underscores and hyphens"
             )
         return text
 
-    return ValueType("string", f"at most {_LONGEST_PREFIX} topic name characters", read)
-
-
-def cluster_alias() -> ValueType:
-    """Return the type of clusters' aliases."""
-
-    def read(key: str, text: str) -> str:
-        if not re.fullmatch(f"[A-Za-z0-9._-]{{1,{_LONGEST_PREFIX}}}", text):
-            raise UsageError(
-                f"{key}={text} is not a valid cluster alias",
-                f"use 1 to {_LONGEST_PREFIX} letters, digits, dots, underscores and hyphens",
-            )
-        return text
-
-    return ValueType("string", f"1 – {_LONGEST_PREFIX} topic name characters", read)
+    return ValueType("string", f"{count.replace('to', '–')} topic name characters", read)
 
 
 def read_replication_factor(key: str, text: str) -> int:

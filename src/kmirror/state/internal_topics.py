@@ -1,4 +1,4 @@
-"""The settings of the internal topics, and the errors for a state topic that lacks records.
+"""The settings of the internal topics, the rights on them, and the errors for a state topic that lacks records.
 
 What is left of it must not be taken for all there is.
 """
@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.rights.acl_commands import Grant
+from kmirror.commands import option
 from kmirror.errors import RefusedError
+from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 
 #: LogAppendTime, because brokers refuse a client's timestamp that is far ahead of theirs (by an hour since 4.0).
 _TIMES: Mapping[str, str] = {"message.timestamp.type": "LogAppendTime"}
@@ -53,3 +57,15 @@ def all_lost(*, is_missing: bool) -> StateLostError:
         "stored of the mirrors is lost",
         _HINT,
     )
+
+
+#: Prefix of kmirror's own topics.
+OWN_TOPICS = "__kmirror_"
+
+OWN_TOPICS_GRANT = Grant(option("--topic", OWN_TOPICS), ("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS"), prefixed=True)
+OWN_IDS_GRANT = Grant(option("--transactional-id", OWN_TRANSACTIONAL_IDS), ("WRITE",), prefixed=True)
+
+
+def lacking_grant(code: int) -> Grant:
+    """Return the missing rights when a broker answers a request on kmirror's own resources with this code."""
+    return OWN_IDS_GRANT if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED else OWN_TOPICS_GRANT

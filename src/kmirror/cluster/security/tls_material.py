@@ -2,17 +2,22 @@
 
 PEM (KIP-651) is in the properties themselves or in the files they name. JKS and PKCS12 are recognised by the first
 bytes of the file, whatever `type` says, as in Java. A key from such a store is unencrypted after that, in memory only.
+
+Text between the blocks of a PEM text (`keytool` and `openssl` write some) is dropped, and white space inside them is
+normalised: properties files fold lines.
 """
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kmirror.cluster.security import jks, pem, pkcs12
+from kmirror.cluster.security import jks, pkcs12
 from kmirror.cluster.security.keystores import KeyEntry, SeveralKeysError, StoreError, WrongPasswordError
 from kmirror.cluster.security.properties import referenced_files
 from kmirror.cluster.security.property_reader import PropertyReader
@@ -144,7 +149,7 @@ def _trusted(text: Text) -> str | None:
     if found is None:
         return None
     if isinstance(found, str):
-        if not (blocks := pem.certificates(found)):
+        if not (blocks := pem_certificates(found)):
             raise UsageError("ssl.truststore.* has no certificate", "it needs -----BEGIN CERTIFICATE----- blocks")
         return blocks
     try:
@@ -156,7 +161,7 @@ def _trusted(text: Text) -> str | None:
             f"{found} has no certificate",
             f"import a trusted one: keytool -importcert -file ca.pem -keystore {found.path}",
         )
-    return "".join(pem.block("CERTIFICATE", one) for one in trusted)
+    return "".join(pem_block("CERTIFICATE", one) for one in trusted)
 
 
 def _own(text: Text) -> tuple[str | None, str | None, str | None]:
@@ -165,7 +170,7 @@ def _own(text: Text) -> tuple[str | None, str | None, str | None]:
     if found is None:
         return None, None, None
     if isinstance(found, str):
-        chain, key = pem.certificates(found), pem.private_key(found)
+        chain, key = pem_certificates(found), pem_private_key(found)
         if not chain or not key:
             raise UsageError(
                 f"ssl.keystore.* has no {'private key' if chain else 'certificate'}",
@@ -178,7 +183,7 @@ def _own(text: Text) -> tuple[str | None, str | None, str | None]:
             f"{found} has no {'certificate of its key' if entry else 'private key'}",
             f"keytool -list -keystore {found.path} must show a PrivateKeyEntry",
         )
-    return "".join(pem.block("CERTIFICATE", one) for one in entry.chain), pem.block("PRIVATE KEY", entry.key), None
+    return "".join(pem_block("CERTIFICATE", one) for one in entry.chain), pem_block("PRIVATE KEY", entry.key), None
 
 
 def _key_entry(file: _StoreFile, key_password: str | None) -> KeyEntry | None:
@@ -260,3 +265,34 @@ def _read(key: str, path: str) -> bytes:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{key}: cannot read {path}: {why}", "name a file that this user can read") from None
+
+
+_BLOCK = re.compile(r"-----BEGIN (?P<label>[A-Z0-9 ]+)-----(?P<body>.*?)-----END (?P=label)-----", re.DOTALL)
+_LINE_LENGTH = 64
+
+
+def pem_certificates(text: str) -> str:
+    """Return the pem_certificates in a text, or ""."""
+    return "".join(_rewritten(match) for match in _BLOCK.finditer(text) if match["label"].endswith("CERTIFICATE"))
+
+
+def pem_private_key(text: str) -> str:
+    """Return the first private key in a text, encrypted or not, or ""."""
+    return next((_rewritten(match) for match in _BLOCK.finditer(text) if match["label"].endswith("PRIVATE KEY")), "")
+
+
+def pem_block(label: str, der: bytes) -> str:
+    """Return a pem_block of these bytes."""
+    return _folded(label, base64.b64encode(der).decode())
+
+
+def _rewritten(match: re.Match[str]) -> str:
+    label, body = match["label"], match["body"]
+    if ":" in body:  # headers of a traditional encrypted key: their lines have to be kept
+        return f"-----BEGIN {label}-----\n{body.strip()}\n-----END {label}-----\n"
+    return _folded(label, "".join(body.split()))
+
+
+def _folded(label: str, packed: str) -> str:
+    lines = "\n".join(packed[at : at + _LINE_LENGTH] for at in range(0, len(packed), _LINE_LENGTH))
+    return f"-----BEGIN {label}-----\n{lines}\n-----END {label}-----\n"

@@ -12,11 +12,10 @@ from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
 from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.lanes.workers import Workers
 from kmirror.engine.status.counters import Counters
-from kmirror.engine.status.health import LANE_SILENCE_SECONDS, MirrorHealth
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS, MirrorHealth, time_lag
 from kmirror.engine.status.history import Sample
 from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.status.partitions import MirrorPartitions
-from kmirror.engine.status.time_lag import time_lag
 from kmirror.errors import KmirrorError, Reason
 from kmirror.state.records import (
     FRESH_SECONDS,

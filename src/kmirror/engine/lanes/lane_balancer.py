@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.executors import Executor, Placement
-from kmirror.engine.lane_count import lanes_of
+from kmirror.engine.executors import Executor, Placement, lanes_of
 from kmirror.engine.lanes.balance import SAMPLE_SECONDS, Balance, Position
 from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.lanes.spread import RunningLane, limit_text

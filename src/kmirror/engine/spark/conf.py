@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import kmirror
-from kmirror.engine.lane_count import cores_of
+from kmirror.engine.executors import cores_of
 from kmirror.engine.spark.daemon import PRELOAD_VARIABLE
 from kmirror.engine.spark.shipping import UNPACKED
 from kmirror.errors import RefusedError, UsageError

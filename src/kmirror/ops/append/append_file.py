@@ -26,7 +26,7 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.event_records import Event
-from kmirror.state.own_rights import OWN_TOPICS
+from kmirror.state.internal_topics import OWN_TOPICS
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.words import counted

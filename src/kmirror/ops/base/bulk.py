@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kmirror.engine.bulk.runner import THREADS, Runner, SparkTasks, Threads, Where
-from kmirror.engine.lane_count import cores_of, lanes_of
+from kmirror.engine.executors import cores_of, lanes_of
 from kmirror.errors import RefusedError
 from kmirror.java import find_java
 from kmirror.words import counted

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kmirror.cluster.security.properties import resolve_value
-from kmirror.engine.lane_count import lanes_of
+from kmirror.engine.executors import lanes_of
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions, holds_secret
 from kmirror.engine.spark.shipping import cache_folder

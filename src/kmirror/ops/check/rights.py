@@ -21,7 +21,7 @@ from kmirror.engine.archive.archive_topic import archive_prefix
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.rights.protection import ProbeCache, decide_protection, survey
 from kmirror.settings.table import Settings
-from kmirror.state.own_rights import OWN_IDS_GRANT, OWN_TOPICS_GRANT
+from kmirror.state.internal_topics import OWN_IDS_GRANT, OWN_TOPICS_GRANT
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.acl_changes import producers_of

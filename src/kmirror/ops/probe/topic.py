@@ -23,7 +23,7 @@ from kmirror.cluster.topics.policies import create_settled
 from kmirror.commands import command_line, option
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 from kmirror.ops.probe.guarantees import is_denied
-from kmirror.state.own_rights import OWN_TOPICS
+from kmirror.state.internal_topics import OWN_TOPICS
 from kmirror.sync.setting_changes import MIRROR_VALUES
 
 PROBE_TOPICS = f"{OWN_TOPICS}probe_"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.time_lag import time_lag
+from kmirror.engine.status.health import time_lag
 from kmirror.state.records import FRESH_SECONDS, ProgressRecord, ProgressRow
 from kmirror.state.snapshot import State
 

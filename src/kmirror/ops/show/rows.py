@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.histories.identity_check import LINK_REFUSED
-from kmirror.engine.status.time_lag import time_lag
+from kmirror.engine.status.health import time_lag
 from kmirror.engine.status.topic_state import SourceTrouble, TopicState, kind_of, topic_state_of
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.base.context import PENDING_ADD
