@@ -16,7 +16,7 @@ from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code
 from kmirror.engine.histories.judge import Copy, Fail, TailMatch, Wait, judge
-from kmirror.engine.histories.section_reader import UnreadableSide
+from kmirror.engine.histories.section_reader import Unreadable
 from kmirror.engine.histories.stretches import Ends
 from kmirror.errors import Reason
 from kmirror_sandbox.cluster import SandboxCluster
@@ -245,7 +245,7 @@ def test_logs_that_show_less_than_they_did_are_not_compared(pair: Pair) -> None:
         (Ends(0, 20, 0, 25), "destination", "OFFSET_OUT_OF_RANGE"),
     ):
         (found,) = pair.inspector.compare_tails({pair.assignment(topic): ends}, source, destination).values()
-        assert isinstance(found, UnreadableSide)
+        assert isinstance(found, Unreadable)
         assert (found.side, words in str(found.error)) == (side, True), found
 
 

@@ -11,7 +11,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.driver import source_monitor
 from kmirror.engine.histories import identity_check, inspection
 from kmirror.engine.histories.judge import Fail, Trouble
-from kmirror.engine.histories.section_reader import UnreadableSide
+from kmirror.engine.histories.section_reader import Unreadable
 from kmirror.engine.lane import background_requests
 from kmirror.engine.lane.refusals import append_refused, fetch_refused
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
@@ -34,7 +34,7 @@ def test_what_a_source_answers_is_no_trouble_of_the_destination(code: int) -> No
     found: list[Trouble | Fail] = [
         fetch_refused(PARTITION, code),
         inspection._partition_trouble(PARTITION, code, Reason.SOURCE_UNREACHABLE, "READ"),
-        inspection._tail_trouble(ASSIGNMENT, UnreadableSide("source", error(code))),
+        inspection._tail_trouble(ASSIGNMENT, Unreadable("source", error(code))),
         inspection._link_trouble(error(code), Reason.SOURCE_UNREACHABLE),
     ]
     at = identity_check.AT_SOURCE
@@ -47,7 +47,7 @@ def test_what_a_destination_answers_is_no_trouble_of_the_source(code: int) -> No
     found: list[Trouble | Fail | None] = [
         append_refused(PARTITION, 7, code, "why"),
         inspection._partition_trouble(PARTITION, code, Reason.DESTINATION_UNREACHABLE, "READ"),
-        inspection._tail_trouble(ASSIGNMENT, UnreadableSide("destination", error(code))),
+        inspection._tail_trouble(ASSIGNMENT, Unreadable("destination", error(code))),
         inspection._link_trouble(error(code), Reason.DESTINATION_UNREACHABLE),
         identity_check.destination_trouble(error(code), "trimming"),
         background_requests._trim_trouble(PARTITION, code),

@@ -12,28 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from kmirror.settings import value_types
 from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
 from kmirror.settings.patterns import ExcludedNames, TopicSelector
 from kmirror.settings.topic_filters import TopicFilters
-from kmirror.settings.value_types import (
-    Alias,
-    Setting,
-    StartFrom,
-    ValueType,
-    auto_or,
-    boolean,
-    byte_rate,
-    choice,
-    divergence_policy,
-    integer,
-    parse_start_from,
-    patterns,
-    read_replication_factor,
-    seconds_of_milliseconds,
-    start_of_consumers,
-    start_offset_spec,
-    topic_characters,
-)
+from kmirror.settings.value_types import Alias, Setting, StartFrom, ValueType, parse_start_from
 
 
 def _row(key: str, kind: ValueType, default: Any, help: str, *aliases: Alias, changeable: bool = True) -> Any:  # noqa: A002
@@ -47,7 +30,7 @@ class Settings:
 
     topics_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "topics.include",
-        patterns(),
+        value_types.patterns(),
         TopicSelector(),
         "Source topics to mirror. `add` extends this list.",
         Alias("topics"),
@@ -55,7 +38,7 @@ class Settings:
     )
     topics_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "topics.exclude",
-        patterns(),
+        value_types.patterns(),
         TopicSelector(),
         "Source topics that are never mirrored. Overrides all other filters.",
         Alias("topics.blacklist"),
@@ -63,7 +46,7 @@ class Settings:
     )
     auto_create_mirror_topics_enable: bool = _row(
         "auto.create.mirror.topics.enable",
-        boolean(),
+        value_types.boolean(),
         False,
         "Select topics with auto.create.mirror.topics.filters instead of topics.include.",
     )
@@ -75,7 +58,7 @@ class Settings:
     )
     topic_prefix: str = _row(
         "topic.prefix",
-        topic_characters(0, "topic name prefix"),
+        value_types.topic_characters(0, "topic name prefix"),
         "",
         "Prefix of mirror topic names, put before the source topic's name.",
         Alias("cluster.link.prefix"),
@@ -86,51 +69,51 @@ class Settings:
         ValueType("start", "earliest | latest | timestamp:T", parse_start_from),
         StartFrom(),
         "Where to start copying a topic. Resolved once, when the topic is added.",
-        Alias("mirror.start.offset.spec", start_offset_spec),
-        Alias("consumer.auto.offset.reset", start_of_consumers),
+        Alias("mirror.start.offset.spec", value_types.start_offset_spec),
+        Alias("consumer.auto.offset.reset", value_types.start_of_consumers),
     )
     replication_factor: int = _row(
         "replication.factor",
-        ValueType("int", "1 – 32767, or -1", read_replication_factor),
+        ValueType("int", "1 – 32767, or -1", value_types.read_replication_factor),
         -1,
         "Replication factor of topics that kmirror creates. -1: the destination brokers' default.",
     )
     state_replication_factor: int = _row(
         "state.replication.factor",
-        ValueType("int", "1 – 32767, or -1", read_replication_factor),
+        ValueType("int", "1 – 32767, or -1", value_types.read_replication_factor),
         -1,
         "Replication factor of kmirror's own topics, if `create` has to create them. -1: the brokers' default.",
         changeable=False,
     )
     refresh_interval_seconds: int = _row(
         "refresh.interval.seconds",
-        integer(1, 86_400, "seconds"),
+        value_types.integer(1, 86_400, "seconds"),
         10,
         "How often the engine checks the source for new topics, partitions, topic settings and ACLs. Of several names"
         " for it the shortest interval counts.",
-        Alias("topic.config.sync.ms", seconds_of_milliseconds, lowest=True),
-        Alias("acl.sync.ms", seconds_of_milliseconds, lowest=True),
+        Alias("topic.config.sync.ms", value_types.seconds_of_milliseconds, lowest=True),
+        Alias("acl.sync.ms", value_types.seconds_of_milliseconds, lowest=True),
         Alias("refresh.topics.interval.seconds", lowest=True),
         Alias("sync.topic.configs.interval.seconds", lowest=True),
         Alias("sync.topic.acls.interval.seconds", lowest=True),
-        Alias("mirror.metadata.refresh.interval.ms", seconds_of_milliseconds, lowest=True),
+        Alias("mirror.metadata.refresh.interval.ms", value_types.seconds_of_milliseconds, lowest=True),
     )
     sync_topic_configs_enabled: bool = _row(
         "sync.topic.configs.enabled",
-        boolean(),
+        value_types.boolean(),
         True,
         "Apply later changes of source topic settings to mirror topics. `add` always copies the current settings.",
     )
     topic_properties_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "topic.properties.include",
-        patterns(),
+        value_types.patterns(),
         TopicSelector((".*",)),
         "Topic settings to copy from the source.",
         Alias("topic.config.sync.include"),
     )
     topic_properties_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "topic.properties.exclude",
-        patterns(),
+        value_types.patterns(),
         TopicSelector(),
         "Topic settings not to copy from the source. Overrides topic.properties.include.",
         Alias("config.properties.exclude"),
@@ -139,56 +122,56 @@ class Settings:
     )
     retry_timeout_ms: int = _row(
         "retry.timeout.ms",
-        integer(0, 86_400_000, "milliseconds"),
+        value_types.integer(0, 86_400_000, "milliseconds"),
         300_000,
         "How long to retry transient errors before a partition is FAILED.",
         Alias("cluster.link.retry.timeout.ms"),
     )
     follow_log_start: bool = _row(
         "follow.log.start",
-        boolean(),
+        value_types.boolean(),
         True,
         "Delete records from the mirror topic after the source has deleted them.",
     )
     follow_log_start_delay_ms: int = _row(
         "follow.log.start.delay.ms",
-        integer(0, 31_536_000_000, "milliseconds"),
+        value_types.integer(0, 31_536_000_000, "milliseconds"),
         3_600_000,
         "How long the mirror topic keeps records after the source has deleted them.",
     )
     source_truncation_policy: str = _row(
         "source.truncation.policy",
-        choice("fail", "follow"),
+        value_types.choice("fail", "follow"),
         "fail",
         "If the source deleted records before they were copied: the partition is FAILED until `recover`, or copying"
         " continues after the lost records and an event is recorded.",
     )
     source_reset_policy: str = _row(
         "source.reset.policy",
-        choice("auto", "fail"),
+        value_types.choice("auto", "fail"),
         "auto",
         "If a source topic was deleted and recreated: archive the old records, rebuild the mirror topic and record an"
         " event, or the topic is FAILED until `recover --accept-reset`.",
     )
     source_reset_auto_max_topics: int = _row(
         "source.reset.auto.max.topics",
-        integer(0, 100_000),
+        value_types.integer(0, 100_000),
         3,
         "Maximum number of topics per mirror that are rebuilt automatically within an hour.",
     )
     source_divergence_policy: str = _row(
         "source.divergence.policy",
-        choice("fail", "auto"),
+        value_types.choice("fail", "auto"),
         "fail",
         "If the source's history was rewritten (such as by an unclean election): the topic is FAILED until"
         " `recover --accept-divergence`, or records that the source no longer has are archived, the topic is"
         " rebuilt and an event is recorded.",
-        Alias("mirror.support.unclean.leader.election", divergence_policy),
-        Alias("mirror.unclean.leader.election.enable", divergence_policy),
+        Alias("mirror.support.unclean.leader.election", value_types.divergence_policy),
+        Alias("mirror.unclean.leader.election.enable", value_types.divergence_policy),
     )
     groups_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "groups.include",
-        patterns(),
+        value_types.patterns(),
         TopicSelector((".*",)),
         "Consumer and share groups whose offsets are synced (source names).",
         Alias("groups"),
@@ -196,7 +179,7 @@ class Settings:
     )
     groups_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "groups.exclude",
-        patterns(),
+        value_types.patterns(),
         TopicSelector(("console-consumer-.*", "connect-.*", "__.*")),
         "Groups whose offsets are never synced. Overrides groups.include.",
         Alias("groups.blacklist"),
@@ -204,21 +187,21 @@ class Settings:
     )
     sync_group_offsets_enabled: bool = _row(
         "sync.group.offsets.enabled",
-        boolean(),
+        value_types.boolean(),
         True,
         "Sync group offsets from source to destination while the group has no members at the destination.",
         Alias("consumer.offset.sync.enable"),
     )
     sync_group_offsets_interval_seconds: int = _row(
         "sync.group.offsets.interval.seconds",
-        integer(1, 86_400, "seconds"),
+        value_types.integer(1, 86_400, "seconds"),
         10,
         "How often the engine syncs group offsets.",
-        Alias("consumer.offset.sync.ms", seconds_of_milliseconds),
+        Alias("consumer.offset.sync.ms", value_types.seconds_of_milliseconds),
     )
     group_prefix_enable: bool = _row(
         "group.prefix.enable",
-        boolean(),
+        value_types.boolean(),
         False,
         "Prefix group names at the destination with topic.prefix.",
         Alias("consumer.group.prefix.enable"),
@@ -226,7 +209,7 @@ class Settings:
     )
     sync_topic_acls_enabled: bool = _row(
         "sync.topic.acls.enabled",
-        boolean(),
+        value_types.boolean(),
         False,
         "Sync the source's ACLs on mirrored topics and groups, and those of their producers on transactional ids. ACLs"
         " that allow writing to a mirror topic are created when mirroring stops.",
@@ -234,65 +217,65 @@ class Settings:
     )
     sync_cluster_acls_enabled: bool = _row(
         "sync.cluster.acls.enabled",
-        boolean(),
+        value_types.boolean(),
         False,
         "Also sync the source's ACLs on the cluster; needs sync.topic.acls.enabled. They are power over all topics:"
         " CREATE, ALTER, ALTER_CONFIGS and ALL are created once the destination has no mirror topic left.",
     )
     sync_quotas_enabled: bool = _row(
         "sync.quotas.enabled",
-        boolean(),
+        value_types.boolean(),
         False,
         "Sync the source's client quotas of users and client ids by name; never those of defaults and addresses, nor"
         " over a quota that others have set at the destination.",
     )
     compare_scram_users_enabled: bool = _row(
         "compare.scram.users.enabled",
-        boolean(),
+        value_types.boolean(),
         False,
         "Report SCRAM users of the source that are missing at the destination. Brokers do not reveal passwords, so"
         " users are never copied.",
     )
     source_cluster_alias: str = _row(
         "source.cluster.alias",
-        topic_characters(1, "cluster alias"),
+        value_types.topic_characters(1, "cluster alias"),
         "source",
         "What MirrorMaker 2's clients call the source. For emit.* only.",
     )
     target_cluster_alias: str = _row(
         "target.cluster.alias",
-        topic_characters(1, "cluster alias"),
+        value_types.topic_characters(1, "cluster alias"),
         "target",
         "What MirrorMaker 2's clients call the destination. For emit.* only.",
     )
     emit_offset_syncs_enabled: bool = _row(
         "emit.offset-syncs.enabled",
-        boolean(),
+        value_types.boolean(),
         False,
         "Write MirrorMaker 2's offset syncs to mm2-offset-syncs.<source alias>.internal on the destination.",
     )
     emit_checkpoints_enabled: bool = _row(
         "emit.checkpoints.enabled",
-        boolean(),
+        value_types.boolean(),
         False,
         "Write MirrorMaker 2's checkpoints to <source alias>.checkpoints.internal on the destination, for programs that"
         " use RemoteClusterUtils.",
     )
     emit_checkpoints_interval_seconds: int = _row(
         "emit.checkpoints.interval.seconds",
-        integer(1, 86_400, "seconds"),
+        value_types.integer(1, 86_400, "seconds"),
         60,
         "How often the engine writes offset syncs and checkpoints, where they are enabled.",
     )
     emit_heartbeats_enabled: bool = _row(
         "emit.heartbeats.enabled",
-        boolean(),
+        value_types.boolean(),
         False,
         "Write MirrorMaker 2's heartbeats to topic heartbeats on the destination, while the source answers.",
     )
     emit_heartbeats_interval_seconds: int = _row(
         "emit.heartbeats.interval.seconds",
-        integer(1, 86_400, "seconds"),
+        value_types.integer(1, 86_400, "seconds"),
         1,
         "How often the engine writes a heartbeat, where they are enabled.",
     )
@@ -307,14 +290,14 @@ class Settings:
     )
     read_only: str = _row(
         "read.only",
-        choice("enforce", "detect"),
+        value_types.choice("enforce", "detect"),
         "enforce",
         "`enforce`: ACLs deny all other clients write access to mirror topics, where possible. `detect`, and wherever"
         " ACLs are not possible: foreign writes are detected afterwards.",
     )
     copy_lanes: int | None = _row(
         "copy.lanes",
-        auto_or(integer(1, 256)),
+        value_types.auto_or(value_types.integer(1, 256)),
         None,
         "Number of Spark tasks that copy in parallel. Partitions are distributed among them. `auto`: two, and on"
         " a machine with more than eight cores one for every four.",
@@ -324,40 +307,40 @@ class Settings:
     )
     copy_connections: int | None = _row(
         "copy.connections",
-        auto_or(integer(1, 64, "connections")),
+        value_types.auto_or(value_types.integer(1, 64, "connections")),
         None,
         "Most connections that the mirror opens to a broker to fetch or to append, shared among its lanes. More than"
         " one are opened only over a distance, and only while each brings its share. `auto`: 64.",
     )
     copy_buffer_bytes: int = _row(
         "copy.buffer.bytes",
-        integer(8 << 20, 1 << 40, "bytes"),
+        value_types.integer(8 << 20, 1 << 40, "bytes"),
         64 << 20,
         "Most bytes that a lane holds of what it has fetched and not yet appended.",
     )
     copy_merge_batches: str = _row(
         "copy.merge.batches",
-        choice("auto", "never"),
+        value_types.choice("auto", "never"),
         "auto",
         "`auto`: small batches that are read together are appended as one; offsets, timestamps and contents of records"
         " stay the same. `never`: batches stay as the source stores them.",
     )
     throttle_bytes_per_second: int = _row(
         "throttle.bytes.per.second",
-        byte_rate(65_536, 1 << 40),
+        value_types.byte_rate(65_536, 1 << 40),
         0,
         "Limit on the bytes per second that the mirror fetches from its source, shared among its lanes. 0: no limit.",
         Alias("mirror.replication.throttled.rate"),
     )
     priority_topics: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "priority.topics",
-        patterns(),
+        value_types.patterns(),
         TopicSelector(),
         "Source topics to copy first. While one of them is more than 5 s behind, the other topics wait.",
     )
     metrics_per_partition: bool = _row(
         "metrics.per.partition",
-        boolean(),
+        value_types.boolean(),
         False,
         "`run --http` also serves the lag and the ends of each partition at /metrics.",
     )

@@ -25,13 +25,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.protocol.batch import (
-    COMPRESSION_MASK,
-    COMPRESSION_TYPES,
-    BatchHeader,
-    CorruptBatchError,
-    crc_of,
-)
+from kmirror.cluster.protocol.batch import COMPRESSION_MASK, COMPRESSION_TYPES, BatchHeader, CorruptBatchError, crc_of
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.reader import PartitionReader

@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.histories.fork import Fork, find_fork
-from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, UnreadableSide
+from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, Unreadable
 from kmirror.engine.histories.stretches import Ends, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 from kmirror.work import Add, Meter, unwatched
@@ -173,7 +173,7 @@ def _search(
     source_metadata, destination_metadata = metadata
     reader.serve(readings, source_metadata, destination_metadata, progress)
     for question, reading in zip(questions, readings, strict=True):
-        if isinstance(reading.result, UnreadableSide):
+        if isinstance(reading.result, Unreadable):
             side, trouble = reading.result.side, _as_kmirror_error(reading.result.error)
             may_pass = isinstance(trouble, UnreachableError | TimedOutError) or (
                 isinstance(trouble, BrokerError) and trouble.code in LEADER_MOVED

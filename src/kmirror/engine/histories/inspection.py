@@ -17,7 +17,7 @@ from kmirror.engine.histories.filler_end import filler_end
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, search_forks
 from kmirror.engine.histories.judge import Facts, ForeignWriters, TailMatch, Trouble
-from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, UnreadableSide
+from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, Unreadable
 from kmirror.engine.histories.stretches import DamagedLogError, Ends
 from kmirror.engine.histories.tails import TailFinding, compare_tails
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
@@ -91,7 +91,7 @@ class Inspector:
 
     def compare_tails(
         self, ends: Mapping[Assignment, Ends], source: ClusterMetadata, destination: ClusterMetadata
-    ) -> dict[Assignment, TailFinding | UnreadableSide]:
+    ) -> dict[Assignment, TailFinding | Unreadable]:
         """Return how the tails of each partition compare, or the obstacle.
 
         The metadata names the leaders; a leader that has changed since then is an obstacle too.
@@ -117,7 +117,7 @@ class Inspector:
         try:
             found = filler_end(self._destination, assignment.destination, start, end, assignment.producer_id)
         except (KmirrorError, OutcomeUnknown) as error:
-            return Facts(trouble=_tail_trouble(assignment, UnreadableSide("destination", error)))
+            return Facts(trouble=_tail_trouble(assignment, Unreadable("destination", error)))
         # filler up to the end is still being written; otherwise source records or markers follow it
         is_done = found is not None and found < end
         return replace(facts, only_filler=False, filler_end=found) if is_done else facts
@@ -136,7 +136,7 @@ class Inspector:
             facts = differing[assignment]
             if answer.fork is None:
                 side = answer.troubled_side or "source"
-                obstacle = UnreadableSide(side, answer.trouble or KmirrorError("the fork of the logs was not found"))
+                obstacle = Unreadable(side, answer.trouble or KmirrorError("the fork of the logs was not found"))
                 found[assignment] = Facts(trouble=_tail_trouble(assignment, obstacle))
                 continue
             fork = _with_foreign_records(answer.fork, facts.differs_at)
@@ -149,7 +149,7 @@ class Inspector:
                     assignment.producer_id,
                 )
             except (KmirrorError, OutcomeUnknown) as error:
-                found[assignment] = Facts(trouble=_tail_trouble(assignment, UnreadableSide("destination", error)))
+                found[assignment] = Facts(trouble=_tail_trouble(assignment, Unreadable("destination", error)))
             else:
                 found[assignment] = replace(facts, fork=fork, foreign_writers=foreign_writers)
         return found
@@ -330,8 +330,8 @@ def _may_differ(facts: Facts) -> bool:
     return facts.tail is TailMatch.DIFFERENT or facts.unproven or longer
 
 
-def _with_tail(assignment: Assignment, facts: Facts, found: TailFinding | UnreadableSide) -> Facts:
-    if isinstance(found, UnreadableSide):
+def _with_tail(assignment: Assignment, facts: Facts, found: TailFinding | Unreadable) -> Facts:
+    if isinstance(found, Unreadable):
         return Facts(trouble=_tail_trouble(assignment, found))
     return replace(
         facts,
@@ -344,7 +344,7 @@ def _with_tail(assignment: Assignment, facts: Facts, found: TailFinding | Unread
     )
 
 
-def _tail_trouble(assignment: Assignment, obstacle: UnreadableSide) -> Trouble:
+def _tail_trouble(assignment: Assignment, obstacle: Unreadable) -> Trouble:
     side, error = obstacle
     partition = assignment.source if side == "source" else assignment.destination
     reason = Reason.SOURCE_UNREACHABLE if side == "source" else Reason.DESTINATION_UNREACHABLE

@@ -58,7 +58,7 @@ class ReadLimits:
     is_destination_committed: bool
 
 
-class UnreadableSide(NamedTuple):
+class Unreadable(NamedTuple):
     """Why two logs could not be compared, and on which side."""
 
     side: Side
@@ -92,7 +92,7 @@ class Reading(Generic[T]):
         self.source = source
         self.destination = destination
         self.ends = ends
-        self.result: T | UnreadableSide | None = None
+        self.result: T | Unreadable | None = None
         self.read = Read(None, None)
         #: How many reads it has been given.
         self.reads = 0
@@ -101,19 +101,19 @@ class Reading(Generic[T]):
         self._search = search
         self._advance(None)
 
-    def take(self, destination: Section | UnreadableSide | None, source: Section | UnreadableSide | None) -> None:
+    def take(self, destination: Section | Unreadable | None, source: Section | Unreadable | None) -> None:
         """Pass what was read, or an obstacle, to the search."""
         self.reads += 1
-        if isinstance(destination, UnreadableSide):
+        if isinstance(destination, Unreadable):
             self._stop_at(destination)
-        elif isinstance(source, UnreadableSide):
+        elif isinstance(source, Unreadable):
             self._stop_at(source)
         else:
             sizes = (_first_size(section.data) for section in (destination, source) if section is not None)
             self.largest_batch = max([self.largest_batch, *sizes])
             self._advance(Sections(destination, source))
 
-    def _stop_at(self, obstacle: UnreadableSide) -> None:
+    def _stop_at(self, obstacle: Unreadable) -> None:
         self.result = obstacle
         self._search.close()
 
@@ -123,7 +123,7 @@ class Reading(Generic[T]):
         except StopIteration as done:
             self.result = done.value
         except KmirrorError as error:
-            self.result = UnreadableSide(getattr(error, "side", "source"), error)
+            self.result = Unreadable(getattr(error, "side", "source"), error)
 
 
 class SectionReader:
@@ -185,14 +185,14 @@ class SectionReader:
 
     def _fetch(
         self, side: Side, client: ClusterClient, metadata: ClusterMetadata, wanted: Mapping[TopicPartition, _Wanted]
-    ) -> dict[TopicPartition, Section | UnreadableSide]:
+    ) -> dict[TopicPartition, Section | Unreadable]:
         """Read each partition from its leader."""
-        found: dict[TopicPartition, Section | UnreadableSide] = {}
+        found: dict[TopicPartition, Section | Unreadable] = {}
         led: dict[int, dict[TopicPartition, _Wanted]] = defaultdict(dict)
         for partition, one in wanted.items():
             leader = metadata.leader(partition)
             if leader is None or leader.leader_id is None:
-                found[partition] = UnreadableSide(side, UnreachableError(f"{partition} has no leader"))
+                found[partition] = Unreadable(side, UnreachableError(f"{partition} has no leader"))
             else:
                 led[leader.leader_id][partition] = one
         for node_id, partitions in led.items():
@@ -213,13 +213,13 @@ class SectionReader:
         broker: Broker,
         wanted: Mapping[TopicPartition, _Wanted],
         read_committed: bool,
-    ) -> dict[TopicPartition, _Answer | UnreadableSide]:
+    ) -> dict[TopicPartition, _Answer | Unreadable]:
         """Read partitions with one leader: together, and by themselves those of which that brought no batch."""
-        found: dict[TopicPartition, _Answer | UnreadableSide] = {}
+        found: dict[TopicPartition, _Answer | Unreadable] = {}
         try:
             together = self._ask_together(client, metadata, broker, wanted, read_committed)
         except (KmirrorError, OutcomeUnknown) as error:
-            return dict.fromkeys(wanted, UnreadableSide(side, error))
+            return dict.fromkeys(wanted, Unreadable(side, error))
         patience_s = _PATIENCE_S
         for partition, one in wanted.items():
             part = together.get(partition)
@@ -235,7 +235,7 @@ class SectionReader:
                     section = Section(one.offset, part.records, part.aborted_transactions)
                     found[partition] = _Answer(section, shown_end)
             except (KmirrorError, OutcomeUnknown) as error:
-                found[partition] = UnreadableSide(side, error)
+                found[partition] = Unreadable(side, error)
                 patience_s = 0.0 if isinstance(error, TimedOutError) else patience_s
         return found
 
@@ -320,18 +320,16 @@ def _read_alone(
             return _Answer(None, at_end.end)
 
 
-def _is_hidden(answer: _Answer | UnreadableSide, wanted: _Wanted) -> bool:
+def _is_hidden(answer: _Answer | Unreadable, wanted: _Wanted) -> bool:
     """Return True if an open transaction hides wanted batches."""
     return isinstance(answer, _Answer) and (answer.shown_end or 0) < wanted.shown_end
 
 
 def _checked(
-    side: Side, partition: TopicPartition, wanted: _Wanted, answer: _Answer | UnreadableSide
-) -> Section | UnreadableSide:
-    if isinstance(answer, UnreadableSide):
+    side: Side, partition: TopicPartition, wanted: _Wanted, answer: _Answer | Unreadable
+) -> Section | Unreadable:
+    if isinstance(answer, Unreadable):
         return answer
     if answer.section is None or answer.shown_end is None or answer.shown_end < wanted.shown_end:
-        return UnreadableSide(
-            side, UnreachableError(f"{partition} does not show its records below {wanted.shown_end} yet")
-        )
+        return Unreadable(side, UnreachableError(f"{partition} does not show its records below {wanted.shown_end} yet"))
     return answer.section

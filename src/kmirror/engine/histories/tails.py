@@ -29,15 +29,7 @@ from kmirror.cluster.protocol.filler import is_filler
 from kmirror.cluster.protocol.isolation import BatchKind
 from kmirror.cluster.protocol.records import Record
 from kmirror.engine.histories.judge import TailMatch
-from kmirror.engine.histories.stretches import (
-    Ends,
-    Read,
-    Sections,
-    Side,
-    StoredBatch,
-    Stretch,
-    stretch_of,
-)
+from kmirror.engine.histories.stretches import Ends, Read, Sections, Side, StoredBatch, Stretch, stretch_of
 
 #: How many stretches of each log are kept: the last one read, and one that it may have to be compared with.
 _STRETCHES_KEPT = 2

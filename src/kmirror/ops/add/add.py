@@ -47,13 +47,7 @@ from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.setting_changes import (
-    ALWAYS,
-    MIRROR_VALUES,
-    SettingsPlan,
-    settings_for,
-    settled_notes,
-)
+from kmirror.sync.setting_changes import ALWAYS, MIRROR_VALUES, SettingsPlan, settings_for, settled_notes
 from kmirror.work import Watch, unwatched
 
 _NEEDED_AT_SOURCE = ("READ", "DESCRIBE_CONFIGS")

@@ -36,13 +36,7 @@ from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecor
 from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.group_changes import (
-    GroupPlan,
-    MirroredTopics,
-    OffsetPlan,
-    kept_offsets,
-    marked_absent,
-)
+from kmirror.sync.group_changes import GroupPlan, MirroredTopics, OffsetPlan, kept_offsets, marked_absent
 from kmirror.words import counted, visible
 
 #: How long the last sync continues while offsets on the source move.

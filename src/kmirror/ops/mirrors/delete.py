@@ -11,15 +11,7 @@ from dataclasses import replace
 from kmirror.cluster.rights.acl_commands import AS_ADMIN
 from kmirror.commands import option
 from kmirror.errors import ExitCode, Reason, RefusedError
-from kmirror.ops.base.context import (
-    PENDING_ADD,
-    Destination,
-    actor,
-    change,
-    naming_cluster,
-    now_ms,
-    require_mirror,
-)
+from kmirror.ops.base.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.base.gone import gone_topics
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.producer_block import unblocking_lines
