@@ -982,8 +982,8 @@ MUTANTS = (
     Mutant(
         "skip the fence of a forgotten engine",
         "ops/stop/fencing.py",
-        "    found = fence(client, writers)\n    refused",
-        "    found = log_ends(client, writers)\n    refused",
+        "    found = fence(client, work.writers)\n    refused",
+        "    found = log_ends(client, work.writers)\n    refused",
         "an engine that everybody has forgotten could write into a topic that is in use",
         ("tests/kafka/test_stop.py",),
     ),

@@ -8,7 +8,6 @@ just answered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
@@ -22,8 +21,8 @@ from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
 from kmirror.engine.status.journal import Level
 from kmirror.errors import BrokerError, Reason, UnreachableError
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
+from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.groups.group_facts import log_bounds, mirrored_topics, read_source_groups
-from kmirror.ops.jobs.pace import Pace
 from kmirror.settings.table import Settings
 from kmirror.state.librdkafka import client, known_error
 from kmirror.state.records import DesiredState
@@ -40,16 +39,13 @@ _TIMEOUT_S = 30.0
 _COMPACTED = {"cleanup.policy": "compact"}
 
 
-class _Job:
+class _Job(DestinationJob):
     """What both jobs need: connections, and a way to write records that have changed."""
 
     def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        self._mirror = mirror
-        self._properties = dict(destination_properties)
-        self._stack = ExitStack()
+        super().__init__(mirror, destination_properties)
         self._source_properties: Mapping[str, str] | None = None
         self._source: ClusterClient | None = None
-        self._destination: Destination | None = None
         self._producer: Any = None
         #: What was last written, by topic and key.
         self._written: dict[str, dict[bytes, bytes]] = {}
@@ -57,16 +53,17 @@ class _Job:
 
     def close(self) -> None:
         """Close connections."""
-        self._source = self._destination = self._producer = None
+        if self._source is not None:
+            self._source.close()
+        self._source = self._producer = None
         self._written.clear()
-        self._stack.close()
+        super().close()
 
     def _open(self, source: Mapping[str, str], cluster_id: str | None) -> tuple[ClusterClient, Destination]:
         if self._source_properties != source:
             self.close()
-        if self._destination is None or self._source is None:
-            self._destination = self._stack.enter_context(Destination.open(self._properties))
-            self._source = self._stack.enter_context(ClusterClient(client_config(source).expecting(cluster_id)))
+        if self._source is None:
+            self._source = ClusterClient(client_config(source).expecting(cluster_id))
             self._source_properties = dict(source)
         return self._source, self._destination
 
@@ -121,10 +118,6 @@ class CheckpointsJob(_Job):
     """Write offset syncs and checkpoints; see `engine.driver.side_jobs.SideJob`."""
 
     name = "checkpoints"
-
-    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        super().__init__(mirror, destination_properties)
-        self._pace = Pace()
 
     def interval_s(self, settings: Settings) -> float:
         """Return the time between two runs, in seconds."""

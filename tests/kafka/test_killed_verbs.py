@@ -1,11 +1,14 @@
-"""Every verb, as a process of its own, gets SIGKILL right before or after a record it writes; run again, it ends right.
+"""Every verb, as a process of its own, gets SIGKILL; run again, it ends right.
 
-The records are counted from 1; `tests/support/killed_verbs.py` says what each verb finds and what has to hold.
+It is killed right before or after a record that it writes, or after a step of its table. A dry run in between says what
+the second run will do. Records and steps are counted from 1; `tests/support/killed_verbs.py` says what each verb finds
+and what has to hold.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
@@ -39,9 +42,14 @@ def killed_and_run_again(kind: type[Scenario], pair: ClusterPair, folder: Path, 
         print(f"{kind.__name__} {moment}:\n{killed.stderr}{killed.stdout}")  # noqa: T201 - shown with a failure
         if was_killed:
             assert scenario.is_whole()
-            again = run_to_its_end(scenario.command)
+            rehearsed = run_to_its_end([*scenario.command, "--dry-run", "--json"])
+            again = run_to_its_end([*scenario.command, "--json"])
             print(f"again: {again.returncode}\n{again.stderr}{again.stdout}")  # noqa: T201 - shown with a failure
             assert again.returncode == 0
+            if kind.has_steps:
+                announced, done = (json.loads(one.stdout)["steps"] for one in (rehearsed, again))
+                # what a promote waits for, and what comes after it, is not rehearsed before it is there
+                assert announced == done if kind.announces_all else set(announced) <= set(done)
         scenario.check()
     return was_killed
 
@@ -52,6 +60,7 @@ def killed_and_run_again(kind: type[Scenario], pair: ClusterPair, folder: Path, 
         pytest.param(kind, moment, id=f"{kind.__name__} {moment}", marks=marks)
         for kind, moment, marks in (
             (killed_verbs.FailingOver, Moment("before", 4), ()),
+            (killed_verbs.FailingOver, Moment("step", 5), ()),
             (killed_verbs.Promoting, Moment("after", 3), pytest.mark.slow),
         )
     ],
@@ -69,7 +78,7 @@ def test_killed_at_a_record_and_run_again(
     [
         pytest.param(kind, when, id=f"{kind.__name__} {when}")
         for kind in killed_verbs.ALL
-        for when in ("after", "before")
+        for when in ("after", "before", *(["step"] if kind.has_steps else []))
         # it waits much, and has a promote and a failback in it
         if (kind, when) != (killed_verbs.SwitchingOver, "before")
     ],
@@ -81,7 +90,7 @@ def test_killed_at_every_record_and_run_again(
     reached = sum(
         1 for _ in itertools.takewhile(lambda m: killed_and_run_again(kind, cluster_pair, tmp_path, m), moments)
     )
-    assert reached >= kind.least_records
+    assert reached >= (kind.least_steps if when == "step" else kind.least_records)
 
 
 def test_a_pause_recorded_by_a_killed_command_is_waited_for(cluster_pair: ClusterPair, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_topics_are_stopped_when_nothing_is_missing(cluster_pair: ClusterPair, d
         alter_topic(cluster_pair.source, second, max_compaction_lag_ms="123456789")
         done = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000), views.append)
     assert done.result.exit_code == 0, done.result
+    assert drill.result.steps == done.result.steps
     assert settings_of(cluster_pair.destination, first)["compression.type"] == "gzip"
     assert settings_of(cluster_pair.destination, second)["max.compaction.lag.ms"] == "123456789"
     assert {(r.topic, r.partition, r.result, r.last_mirrored_offset) for r in done.result.results} == {

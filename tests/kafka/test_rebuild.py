@@ -15,6 +15,7 @@ from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.errors import KmirrorError, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.jobs import rebuild
 from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror.ops.show.describe import describe
@@ -248,10 +249,23 @@ def test_the_brake(cluster_pair: ClusterPair, destination: Destination) -> None:
     scene.assert_rebuilt()
 
 
-def test_a_failover_in_the_middle_keeps_the_old_content(scene: Scene) -> None:
-    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+def failed_over(scene: Scene) -> VerbResult:
+    """Fail over, and check that a dry run right before said the same."""
+    drill = failover(scene.destination, scene.mirror, dry_run=True).result
     done = failover(scene.destination, scene.mirror).result
     assert done.exit_code == 0, done
+    assert any("was being rebuilt" in warning for warning in drill.warnings)
+    assert drill.warnings == done.warnings
+    rows = [
+        [(row.topic, row.partition, row.result, row.last_mirrored_offset) for row in r.results] for r in (drill, done)
+    ]
+    assert rows[0] == rows[1]
+    return done
+
+
+def test_a_failover_in_the_middle_keeps_the_old_content(scene: Scene) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    done = failed_over(scene)
     assert any("its old records are still in it" in warning for warning in done.warnings)
     assert [one.value for one in shown(scene.pair.destination, scene.topic)] == [one.value for one in scene.old]
     # the rebuild finds that the topic is no longer being rebuilt
@@ -267,7 +281,8 @@ def test_a_failover_when_all_is_archived_names_the_archive(scene: Scene, monkeyp
         cut_off(patched, ClusterClient, "delete_topics", after=False)
         with pytest.raises(CutOffError):
             scene.rebuilder.carry_out(scene.topic)
-    assert failover(scene.destination, scene.mirror).result.exit_code == 0
+    done = failed_over(scene)
+    assert any(f"all its old records are in {scene.archive}" in warning for warning in done.warnings)
     with pytest.raises(RefusedError, match="no longer being rebuilt"):
         scene.rebuilder.carry_out(scene.topic)
     assert [one.value for one in shown(scene.pair.destination, scene.topic)] == [one.value for one in scene.old]
@@ -282,6 +297,6 @@ def test_a_failover_after_the_old_topic_was_deleted_names_the_archive(
         cut_off(patched, ClusterClient, "delete_topics", after=True)
         with pytest.raises(CutOffError):
             scene.rebuilder.carry_out(scene.topic)
-    done = failover(scene.destination, scene.mirror).result
+    done = failed_over(scene)
     assert any(scene.archive in str(row.message) for row in done.results)
     assert any(scene.archive in warning for warning in done.warnings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import replace
@@ -22,10 +23,13 @@ from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.results import Outcome, VerbResult
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove
+from kmirror.ops.stop.steps import Step
+from kmirror.ops.stop.stop import STOP
+from kmirror.ops.stop.work import StopWork
 from kmirror.state.records import EngineRecord, EngineState, PartitionState
 from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, unique_topic
@@ -33,6 +37,10 @@ from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector, settings_of
 from tests.support.scraped import asking, assert_all_say, describing
 from tests.support.visible import shown
+from tests.support.waiting import wait_until
+
+#: A time in a message.
+AT = r"\d{4}-\d\d-\d\dT[0-9:.]+Z|, [0-9.]+ m?s before the stop"
 
 
 def mirrored(pair: ClusterPair, destination: Destination, *topics: str, partitions: int = 1, **settings: str) -> str:
@@ -133,8 +141,11 @@ def test_remove_leaves_other_topics_alone_and_can_be_reverted(
     mirror = mirrored(cluster_pair, destination, kept, removed)
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(destination, mirror)))
+        drill = remove(destination, mirror, selector(removed), dry_run=True)
         done = remove(destination, mirror, selector(removed))
         assert done.result.exit_code == 0, done.result
+        assert said(drill.result) == said(done.result)
         assert [(r.result, r.last_mirrored_offset) for r in done.result.results] == [(Outcome.DONE, 3)]
         # the engine gave it up and said so: no marker was needed, so the copy can go on where it ended
         assert end_of(destination, removed) == 3
@@ -200,28 +211,54 @@ def test_pause_stops_the_copy_and_resume_continues_it(cluster_pair: ClusterPair,
     assert resume(destination, mirror).exit_code == 0
 
 
-@pytest.mark.parametrize("cut", [3, 8, *(pytest.param(cut, marks=pytest.mark.long) for cut in (0, 1, 2, 4, 5, 6, 7))])
-def test_cut_off_after_each_step_and_run_again(cluster_pair: ClusterPair, destination: Destination, cut: int) -> None:
-    topic = unique_topic()
-    mirror = mirrored(cluster_pair, destination, topic, cleanup_policy="compact")
+ACTING = [step for step in STOP if step.act is not None]
+
+
+def said(result: VerbResult) -> tuple[object, ...]:
+    """Return everything that a rehearsal and the stop itself must say alike; times and tenses aside."""
+    rows = [
+        (r.topic, r.partition, r.result, r.reason, r.last_mirrored_offset, r.lag, re.sub(AT, "AT", str(r.message)))
+        for r in result.results
+    ]
+    now = [str(row).replace("would be", "is") for row in rows]
+    return result.exit_code, result.steps, now, result.groups, result.warnings
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [pytest.param(step, id=step.does[:50], marks=() if step.recorded else pytest.mark.long) for step in ACTING],
+)
+def test_cut_off_after_each_step_rehearsed_and_run_again(
+    cluster_pair: ClusterPair, destination: Destination, cut: Step[StopWork]
+) -> None:
+    topic, gone = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic, gone, cleanup_policy="compact", retention_bytes="1000000000")
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
-    steps: list[str] = []
+    delete_topic(cluster_pair.destination, gone)
+    drill = failover(destination, mirror, dry_run=True).result
+    walked: list[str] = []
 
-    def checkpoint(name: str) -> None:
-        steps.append(name)
-        if len(steps) == cut + 1:
-            raise CutOffError(name)
+    def checkpoint(does: str) -> None:
+        walked.append(does)
+        if does == cut.does:
+            raise CutOffError(does)
 
+    assert cut.does in (drill.steps or ()), "this step has nothing to do here"
     with pytest.raises(CutOffError):
         failover(destination, mirror, checkpoint=checkpoint)
+    assert tuple(walked) == (drill.steps or ())[: len(walked)]
     with Destination.open(destination.properties) as another:
-        done = failover(another, mirror)
-    assert done.result.exit_code == 0, done.result
-    assert {row.last_mirrored_offset for row in done.result.results} == {3}
+        again = failover(another, mirror, dry_run=True).result
+        done = failover(another, mirror).result
+    assert said(again) == said(done)
+    durable = {step.does for step in STOP if step.recorded is not None}
+    assert not durable.intersection(walked).intersection(done.steps or ()), "recorded, and done again"
+    assert done.exit_code == 0, done
+    assert {row.last_mirrored_offset for row in done.results if row.topic == topic} == {3}
     assert end_of(destination, topic) == 4
     assert settings_of(cluster_pair.destination, topic)["compression.type"] == "producer"
-    (row,) = describe(destination, mirror)
+    (row,) = describe(destination, mirror, selector(topic))
     assert (row.state, row.last_mirrored_offset, row.reason) == (PartitionState.STOPPED, 3, Reason.FAILED_OVER)
 
 
@@ -291,8 +328,11 @@ def test_filler_of_a_copy_that_was_never_finished_is_not_left_to_readers(
         set_producer(memoryview(filler), own_producer_id(mirror, topic, 0), 0, 0)
         append_to(destination.client, TopicPartition(topic, 0), memoryview(filler))
         assert out is not None
+    drill = failover(destination, mirror, dry_run=True).result
+    assert [one for one in drill.warnings if "would be empty at 1000" in one]
     done = failover(destination, mirror)
     assert done.result.exit_code == 0
+    assert [one for one in done.result.warnings if "is empty at 1000" in one]
     assert shown(cluster_pair.destination, topic) == []
     assert done.result.results[0].last_mirrored_offset == 1000
 

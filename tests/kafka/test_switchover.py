@@ -9,7 +9,7 @@ import pytest
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
+from kmirror.ops.failback.switchover import SWITCHOVER, SwitchoverRequest, switchover
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
@@ -44,16 +44,22 @@ def test_switchover_there_and_back(trip: Trip) -> None:
             request = SwitchoverRequest(trip.mirror, properties_of(cluster), timeout_ms=60_000, idle_ms=0, watch_s=0.1)
             return switchover(here, request, lambda view: lines.extend(view.lines), checkpoint=checkpoint)
 
-    cut_off = ["begun", "promoted", "reversing"]
+    to_cut = [step.does for step in SWITCHOVER]
+    walked: list[str] = []
 
-    def checkpoint(name: str) -> None:
-        if cut_off and cut_off[0] == name:
-            del cut_off[0]
-            raise CutOffError(name)
+    def checkpoint(does: str) -> None:
+        walked.append(does)
+        if to_cut and to_cut[0] == does:
+            del to_cut[0]
+            raise CutOffError(does)
 
-    for _ in range(3):
+    for step in SWITCHOVER:
+        walked.clear()
         with pytest.raises(CutOffError):
             switch(trip.at_b, trip.b)
+        assert walked[-1] == step.does
+        recorded = {one.does for one in SWITCHOVER[: SWITCHOVER.index(step)] if one.recorded is not None}
+        assert not recorded.intersection(walked), "recorded, and done again"
     done = switch(trip.at_b, trip.b)
     assert done.result.exit_code == 0, done.result
     assert under_way(trip.at_b, trip.mirror) == []

@@ -1,8 +1,8 @@
-"""A kmirror command that is killed at a chosen moment: at one of the records it writes, or of the steps of its cut.
+"""A kmirror command that is killed at a chosen moment: at one of the records it writes, or after one of its steps.
 
-Everything that a verb stores goes through `StateWriter.commit`; the cut of a log directory reports its steps. This
-module, run as a program, counts them, and is otherwise the command itself. It prints what it did to stderr, and then
-sends itself SIGKILL.
+Everything that a verb stores goes through `StateWriter.commit`; a `Runner` and the cut of a log directory report each
+step. This module, run as a program, counts them, and is otherwise the command itself. It prints what it did to stderr,
+and then sends itself SIGKILL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When to kill: `before` or `after` the record of this number, or after this `step` of a cut; from 1 on."""
+    """When to kill: `before` or `after` the record of this number, or after this `step`; from 1 on."""
 
     when: str
     number: int
@@ -70,6 +70,7 @@ def _kill_at_record(when: str, number: int) -> None:
 
 def _kill_at_step(number: int) -> None:
     from kmirror.ops.failback import truncate_logs
+    from kmirror.ops.stop.steps import Runner
 
     numbers = itertools.count(1)
 
@@ -79,6 +80,13 @@ def _kill_at_step(number: int) -> None:
         if at == number:
             _die(f"after step {at}")
 
+    walk = Runner.walk
+
+    def watched(self: Runner, steps: Any, work: Any) -> None:
+        self._checkpoint = checkpoint
+        walk(self, steps, work)
+
+    Runner.walk = watched  # type: ignore[method-assign]
     module: Any = truncate_logs
     module.truncate_logs = partial(module.truncate_logs, checkpoint=checkpoint)
     module.undo_truncation = partial(module.undo_truncation, checkpoint=checkpoint)

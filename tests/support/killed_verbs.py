@@ -42,8 +42,12 @@ END = len(RECORDS)
 class Scenario(ABC):
     """Two topics with three records each, mirrored from A to B, and a group that has read two of the first one's."""
 
-    #: How many records the verb writes at least; otherwise nothing would be proved.
+    #: How many records the verb writes at least, and how many steps it has; otherwise nothing would be proved.
     least_records: int
+    least_steps: int = 0
+    #: Whether a dry run announces all steps, whatever is still to be waited for.
+    announces_all = True
+    has_steps = True
 
     def __init__(self, pair: ClusterPair, folder: Path) -> None:
         self.a, self.b, self.folder = pair.source, pair.destination, folder
@@ -145,6 +149,7 @@ class FailingOver(Scenario):
     """With a running engine, which must be fenced."""
 
     least_records = 5
+    least_steps = 8
 
     def prepare(self) -> None:
         self.engine(self.at_b)
@@ -165,6 +170,7 @@ class Removing(Scenario):
     """One of two topics, while the engine continues with the other."""
 
     least_records = 3
+    least_steps = 7
 
     def prepare(self) -> None:
         self._engine = self.engine(self.at_b)
@@ -195,6 +201,8 @@ class Promoting(Scenario):
     """With a running engine, and a synced group: all topics together."""
 
     least_records = 5
+    least_steps = 9
+    announces_all = False
 
     def prepare(self) -> None:
         self.engine(self.at_b)
@@ -233,6 +241,7 @@ class Pausing(Scenario):
     """One of two topics; the other is still copied."""
 
     least_records = 1
+    has_steps = False
 
     def prepare(self) -> None:
         self._engine = self.engine(self.at_b)
@@ -256,6 +265,7 @@ class Resuming(Scenario):
     """A mirror that was paused as a whole."""
 
     least_records = 1
+    has_steps = False
 
     def prepare(self) -> None:
         self._engine = self.engine(self.at_b)
@@ -280,6 +290,7 @@ class Deleting(Scenario):
     """A mirror whose topics are stopped."""
 
     least_records = 1
+    has_steps = False
 
     def prepare(self) -> None:
         self.fail_over()
@@ -323,6 +334,7 @@ class FailingBack(_Returning):
     """A has no records after the fork: its log is the beginning of B's."""
 
     least_records = 4
+    least_steps = 5
 
     def prepare(self) -> None:
         self.fail_over()
@@ -339,6 +351,7 @@ class FailingBackByRecreating(_Returning):
     """Both topics of A have records after the fork."""
 
     least_records = 8
+    least_steps = 14
     how = ("--recreate",)
 
     def prepare(self) -> None:
@@ -359,6 +372,7 @@ class PlanningCuts(Scenario):
     """The first half of an offline failback of topics with records after the fork: save them and write the plan."""
 
     least_records = 6
+    least_steps = 9
 
     def prepare(self) -> None:
         self.fail_over()
@@ -387,6 +401,8 @@ class SwitchingOver(_Returning):
     """With a running engine at B."""
 
     least_records = 10
+    least_steps = 15
+    announces_all = False
 
     def prepare(self) -> None:
         self.engine(self.at_b)
@@ -409,6 +425,8 @@ class TurningRound(SwitchingOver):
     """The second half of a switchover: everything is promoted already."""
 
     least_records = 6
+    least_steps = 9
+    announces_all = False
 
     def prepare(self) -> None:
         with LocalEngine(self.at_b, self.mirror) as engine:

@@ -15,9 +15,8 @@ from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.base.context import Destination, now_ms
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.stop.promote_checks import FinalCheck
-from kmirror.ops.stop.promote_messages import dry_run_rows
 from kmirror.ops.stop.promote_readiness import ReadinessChecker, check_source_after_stop
-from kmirror.ops.stop.promote_request import PromoteRequest
+from kmirror.ops.stop.promote_request import PromoteRequest, dry_run_rows
 from kmirror.ops.stop.work import StopResults
 from kmirror.state.records import (
     DesiredState,

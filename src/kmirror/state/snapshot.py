@@ -142,6 +142,11 @@ class State:
             {mirror: tuple(sorted(found, key=lambda hour: hour.hour)) for mirror, found in history.items()},
         )
 
+    def after(self, changes: Changes) -> State:
+        """Return the state that these changes lead to."""
+        records = {**self.records, **{record.key: record for record in changes.records}}
+        return State.of([*(one for key, one in records.items() if key not in changes.tombstones), *self.unknown])
+
     def with_reports(self, reports: Iterable[EngineRecord | ProgressRecord | LaneRowsRecord]) -> State:
         """Return the state with these new reports of engines and lanes, without indexing all records again."""
         records, progress, pages = dict(self.records), dict(self._progress), dict(self._pages)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -160,13 +162,8 @@ def failover_verb(
 ) -> int:
     from kmirror.ops.stop.failover import failover
 
-    evidence = Report.at(report) if report else None
-    with call.destination() as destination:
-        if not call.dry_run and not call.yes:
-            preview = failover(destination, mirror, topics, dry_run=True)
-            _ask(call, destination, mirror, preview, "Stop mirroring these topics now?")
-        done = failover(destination, mirror, topics, fence_with_record=fence_with_record, dry_run=call.dry_run)
-    return show_stopped(call, done, evidence)
+    stop = partial(failover, mirror=mirror, topics=topics, fence_with_record=fence_with_record)
+    return _stop(call, mirror, stop, "Stop mirroring these topics now?", report)
 
 
 @verb(
@@ -186,12 +183,16 @@ def failover_verb(
 def remove_verb(call: Call, mirror: str, topics: TopicSelector, report: str | None) -> int:
     from kmirror.ops.stop.failover import remove
 
+    return _stop(call, mirror, partial(remove, mirror=mirror, topics=topics), "Stop mirroring these topics?", report)
+
+
+def _stop(call: Call, mirror: str, stop: Callable[..., VerbReport], question: str, report: str | None) -> int:
+    """Show what a stop would do and ask, unless `--yes` is given; then stop, or with `--dry-run` only show it."""
     evidence = Report.at(report) if report else None
     with call.destination() as destination:
         if not call.dry_run and not call.yes:
-            preview = remove(destination, mirror, topics, dry_run=True)
-            _ask(call, destination, mirror, preview, "Stop mirroring these topics?")
-        done = remove(destination, mirror, topics, dry_run=call.dry_run)
+            _ask(call, destination, mirror, stop(destination, dry_run=True), question)
+        done = stop(destination, dry_run=call.dry_run)
     return show_stopped(call, done, evidence)
 
 

@@ -127,6 +127,8 @@ class TableOutput:
             self.screen.line(headline)
         if result.dry_run:
             self.screen.note("dry run: nothing was changed")
+            for number, step in enumerate(result.steps or (), 1):
+                self.screen.note(f"step {number}: {step}")
         _show_warnings(self.screen, result)
 
     def _stopped(self, totals: StopTotals, rows: list[TopicResult]) -> list[TopicResult]:

@@ -78,9 +78,15 @@ def log_ends(
 
 
 def fence(
-    client: ClusterClient, writers: Mapping[TopicPartition, Writer], *, with_record: bool = False
+    client: ClusterClient,
+    writers: Mapping[TopicPartition, Writer],
+    *,
+    with_record: bool = False,
+    dry_run: bool = False,
 ) -> dict[TopicPartition, FenceResult]:
     """Fence these writers; for one that is fenced already, return where its log ended then.
+
+    With `dry_run` it is only read where the logs would end.
 
     Partitions whose leader does not answer, or refuses, have an error code: CLUSTER_AUTHORIZATION_FAILED if markers may
     not be written. It may be called again.
@@ -91,7 +97,7 @@ def fence(
     found: dict[TopicPartition, FenceResult] = {}
     left = dict(writers)
     for _ in range(_ROUNDS):
-        found |= _fence_once(client, left, with_record=with_record)
+        found |= _fence_once(client, left, with_record=with_record, dry_run=dry_run)
         # a fence without an answer may have been written: the next round finds it
         left = {one: left[one] for one in left if found[one].error_code == Code.BROKER_NOT_AVAILABLE}
         if not left:
@@ -100,7 +106,7 @@ def fence(
 
 
 def _fence_once(
-    client: ClusterClient, writers: Mapping[TopicPartition, Writer], *, with_record: bool
+    client: ClusterClient, writers: Mapping[TopicPartition, Writer], *, with_record: bool, dry_run: bool
 ) -> dict[TopicPartition, FenceResult]:
     # read once: a leader that has moved since refuses, and is looked up again
     metadata = client.metadata({one.topic for one in writers}, timeout=_PATIENCE_S) if writers else None
@@ -124,6 +130,9 @@ def _fence_once(
             if mine is not None and mine.last_sequence >= 0:
                 sequences[partition] = mine.last_sequence
             to_fence[partition] = replace(writer, producer_epoch=min(MAX_PRODUCER_EPOCH, epoch + _EPOCHS_AHEAD))
+    if dry_run:
+        ends = {p: FenceResult(0, before[p].end_offset, last_sequence=sequences.get(p)) for p in to_fence}
+        return found | ends
     codes = (_send_records if with_record else _send_markers)(client, to_fence, metadata)
     after = log_ends(client, [partition for partition, code in codes.items() if not code], metadata)
     for partition, code in codes.items():

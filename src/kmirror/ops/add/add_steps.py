@@ -48,7 +48,7 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.group_changes import marked_absent
 from kmirror.sync.setting_changes import MIRROR_VALUES, settings_made
-from kmirror.words import counted
+from kmirror.words import counted, listed
 
 #: The lock for claims of all mirrors; no mirror can have this name.
 _CLAIMS = "*"
@@ -175,8 +175,7 @@ def _settings_text(settings: Mapping[str, str]) -> str:
 
 def _beginnings(plan: TopicPlan) -> str:
     offsets = [f"{offset} (partition {index})" for index, offset in sorted(plan.first_offsets.items())]
-    more = len(offsets) - _MOST_OFFSETS_SHOWN
-    shown = ", ".join(offsets[:_MOST_OFFSETS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    shown = listed(offsets, _MOST_OFFSETS_SHOWN)
     if plan.is_start_fixed:
         return f"begins at {f'offset {shown}' if offsets else 'the start of its source'}, as fixed when it was begun"
     return f"begins at offset {shown}" if offsets else ""

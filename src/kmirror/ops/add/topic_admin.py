@@ -1,4 +1,4 @@
-"""Create destination topics and change their settings.
+"""Create destination topics, delete them, and change their settings.
 
 Each result is for one topic: a refused topic never hides the others.
 """
@@ -6,14 +6,17 @@ Each result is for one topic: a refused topic never hides the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kmirror.cluster.client import ClusterClient, NewTopic
-from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata
+from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.rights.acl_commands import grant_line
-from kmirror.cluster.topics.topic_settings import set_topic_settings
+from kmirror.cluster.topics.policies import create_settled
+from kmirror.cluster.topics.topic_settings import set_topic_settings, topic_settings
 from kmirror.commands import option
+from kmirror.engine.archive.archive_topic import archive_settings
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.state.librdkafka import Deadline, refused, unreachable
@@ -25,6 +28,10 @@ _TIMEOUT_S = 30.0
 #: How long to wait until the quota of changes lets topics be created.
 QUOTA_WAIT_S = 600.0
 _STEP_S = 0.1
+#: Time brokers may take to create or delete a topic.
+CREATION_S = 60.0
+#: How often to check whether they have.
+PAUSE_S = 0.2
 
 
 def await_topics(cluster: ClusterClient, topics: Collection[str], deadline: Deadline) -> ClusterMetadata:
@@ -48,6 +55,28 @@ def _is_ready(metadata: ClusterMetadata, topic: str) -> bool:
         and found.partitions
         and all(partition.leader_id is not None for partition in found.partitions.values())
     )
+
+
+def create_archive(client: ClusterClient, topic: str, archive: str, partitions: int, replication_factor: int) -> None:
+    """Create the archive of a topic, unless it exists, and wait for it."""
+    try:
+        alike = archive_settings(topic_settings(client, [topic])[topic])
+        create_settled(client, archive, partitions, replication_factor, alike)
+    except BrokerError as error:
+        if error.code != Code.TOPIC_ALREADY_EXISTS:
+            raise
+    await_topics(client, [archive], Deadline(CREATION_S))
+
+
+def delete_topic(client: ClusterClient, topic: str, topic_id: str | None, is_there: Callable[[], bool]) -> None:
+    """Delete a topic by its id, and wait until it is no longer there. Raises UnreachableError."""
+    if topic_id is not None:
+        client.delete_topics([parse_topic_id(topic_id)])
+    deadline = Deadline(CREATION_S)
+    while is_there():
+        if deadline.passed:
+            raise UnreachableError(f"topic {topic} still exists {CREATION_S:g} s after it was deleted")
+        time.sleep(PAUSE_S)
 
 
 class TopicAdmin:

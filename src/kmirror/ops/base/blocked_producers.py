@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kmirror.columns import DURATION, TEXT, TIME, Column, Table, one_of
-from kmirror.words import at_time, visible
+from kmirror.words import at_time, listed
 
 _MOST_NAMES = 10
 
@@ -124,6 +124,4 @@ def blocked_sentences(rows: Iterable[BlockedTopic], lines: str) -> list[str]:
 
 
 def _named(topics: Collection[str]) -> str:
-    shown = sorted(topics)
-    more = f" and {len(shown) - _MOST_NAMES} more" if len(shown) > _MOST_NAMES else ""
-    return ", ".join(map(visible, shown[:_MOST_NAMES])) + more
+    return listed(sorted(topics), _MOST_NAMES)

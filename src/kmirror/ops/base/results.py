@@ -497,6 +497,8 @@ class VerbResult:
     keys: tuple[KeyRow, ...] = ()
     #: What became of producers that were denied WRITE at the source.
     blocked: tuple[BlockedTopic, ...] = ()
+    #: What was done, or would be, in words and in this order; None for verbs without steps.
+    steps: tuple[str, ...] | None = None
 
     @classmethod
     def of(
@@ -510,12 +512,13 @@ class VerbResult:
         warnings: Iterable[str] = (),
         totals: StopTotals | None = None,
         clients: ClientGaps | None = None,
+        steps: tuple[str, ...] | None = None,
     ) -> VerbResult:
         """Return the document for these rows, with exit code and error derived from them."""
         rows, notes = tuple(results), [*warnings, *(gap_sentences(clients) if clients is not None else ())]
         code = exit_code_of(rows)
         error = _summary(rows, code)
-        return cls(verb, mirror, dry_run, code, rows, tuple(groups), error, tuple(notes), totals, clients)
+        return cls(verb, mirror, dry_run, code, rows, tuple(groups), error, tuple(notes), totals, clients, steps=steps)
 
     @classmethod
     def failed(cls, verb: str, mirror: str, error: KmirrorError, *, dry_run: bool = False) -> VerbResult:
@@ -577,6 +580,13 @@ RESULT: tuple[Column[VerbResult], ...] = (
         "what became of producers that were denied WRITE at the source",
         lambda done: [BLOCKED.document(row) for row in done.blocked],
         only=Only("promote and switchover that have denied it", lambda done: done.blocked),
+    ),
+    Column(
+        "steps",
+        list_of(TEXT),
+        "what was done, or with --dry-run would be, in this order",
+        lambda done: list(done.steps or ()),
+        only=Only("promote, failover, remove, failback and switchover", lambda done: done.steps is not None),
     ),
     Column("error", ERROR_OR_NULL, "why not everything was done", lambda done: done.error and done.error.to_json()),
 )

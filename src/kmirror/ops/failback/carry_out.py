@@ -10,7 +10,7 @@ from functools import partial
 from kmirror.commands import command_line, option
 from kmirror.errors import ExitCode, Reason, UnreachableError
 from kmirror.ops.add.add import add
-from kmirror.ops.add.topic_admin import await_topics
+from kmirror.ops.add.topic_admin import CREATION_S, PAUSE_S, await_topics
 from kmirror.ops.base.context import Destination, actor, change, now_ms, source_client
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.base.upstream import stored_state_on
@@ -18,10 +18,10 @@ from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import adopt_offsets
 from kmirror.ops.failback.plan import already_mirrored_row, rows_of
 from kmirror.ops.failback.progress import TopicStep, TopicWork
-from kmirror.ops.failback.steps import CREATED, CREATION_S, PAUSE_S, PLANNED, RECREATED, FailbackRun, Topic
+from kmirror.ops.failback.steps import CREATED, PLANNED, RECREATED, FailbackRun, Topic
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from kmirror.ops.rights.producer_block import forget_handed_over, hand_over_denials
-from kmirror.ops.stop.steps import Step, carry_out
+from kmirror.ops.stop.steps import Step
 from kmirror.ops.verify.comparing import PartitionPairs
 from kmirror.ops.verify.comparing import carry_out as compare_as_planned
 from kmirror.settings.patterns import TopicSelector
@@ -31,26 +31,33 @@ from kmirror.state.snapshot import Changes, State
 
 
 def carry_out_plan(run: FailbackRun) -> None:
-    """Run the plan's table of steps, and record its beginning and its end."""
-    plan, request = run.plan, run.plan.request
+    """Walk the plan's table of steps."""
+    plan = run.plan
     if plan.comparisons or plan.deleted or run.progress.is_unfinished:
-        run.progress.begin(
-            {
-                "sourceClusterId": run.mirror.source_cluster_id,
-                "way": request.strategy.value if request.strategy else None,
-                "discard": request.discard,
-                "topics": [one.topic for one in plan.diverging][:100],
-                "count": len(plan.comparisons) + len(plan.deleted),
-            }
-        )
-        run.clock.reached("begun")
-        carry_out(_CUT if plan.cuts else _MIRROR, run, run.clock)
-        bad = any(row.result not in (Outcome.DONE, Outcome.NOOP) for row in run.rows)
-        is_over = not bad and not plan.cuts
-        outcome = "PARTLY_DONE" if bad else ExitCode.OK.name if is_over else "PLANNED"
-        run.progress.finish(outcome, {"archives": run.archives, "plan": request.plan}, is_over=is_over)
-        run.clock.reached("finished")
+        run.runner.walk(CUT if plan.cuts else MIRROR, run)
     run.rows += [already_mirrored_row(name) for name in plan.mirrored]
+
+
+def _begin(run: FailbackRun) -> str:
+    plan, request = run.plan, run.plan.request
+    facts = {
+        "sourceClusterId": run.mirror.source_cluster_id,
+        "way": request.strategy.value if request.strategy else None,
+        "discard": request.discard,
+        "topics": [one.topic for one in plan.diverging][:100],
+        "count": len(plan.comparisons) + len(plan.deleted),
+    }
+    run.progress.begin("BEGUN", facts, "RESUMED")
+    return "begun"
+
+
+def _finish(run: FailbackRun) -> str:
+    plan = run.plan
+    bad = any(row.result not in (Outcome.DONE, Outcome.NOOP) for row in run.rows)
+    is_over = not bad and not plan.cuts
+    outcome = "PARTLY_DONE" if bad else ExitCode.OK.name if is_over else "PLANNED"
+    run.progress.finish(outcome, {"archives": run.archives, "plan": plan.request.plan}, is_over=is_over)
+    return "finished"
 
 
 def _record_mirror(run: FailbackRun) -> str:
@@ -67,30 +74,30 @@ def _record_mirror(run: FailbackRun) -> str:
     return "mirror recorded"
 
 
-def _hand_over_denials(run: FailbackRun) -> str | None:
-    there = stored_state_on(run.mirror.source)
+def _read_denials(run: FailbackRun) -> None:
+    """Read which denials the new primary has on record."""
+    run.there, name = stored_state_on(run.mirror.source), run.mirror.name
+    run.denied = [topic.topic for topic in run.there.topics(name) if run.there.rights(name, topic.topic).blocked]
+
+
+def _hand_over_denials(run: FailbackRun) -> str:
     topics = [*(one.topic for one in run.plan.comparisons), *(work.topic for work in run.plan.deleted)]
-    return "denials taken over" if hand_over_denials(run.destination, there, run.mirror.name, topics) else None
+    hand_over_denials(run.destination, run.there, run.mirror.name, topics)
+    return "denials taken over"
 
 
-def _delete_handed_over_denials(run: FailbackRun) -> str | None:
-    there = stored_state_on(run.mirror.source)
-    name = run.mirror.name
-    blocked = [topic.topic for topic in there.topics(name) if there.rights(name, topic.topic).blocked]
-    here = run.destination.state()
-    if trouble := forget_handed_over(run.mirror.source, run.mirror.source_cluster_id, here, name, blocked):
+def _delete_handed_over_denials(run: FailbackRun) -> None:
+    here, name = run.destination.state(), run.mirror.name
+    if trouble := forget_handed_over(run.mirror.source, run.mirror.source_cluster_id, here, name, run.denied):
         run.warnings.append(trouble)
-    return None
 
 
 def _not_diverging(run: FailbackRun) -> list[TopicComparison]:
     return [one for one in run.plan.comparisons if not one.diverges]
 
 
-def _adopt_groups(run: FailbackRun) -> str | None:
+def _adopt_groups(run: FailbackRun) -> str:
     topics = _not_diverging(run)
-    if not topics:
-        return None
     _add_partitions(run.destination, topics)
     limits = {divergence.topic_partition: divergence.shared_end for one in topics for divergence in one.divergences}
     run.groups += adopt_offsets(run.destination, run.mirror.name, run.settings, limits)
@@ -116,10 +123,8 @@ def _add_partitions(destination: Destination, topics: Collection[TopicComparison
     raise UnreachableError(f"{min(wanted)} did not get its new partitions within {CREATION_S:g} s", "try again")
 
 
-def _adopt(run: FailbackRun) -> str | None:
+def _adopt(run: FailbackRun) -> str:
     comparisons = _not_diverging(run)
-    if not comparisons:
-        return None
     topics = TopicSelector(tuple(one.topic for one in comparisons))
     result = add(run.destination, run.mirror.name, topics, adopt=True, bulk=run.bulk, watch=run.watch)
     run.warnings += result.warnings
@@ -145,7 +150,7 @@ def _record_difference(run: FailbackRun, one: TopicComparison) -> None:
     if differs:
         topic_id = one.here.printed_topic_id
         run.progress.record(TopicWork(one.topic, TopicStep.DIFFERS, topic_id, ends=one.ends, differs=differs))
-        run.clock.reached("difference found")
+        run.runner.reached("difference found")
 
 
 def _differences(run: FailbackRun, topic: TopicComparison) -> dict[int, int]:
@@ -164,10 +169,10 @@ def _differences(run: FailbackRun, topic: TopicComparison) -> dict[int, int]:
 
 def _recreate_all(run: FailbackRun) -> None:
     for work in run.plan.deleted:
-        run.attempt(work.topic, partial(carry_out, CREATED, Topic(run, work), run.clock))
+        run.attempt(work.topic, partial(run.runner.walk, CREATED, Topic(run, work)))
     for one in run.plan.diverging:
         topic = Topic(run, run.plan.works.get(one.topic), one)
-        run.attempt(one.topic, partial(carry_out, RECREATED, topic, run.clock))
+        run.attempt(one.topic, partial(run.runner.walk, RECREATED, topic))
 
 
 def _plan_cuts(run: FailbackRun) -> str:
@@ -176,7 +181,7 @@ def _plan_cuts(run: FailbackRun) -> str:
     for one in run.plan.comparisons:
         if one.diverges:
             topic = Topic(run, run.plan.works.get(one.topic), one)
-            run.attempt(one.topic, partial(carry_out, PLANNED, topic, run.clock))
+            run.attempt(one.topic, partial(run.runner.walk, PLANNED, topic))
         else:
             done = f"{one.topic}: no records after the fork; run the same command again to mirror it"
             run.rows.append(TopicResult(one.topic, None, Outcome.NOOP, done))
@@ -191,14 +196,48 @@ def _plan_cuts(run: FailbackRun) -> str:
     return "planned"
 
 
-_MIRROR = (
-    Step("record the mirror of the new primary", _record_mirror, durable=True),
+_BEGIN = Step("record that the failback has begun", _begin)
+_FINISH = Step("record how the failback has ended", _finish)
+MIRROR: tuple[Step[FailbackRun], ...] = (
+    _BEGIN,
+    Step(
+        "record the mirror of the new primary",
+        _record_mirror,
+        recorded=lambda run: run.destination.state().mirror(run.mirror.name) == run.mirror,
+    ),
     # before the topics are protected as mirror topics, which takes the right to write to them
-    Step("take over the denials that have blocked producers here since the move", _hand_over_denials, durable=True),
+    Step(
+        "take over the denials that have blocked producers here since the move",
+        _hand_over_denials,
+        _read_denials,
+        needed=lambda run: bool(run.denied),
+    ),
     # before the group sync runs; after a kill in between, the next run repeats it
-    Step("create missing partitions, and take over the groups' committed offsets", _adopt_groups),
-    Step("adopt topics that need no cut, and create those that do not exist", _adopt),
-    Step("recreate the others, one by one", _recreate_all),
-    Step("delete the denials that were taken over from the new primary's state", _delete_handed_over_denials),
+    Step(
+        "create missing partitions, and take over the groups' committed offsets",
+        _adopt_groups,
+        needed=lambda run: bool(_not_diverging(run)),
+    ),
+    Step(
+        "adopt topics that need no cut, and create those that do not exist",
+        _adopt,
+        needed=lambda run: bool(_not_diverging(run)),
+    ),
+    Step(
+        "recreate the others, one by one",
+        _recreate_all,
+        rehearse=_recreate_all,
+        needed=lambda run: bool(run.plan.deleted or run.plan.diverging),
+    ),
+    Step(
+        "delete the denials that were taken over from the new primary's state",
+        _delete_handed_over_denials,
+        needed=lambda run: bool(run.denied),
+    ),
+    _FINISH,
 )
-_CUT = (Step("archive topics one by one, and write the plan for cutting them", _plan_cuts),)
+CUT: tuple[Step[FailbackRun], ...] = (
+    _BEGIN,
+    Step("archive topics one by one, and write the plan for cutting them", _plan_cuts, rehearse=_plan_cuts),
+    _FINISH,
+)

@@ -10,16 +10,15 @@ command, run again, resumes where it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, now_ms, source_client
 from kmirror.ops.base.evidence import evidence_of
-from kmirror.ops.base.results import ErrorInfo, VerbResult
+from kmirror.ops.base.results import ErrorInfo, Outcome, VerbResult
 from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.base.versions import Role, require_supported
 from kmirror.ops.failback.carry_out import carry_out_plan
@@ -29,7 +28,7 @@ from kmirror.ops.failback.progress import FAILBACK, Progress
 from kmirror.ops.failback.steps import FailbackRun
 from kmirror.ops.mirrors.create import check_name, checked_properties, source_cluster_id
 from kmirror.ops.stop.report import VerbReport, sorted_rows
-from kmirror.ops.stop.steps import Checkpoint, Clock
+from kmirror.ops.stop.steps import Checkpoint, Runner
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.state.librdkafka import boottime
 from kmirror.work import Watch, unwatched
@@ -89,19 +88,27 @@ def failback(
         plan = make_plan(destination, state, primary, request, progress, bulk, watch)
         seconds = {"looked": boottime() - began}
 
-        def ended(result: VerbResult, steps: Mapping[str, float], archives: Mapping[str, Any]) -> VerbReport:
-            known = {"forks": plan.forks(), "archives": archives}
-            return VerbReport(result, evidence_of(destination, mirror, result, began_ms, steps, **known))
+        run = FailbackRun(
+            destination, mirror, plan, progress, Runner(checkpoint, seconds, acts=not dry_run), bulk, watch
+        )
+
+        def ended(result: VerbResult) -> VerbReport:
+            result = replace(result, steps=run.runner.done)
+            known = {"forks": plan.forks(), "archives": {} if dry_run else run.archives}
+            return VerbReport(result, evidence_of(destination, mirror, result, began_ms, run.runner.seconds, **known))
 
         refusal, warnings = plan.refusal(), plan.warnings
         if dry_run:
             if refusal is not None:
                 warnings = (*warnings, f"without further options it would stop here: {refusal.message}")
-            rows = sorted_rows(plan.rows())
-            return ended(VerbResult.of(FAILBACK, name, rows, dry_run=True, warnings=warnings), seconds, {})
+            else:
+                carry_out_plan(run)
+            failed = [row for row in run.rows if row.result not in (Outcome.DONE, Outcome.NOOP)]
+            rows = sorted_rows([*plan.rows(), *failed])
+            return ended(VerbResult.of(FAILBACK, name, rows, dry_run=True, warnings=warnings))
         if refusal is not None:
             shown, error = tuple(sorted_rows(plan.refused_rows())), ErrorInfo.of(refusal)
-            return ended(VerbResult(FAILBACK, name, False, ExitCode.REFUSED, shown, (), error, warnings), seconds, {})
+            return ended(VerbResult(FAILBACK, name, False, ExitCode.REFUSED, shown, (), error, warnings))
         preview = FailbackPreview(
             f"{cluster_id} at {source.get('bootstrap.servers', '-')}",
             f"{destination.cluster_id} at {destination.bootstrap_server}",
@@ -109,8 +116,6 @@ def failback(
         )
         if not agree(preview):
             raise RefusedError("not confirmed: nothing was changed")
-        run = FailbackRun(destination, mirror, plan, progress, Clock(checkpoint, seconds), bulk, watch)
         carry_out_plan(run)
         rows, warnings = sorted_rows(run.rows), (*warnings, *run.warnings)
-        result = VerbResult.of(FAILBACK, name, rows, groups=run.groups, warnings=warnings)
-        return ended(result, run.clock.seconds, run.archives)
+        return ended(VerbResult.of(FAILBACK, name, rows, groups=run.groups, warnings=warnings))

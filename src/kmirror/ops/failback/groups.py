@@ -21,8 +21,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import BrokerError, TimedOutError, UnreachableError
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.results import GroupResult, Outcome
-from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.group_facts import reason_of
+from kmirror.ops.groups.restore import CommittedOffsets, known_committed
 from kmirror.settings.table import Settings
 from kmirror.state.group_records import KEPT_OFFSETS, GroupRecord
 from kmirror.state.librdkafka import Deadline, ask, client
@@ -36,7 +36,6 @@ _REBALANCE_S = 10.0
 #: The states in which members have what they are assigned, or there are none.
 _SETTLED = frozenset({"STABLE", "EMPTY", "DEAD"})
 
-CommittedOffsets = dict[str, dict[TopicPartition, Committed]]
 #: Committed offsets of one topic as they are stored, by group and partition.
 StoredOffsets = Mapping[str, Mapping[int, int]]
 
@@ -69,7 +68,7 @@ def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveG
     listed = groups.listed()
     alive = {name: one.kind for name, one in listed.items() if one.has_members}
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for name, offsets in _committed(groups, {n: k for n, k in alive.items() if k is not GroupKind.OTHER}).items():
+    for name, offsets in known_committed(groups, {n: k for n, k in alive.items() if k is not GroupKind.OTHER}).items():
         found[name] |= {partition.topic for partition in offsets if partition.topic in topics}
     streams = groups.topics_of_streams([name for name in alive if listed[name].is_streams])
     known = {name: read for name, read in streams.items() if not isinstance(read, int) and read}
@@ -102,7 +101,7 @@ def committed_offsets(destination: Destination, topics: Collection[str]) -> Comm
     kinds = {name: one.kind for name, one in groups.listed().items() if one.kind is not GroupKind.OTHER}
     found = {
         group: {partition: one for partition, one in offsets.items() if partition.topic in topics}
-        for group, offsets in _committed(groups, kinds).items()
+        for group, offsets in known_committed(groups, kinds).items()
     }
     return {group: offsets for group, offsets in found.items() if offsets}
 
@@ -194,19 +193,6 @@ def _with_ours(
         kept = tuple(dict.fromkeys((one.offset, *here, *record.ours(*topic_partition))))[:KEPT_OFFSETS]
         offsets.setdefault(topic_partition.topic, {})[topic_partition.partition] = kept
     return replace(record, offsets=offsets, skipped=None)
-
-
-def _committed(groups: ClusterGroups, kinds: Mapping[str, GroupKind]) -> CommittedOffsets:
-    found: CommittedOffsets = {}
-    for group, answer in sorted(groups.committed(kinds).items()):
-        if isinstance(answer, int):
-            raise UnreachableError(
-                f"committed offsets of group {visible(group)} are unknown: {reason_text(reason_of(answer))}"
-                f" (error {answer})",
-                "grant DESCRIBE on the group",
-            )
-        found[group] = answer
-    return found
 
 
 def _described(destination: Destination, groups: Collection[str]) -> dict[str, tuple[tuple[Member, ...], set[str]]]:

@@ -5,7 +5,7 @@ archived and then cut or recreated. The same command, run again, resumes from th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +15,7 @@ from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.context import Destination, actor, change, now_ms
 from kmirror.state.event_records import Event
 from kmirror.state.snapshot import Changes, State
+from kmirror.state.stored import UNREADABLE, dump, load, read
 from kmirror.state.workflow_records import WorkflowRecord
 
 FAILBACK = "failback"
@@ -65,54 +66,67 @@ class TopicWork:
         return sum(max(0, end - self.limits.get(p, end)) for p, end in self.ends.items())
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of its stored record."""
-        return {
-            "topic_id": self.topic_id,
-            "archive": self.archive,
-            "ranges": {str(p): list(bounds) for p, bounds in self.ranges.items()},
-            "ends": {str(p): end for p, end in self.ends.items()},
-            "limits": {str(p): limit for p, limit in self.limits.items()},
-            "groups": {group: {str(p): at for p, at in offsets.items()} for group, offsets in self.groups.items()},
-            "differs": {str(p): at for p, at in self.differs.items()},
-            "records": self.records,
-            "proved": {str(p): list(proof) for p, proof in self.proved.items()},
-        }
+        """Return the facts of its stored record, as they are read back."""
+        found: dict[str, Any] = load(dump({one.name: getattr(self, one.name) for one in fields(self)[2:]}))
+        return found
 
     @classmethod
     def of(cls, topic: str, record: WorkflowRecord) -> TopicWork:
         """Read a stored record. Raises RefusedError if it cannot be read, as when a newer kmirror wrote it."""
-        facts = record.facts
         try:
-            return cls(
-                topic,
-                TopicStep(record.step),
-                facts["topic_id"],
-                facts["archive"],
-                {int(p): (int(low), int(high)) for p, (low, high) in facts["ranges"].items()},
-                {int(p): int(end) for p, end in facts["ends"].items()},
-                {int(p): int(limit) for p, limit in facts["limits"].items()},
-                {group: {int(p): int(at) for p, at in some.items()} for group, some in facts["groups"].items()},
-                # older versions wrote none
-                {
-                    int(p): Proof(str(archive), *map(int, rest))
-                    for p, (archive, *rest) in facts.get("proved", {}).items()
-                },
-                {int(p): int(at) for p, at in facts["differs"].items()},
-                int(facts["records"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            return read(cls, dict(record.facts), (topic, str(record.step)))
+        except UNREADABLE as error:
             raise RefusedError(
                 f"progress of the failback of {topic} cannot be read: {error}",
                 "use the kmirror version that started it, or a newer one",
             ) from None
 
 
-class Progress:
-    """Read and write the stored progress of one failback."""
+class Workflow:
+    """The stored progress of an operation on a mirror; each change of it is an event, too."""
 
-    def __init__(self, destination: Destination, mirror: str) -> None:
+    def __init__(self, destination: Destination, mirror: str, name: str) -> None:
         self._destination = destination
         self._mirror = mirror
+        self._name = name
+
+    def has_reached(self, steps: Collection[str], facts: Mapping[str, Any]) -> bool:
+        """Return whether one of these steps is recorded, with these facts among others."""
+        found = self._destination.state().workflow(self._mirror, self._name)
+        return found is not None and found.step in steps and found.facts.items() >= facts.items()
+
+    def begin(self, step: str, facts: Mapping[str, Any], resumed: str | None = None) -> None:
+        """Record a step; the event says `resumed`, if given, where an earlier run has recorded one."""
+
+        def decide(state: State) -> Changes:
+            found = state.workflow(self._mirror, self._name)
+            began = found.began_ms if found else now_ms()
+            record = WorkflowRecord(self._mirror, self._name, step, actor(), began, now_ms(), facts)
+            result = resumed if found and resumed else step
+            return Changes((record,), (), (Event(now_ms(), self._mirror, self._name, actor(), result, facts),))
+
+        change(self._destination, self._mirror, decide)
+
+    def finish(self, outcome: str, details: Mapping[str, Any], *, is_over: bool) -> None:
+        """Record how it ended; with `is_over`, delete its record: there is nothing left to resume."""
+
+        def decide(state: State) -> Changes:
+            found = state.workflow(self._mirror, self._name)
+            event = Event(now_ms(), self._mirror, self._name, actor(), outcome, details)
+            if found is None:
+                return Changes((), (), (event,))
+            if is_over:
+                return Changes((), (found.key,), (event,))
+            return Changes((replace(found, step=outcome, last_seen_ms=now_ms()),), (), (event,))
+
+        change(self._destination, self._mirror, decide)
+
+
+class Progress(Workflow):
+    """Read and write the stored progress of one failback, and of its topics."""
+
+    def __init__(self, destination: Destination, mirror: str) -> None:
+        super().__init__(destination, mirror, FAILBACK)
         self._known: dict[str, WorkflowRecord] = {}
         #: True if an earlier run was begun and has not finished.
         self.is_unfinished = False
@@ -123,18 +137,6 @@ class Progress:
         found = {name: state.workflow(self._mirror, _name(name)) for name in topics}
         self._known = {name: record for name, record in found.items() if record is not None}
         return {name: TopicWork.of(name, record) for name, record in self._known.items()}
-
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """Record that the failback has begun, or was resumed."""
-
-        def decide(state: State) -> Changes:
-            found = state.workflow(self._mirror, FAILBACK)
-            began = found.began_ms if found else now_ms()
-            record = WorkflowRecord(self._mirror, FAILBACK, "BEGUN", actor(), began, now_ms(), facts)
-            event = Event(now_ms(), self._mirror, FAILBACK, actor(), "BEGUN" if found is None else "RESUMED", facts)
-            return Changes((record,), (), (event,))
-
-        change(self._destination, self._mirror, decide)
 
     def record(self, work: TopicWork, *, with_event: bool = True) -> TopicWork:
         """Record the progress of a topic, and return it.
@@ -179,20 +181,6 @@ class Progress:
         keys = [self._known.pop(name).key for name in topics if name in self._known]
         if keys:
             change(self._destination, self._mirror, lambda _: Changes((), tuple(keys)))
-
-    def finish(self, outcome: str, details: Mapping[str, Any], *, is_over: bool) -> None:
-        """Record how it ended; with `is_over`, delete its record: there is nothing left to resume."""
-
-        def decide(state: State) -> Changes:
-            found = state.workflow(self._mirror, FAILBACK)
-            event = Event(now_ms(), self._mirror, FAILBACK, actor(), outcome, details)
-            if found is None:
-                return Changes((), (), (event,))
-            if is_over:
-                return Changes((), (found.key,), (event,))
-            return Changes((replace(found, step=outcome, last_seen_ms=now_ms()),), (), (event,))
-
-        change(self._destination, self._mirror, decide)
 
 
 def _name(topic: str) -> str:

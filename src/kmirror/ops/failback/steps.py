@@ -11,40 +11,33 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
-from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.topics.policies import create_settled
-from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.engine.archive.archive_topic import archive_name, archive_settings
+from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic, bytes_of
-from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError, UnreachableError
+from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
-from kmirror.ops.add.topic_admin import await_topics
+from kmirror.ops.add.topic_admin import create_archive, delete_topic
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, as_kmirror_error
 from kmirror.ops.base.divergence import Divergence
 from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.failback.facts import TopicComparison
-from kmirror.ops.failback.groups import committed_offsets, restore_offsets
+from kmirror.ops.failback.groups import restore_offsets
 from kmirror.ops.failback.plan import Plan, is_there, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
-from kmirror.ops.stop.steps import Clock, Step
+from kmirror.ops.groups.restore import committed_on
+from kmirror.ops.stop.steps import Runner, Step
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import State
 from kmirror.words import counted
 from kmirror.work import Meter, Watch
 
-#: Time brokers may take to create or delete a topic.
-CREATION_S = 60.0
-#: How often to check whether they have.
-PAUSE_S = 0.2
 #: How often to record which partitions of the archive are verified.
 PROOF_S = 10.0
 _AGAIN = "run the same command again to continue"
@@ -58,7 +51,7 @@ class FailbackRun:
     mirror: MirrorRecord
     plan: Plan
     progress: Progress
-    clock: Clock
+    runner: Runner
     bulk: Bulk
     watch: Watch
     rows: list[TopicResult] = field(default_factory=list)
@@ -66,6 +59,9 @@ class FailbackRun:
     warnings: list[str] = field(default_factory=list)
     archives: dict[str, dict[str, Any]] = field(default_factory=dict)
     cuts: list[PlannedCut] = field(default_factory=list)
+    #: What the new primary has stored; topics whose producers it has on record as denied WRITE here.
+    there: State = field(default_factory=State)
+    denied: list[str] = field(default_factory=list)
     is_over: bool = False
 
     @property
@@ -95,6 +91,8 @@ class Topic:
     run: FailbackRun
     known: TopicWork | None
     found: TopicComparison | None = None
+    #: Its progress to be recorded, unless the recorded one still fits.
+    planned: TopicWork | None = None
     is_over: bool = False
 
     @property
@@ -103,6 +101,14 @@ class Topic:
         assert self.known is not None
         return self.known
 
+    def is_at(self, step: TopicStep) -> bool:
+        """Return whether this is its recorded step."""
+        return self.work.step is step
+
+    def foresee(self, step: TopicStep) -> None:
+        """Take it to a step without recording it."""
+        self.known = replace(self.planned or self.work, step=step)
+
     def report_archive(self) -> None:
         """Report which archive has its records."""
         work = self.work
@@ -110,19 +116,26 @@ class Topic:
             self.run.archives[work.topic] = {"archive": work.archive, "records": work.records}
 
 
-def _begin_archive(topic: Topic) -> str | None:
+def _plan_archive(topic: Topic) -> None:
+    """Decide which records go into which archive."""
     run, found, known = topic.run, topic.found, topic.known
     assert found is not None
     assert found.here is not None
     discard = run.plan.request.discard
     if known is not None and _fits(known, found, discard=discard):
-        return None
+        return
     ranges = _ranges(found, discard=discard)
     archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges else None
     differs = known.differs if known is not None else {}
     topic_id, limits = found.here.printed_topic_id, _limits(found)
-    work = TopicWork(found.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, found.ends, limits, differs=differs)
-    topic.known = run.progress.record(work)
+    topic.planned = TopicWork(
+        found.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, found.ends, limits, differs=differs
+    )
+
+
+def _begin_archive(topic: Topic) -> str:
+    assert topic.planned is not None
+    topic.known = topic.run.progress.record(topic.planned)
     return "archive begun"
 
 
@@ -153,33 +166,21 @@ def _limits(found: TopicComparison) -> dict[int, int]:
     return {one.topic_partition.partition: one.shared_end for one in found.divergences}
 
 
-def _save(topic: Topic) -> str | None:
+def _save(topic: Topic) -> str:
     run, work = topic.run, topic.work
-    is_saved = work.step is TopicStep.SAVED
-    if not is_saved:
-        records = _archive(topic) if work.archive else 0
-        _require_untouched(run.destination, work)
-        groups = {
-            group: {topic_partition.partition: one.offset for topic_partition, one in offsets.items()}
-            for group, offsets in committed_offsets(run.destination, {work.topic}).items()
-        }
-        topic.known = run.progress.record(replace(topic.work, step=TopicStep.SAVED, groups=groups, records=records))
-    topic.report_archive()
-    return None if is_saved else "saved"
+    records = _archive(topic) if work.archive else 0
+    _require_untouched(run.destination, work)
+    groups = committed_on(run.destination.client, work.topic)
+    topic.known = run.progress.record(replace(topic.work, step=TopicStep.SAVED, groups=groups, records=records))
+    return "saved"
 
 
 def _archive(topic: Topic) -> int:
     """Archive and compare; return how many records were archived."""
     run, work = topic.run, topic.work
     assert work.archive is not None
-    client, factor = run.destination.client, run.settings.replication_factor
-    try:
-        alike = archive_settings(topic_settings(client, [work.topic])[work.topic])
-        create_settled(client, work.archive, len(work.ends), factor, alike)
-    except BrokerError as error:
-        if error.code != Code.TOPIC_ALREADY_EXISTS:
-            raise
-    await_topics(client, [work.archive], Deadline(CREATION_S))
+    client = run.destination.client
+    create_archive(client, work.topic, work.archive, len(work.ends), run.settings.replication_factor)
     wanted = tuple(PartitionRanges(p, (bounds,)) for p, bounds in sorted(work.ranges.items()))
     spec = ArchiveSpec(run.destination.properties, work.topic, work.archive, work.topic_id, wanted)
     where = run.bulk.where(sum(bytes_of(client, spec).values()))
@@ -228,12 +229,7 @@ def _delete(topic: Topic) -> str:
         _require_untouched(run.destination, work)
         assert work.topic_id is not None
         with Meter(run.watch, f"deleting {run.named(work.topic)}"):
-            client.delete_topics([parse_topic_id(work.topic_id)])
-            deadline = Deadline(CREATION_S)
-            while is_there(client, work):
-                if deadline.passed:
-                    raise UnreachableError(f"topic {work.topic} still exists {CREATION_S:g} s after it was deleted")
-                time.sleep(PAUSE_S)
+            delete_topic(client, work.topic, work.topic_id, lambda: is_there(client, work))
     return "gone"
 
 
@@ -244,7 +240,6 @@ def _record_deleted(topic: Topic) -> str:
 
 def _create(topic: Topic) -> str | None:
     run = topic.run
-    topic.report_archive()
     with Meter(run.watch, f"creating {run.named(topic.work.topic)}"):
         result = add(run.destination, run.mirror.name, TopicSelector((topic.work.topic,)), adopt=True)
     run.warnings += result.warnings
@@ -269,7 +264,7 @@ def _restore_groups(topic: Topic) -> str:
     return "groups put back"
 
 
-def _plan_cut(topic: Topic) -> None:
+def _plan_cut(topic: Topic) -> str | None:
     run, work, found = topic.run, topic.work, topic.found
     _require_untouched(run.destination, work)
     assert found is not None
@@ -286,6 +281,7 @@ def _plan_cut(topic: Topic) -> None:
         if one.diverges
     ]
     run.rows += rows_of(found)
+    return None
 
 
 def _cut_offset(destination: Destination, divergence: Divergence) -> int:
@@ -307,19 +303,38 @@ def _cut_offset(destination: Destination, divergence: Divergence) -> int:
     return found
 
 
-_SAVED = (
-    Step("decide which records go into which archive", _begin_archive, durable=True),
-    Step("archive the records after the fork, and compare the archive with the log", _save, durable=True),
+_SAVED: tuple[Step[Topic], ...] = (
+    Step(
+        "record which records after the fork go into which archive",
+        _begin_archive,
+        _plan_archive,
+        lambda topic: topic.foresee(TopicStep.ARCHIVE),
+        recorded=lambda topic: topic.planned is None,
+    ),
+    Step(
+        "archive the records after the fork, and compare the archive with the log",
+        _save,
+        rehearse=lambda topic: topic.foresee(TopicStep.SAVED),
+        recorded=lambda topic: topic.is_at(TopicStep.SAVED),
+    ),
 )
 #: What is left to do with a topic that was deleted before.
-CREATED = (
-    Step("create the topic as a mirror topic", _create),
+CREATED: tuple[Step[Topic], ...] = (
+    Step("create the topic as a mirror topic", _create, Topic.report_archive),
     Step("restore the groups' committed offsets, and delete the recorded progress", _restore_groups),
 )
-RECREATED = (
+RECREATED: tuple[Step[Topic], ...] = (
     *_SAVED,
-    Step("delete the topic, by its id, unless another client wrote to it since", _delete),
-    Step("record that it was deleted", _record_deleted, durable=True),
+    Step("delete the topic, by its id, unless another client wrote to it since", _delete, Topic.report_archive),
+    Step(
+        "record that it was deleted",
+        _record_deleted,
+        rehearse=lambda topic: topic.foresee(TopicStep.CREATE),
+        recorded=lambda topic: topic.is_at(TopicStep.CREATE),
+    ),
     *CREATED,
 )
-PLANNED = (*_SAVED, Step("find the batches at which to cut its logs", _plan_cut))
+PLANNED: tuple[Step[Topic], ...] = (
+    *_SAVED,
+    Step("find the batches at which to cut its logs", _plan_cut, Topic.report_archive),
+)

@@ -1,8 +1,8 @@
 """`switchover`: exchange the roles of source and destination as planned.
 
-1. Check in advance: the file names this very cluster, and the source answers.
-2. Promote here. Topics that are not stopped in time stay mirrored, and then nothing is reversed.
-3. Fail back on the old source: it has no records after the last mirrored ones, so nothing is copied again.
+It is checked in advance that the file names this very cluster, and that the source answers. Then `SWITCHOVER` lists the
+steps: promote here, where topics that are not stopped in time stay mirrored, and then nothing is reversed; fail back on
+the old source, which has no records after the last mirrored ones, so nothing is copied again.
 
 The same command, run again, resumes where it was.
 """
@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.context import (
     Destination,
-    actor,
-    change,
     cluster_id_of,
     now_ms,
     require_mirror,
@@ -32,22 +30,22 @@ from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import WATCH_S, FailbackRequest
+from kmirror.ops.failback.progress import Workflow
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport
-from kmirror.ops.stop.steps import Checkpoint
+from kmirror.ops.stop.steps import Checkpoint, Runner, Step
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.event_records import Event
 from kmirror.state.records import MirrorRecord
-from kmirror.state.snapshot import Changes, State
-from kmirror.state.workflow_records import WorkflowRecord
 from kmirror.words import at_time, counted
 
-SWITCHOVER = "switchover"
+VERB = "switchover"
 
+#: The steps that are recorded.
 _PROMOTE = "PROMOTE"
 _RETURN = "RETURN"
+_MOST_RECORDED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,47 +84,119 @@ def switchover(
     mirror = require_mirror(state, request.mirror)
     chosen = [t.topic for t in select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")]
     _require_way_back(destination, mirror, request)
-    topics = TopicSelector(tuple(chosen))
-    if not dry_run:
-        _record_step(destination, mirror.name, _PROMOTE, chosen)
-        checkpoint("begun")
-    stopped = promote(
-        destination,
-        PromoteRequest(
-            mirror.name,
-            topics,
-            timeout_ms=request.timeout_ms,
-            idle_ms=request.idle_ms,
-            master=request.master,
-            block_producers=request.block_producers,
-        ),
-        watcher,
-        stopping,
-        dry_run=dry_run,
-    )
-    if dry_run or stopped.result.exit_code:
+    runner = Runner(checkpoint, acts=not dry_run)
+    work = _Switchover(destination, request, mirror, chosen, watcher, stopping, runner, began_ms)
+    runner.walk(SWITCHOVER, work)
+    stopped, returned = work.stopped, work.returned
+    if returned is None:
         # topics that are stopped stay so, and are reversed once the others are ready as well
-        result = replace(stopped.result, verb=SWITCHOVER)
+        result = replace(stopped.result, verb=VERB, steps=runner.done)
         if result.error is not None and not dry_run:
             again = "nothing was reversed yet: run the same command again to continue"
             hint = f"{result.error.hint}; {again}" if result.error.hint else again
             result = replace(result, error=replace(result.error, hint=hint))
-        return VerbReport(result, {**stopped.evidence, "verb": SWITCHOVER})
-    checkpoint("promoted")
-    since_ms = now_ms()
-    host, port = destination.config.bootstrap_servers[0]
-    writable = f"{host}:{port} takes writes now, since {at_time(since_ms)}: start clients of"
-    line = f"{writable} {counted(len(chosen), 'topic')} here; what follows prepares the way back"
-    watcher(PromoteView((since_ms - began_ms) / 1000, lines=(line,)))
-    _record_step(destination, mirror.name, _RETURN, chosen, writableSinceMs=since_ms)
-    checkpoint("reversing")
-    returned = _reverse(mirror, request, topics, watcher)
-    result = _joined(mirror.name, stopped.result, returned)
-    if result.exit_code == ExitCode.OK:
-        _delete_progress(destination, mirror.name)
+        return VerbReport(result, {**stopped.evidence, "verb": VERB})
+    result = replace(_joined(mirror.name, stopped.result, returned), steps=runner.done)
     back = returned.evidence if isinstance(returned, VerbReport) else None
     evidence = evidence_of(destination, mirror, result, began_ms, {}, promote=stopped.evidence, failback=back)
     return VerbReport(result, evidence)
+
+
+@dataclass(slots=True)
+class _Switchover:
+    """A switchover in progress: first the promote here, then the failback there."""
+
+    destination: Destination
+    request: SwitchoverRequest
+    mirror: MirrorRecord
+    topics: list[str]
+    watcher: Watcher
+    stopping: threading.Event | None
+    runner: Runner
+    began_ms: int
+    stopped: VerbReport = field(init=False)
+    returned: VerbReport | KmirrorError | None = None
+    is_over: bool = False
+
+    def promote(self) -> None:
+        """Promote the topics here; the switchover is over unless all of them are stopped."""
+        request = self.request
+        self.stopped = promote(
+            self.destination,
+            PromoteRequest(
+                self.mirror.name,
+                TopicSelector(tuple(self.topics)),
+                timeout_ms=request.timeout_ms,
+                idle_ms=request.idle_ms,
+                master=request.master,
+                block_producers=request.block_producers,
+            ),
+            self.watcher,
+            self.stopping,
+            dry_run=not self.runner.acts,
+        )
+        self.runner.also(self.stopped.result.steps or ())
+        self.is_over = self.runner.acts and bool(self.stopped.result.exit_code)
+
+    @property
+    def progress(self) -> Workflow:
+        """Its stored progress."""
+        return Workflow(self.destination, self.mirror.name, VERB)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is recorded with each step."""
+        return {"topics": self.topics[:_MOST_RECORDED], "count": len(self.topics)}
+
+    def record_writable(self) -> None:
+        """Record and show that this cluster takes writes."""
+        since_ms = now_ms()
+        host, port = self.destination.config.bootstrap_servers[0]
+        writable = f"{host}:{port} takes writes now, since {at_time(since_ms)}: start clients of"
+        line = f"{writable} {counted(len(self.topics), 'topic')} here; what follows prepares the way back"
+        self.watcher(PromoteView((since_ms - self.began_ms) / 1000, lines=(line,)))
+        self.progress.begin(_RETURN, {**self.facts, "writableSinceMs": since_ms})
+
+    def reverse(self) -> None:
+        """Make the old source a mirror of this cluster."""
+        request, mirror, watcher = self.request, self.mirror, self.watcher
+        topics, spark = TopicSelector(tuple(self.topics)), SparkChoice(request.master)
+        back = FailbackRequest(mirror.name, request.properties, topics, watch_s=request.watch_s, spark=spark)
+        try:
+            with Destination.open(mirror.source, mirror.source_cluster_id) as old:
+                self.returned = failback(
+                    old, back, watch=lambda view: watcher(PromoteView(view.at - view.since, work=view))
+                )
+            self.runner.also(self.returned.result.steps or ())
+        except KmirrorError as error:
+            self.returned = error
+
+    @property
+    def is_reversed(self) -> bool:
+        """True unless the old source is known not to be a mirror of this cluster."""
+        return self.returned is None or (isinstance(self.returned, VerbReport) and not self.returned.result.exit_code)
+
+
+SWITCHOVER: tuple[Step[_Switchover], ...] = (
+    Step(
+        "record that the switchover has begun",
+        lambda work: work.progress.begin(_PROMOTE, work.facts),
+        recorded=lambda work: work.progress.has_reached((_PROMOTE, _RETURN), work.facts),
+    ),
+    # repeated: a topic may be mirrored again since
+    Step("promote the topics here", _Switchover.promote, rehearse=_Switchover.promote),
+    Step(
+        "record since when this cluster takes writes",
+        _Switchover.record_writable,
+        recorded=lambda work: work.progress.has_reached((_RETURN,), work.facts),
+    ),
+    Step("fail back on the old source, which makes it a mirror of this cluster", _Switchover.reverse),
+    Step(
+        "delete the recorded progress",
+        lambda work: work.progress.finish(ExitCode.OK.name, {}, is_over=True),
+        needed=lambda work: work.is_reversed,
+    ),
+)
 
 
 def _require_way_back(destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest) -> None:
@@ -143,20 +213,6 @@ def _require_way_back(destination: Destination, mirror: MirrorRecord, request: S
         )
     with Destination.open(mirror.source) as old:
         require_same_cluster(mirror.source_cluster_id, old.cluster_id)
-
-
-def _reverse(
-    mirror: MirrorRecord, request: SwitchoverRequest, topics: TopicSelector, watcher: Watcher
-) -> VerbReport | KmirrorError:
-    """Make the old source a mirror of this cluster; return the result, or the error."""
-    back = FailbackRequest(
-        mirror.name, request.properties, topics, watch_s=request.watch_s, spark=SparkChoice(request.master)
-    )
-    try:
-        with Destination.open(mirror.source, mirror.source_cluster_id) as old:
-            return failback(old, back, watch=lambda view: watcher(PromoteView(view.at - view.since, work=view)))
-    except KmirrorError as error:
-        return error
 
 
 def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorError) -> VerbResult:
@@ -181,25 +237,5 @@ def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorErro
         error = ErrorInfo(code, message, hint, error.reason)
         outcome = Outcome.TIMED_OUT if code == ExitCode.TIMED_OUT else Outcome.FAILED
         rows = (*rows, TopicResult(None, None, outcome, message, error.reason, hint=hint))
-    done = VerbResult(SWITCHOVER, mirror, False, code, tuple(rows), tuple(groups), error, tuple(warnings))
+    done = VerbResult(VERB, mirror, False, code, tuple(rows), tuple(groups), error, tuple(warnings))
     return replace(done, blocked=stopped.blocked)
-
-
-def _record_step(destination: Destination, mirror: str, step: str, topics: list[str], **more: int) -> None:
-    def decide(state: State) -> Changes:
-        found = state.workflow(mirror, SWITCHOVER)
-        began = found.began_ms if found else now_ms()
-        facts: dict[str, Any] = {"topics": topics[:100], "count": len(topics), **more}
-        record = WorkflowRecord(mirror, SWITCHOVER, step, actor(), began, now_ms(), facts)
-        return Changes((record,), (), (Event(now_ms(), mirror, SWITCHOVER, actor(), step, facts),))
-
-    change(destination, mirror, decide)
-
-
-def _delete_progress(destination: Destination, mirror: str) -> None:
-    def decide(state: State) -> Changes:
-        found = state.workflow(mirror, SWITCHOVER)
-        event = Event(now_ms(), mirror, SWITCHOVER, actor(), ExitCode.OK.name, {})
-        return Changes((), (found.key,) if found else (), (event,))
-
-    change(destination, mirror, decide)

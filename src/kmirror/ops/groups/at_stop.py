@@ -25,7 +25,7 @@ from kmirror.sync.group_changes import (
     kept_offsets,
     kept_rows,
 )
-from kmirror.words import counted, visible
+from kmirror.words import counted, listed
 
 #: How many groups a warning names.
 _NAMED = 20
@@ -146,8 +146,7 @@ def _left_alone(plan: GroupPlan, row: OffsetPlan) -> GroupResult:
 
 
 def _named(groups: Collection[str]) -> str:
-    more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
-    return f"{', '.join(map(visible, sorted(groups)[:_NAMED]))}{more}"
+    return listed(sorted(groups), _NAMED)
 
 
 def _out_of_range(

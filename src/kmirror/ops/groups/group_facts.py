@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.groups.cluster_groups import NON_EMPTY_GROUP, UNKNOWN_MEMBER_ID, UNSUPPORTED_VERSION, ClusterGroups
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import GroupKind, ListedGroup
@@ -233,8 +233,7 @@ def log_bounds(client: ClusterClient, partitions: Collection[TopicPartition]) ->
     """Return log start and true log end of partitions; unknown ones are left out."""
     if not partitions:
         return {}
-    starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST))
-    ends = client.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
+    starts, ends = client.look_up_offsets(partitions, (Lookup(EARLIEST), Lookup(LATEST, log_end=True)))
     return {
         partition: (start, end)
         for partition in partitions

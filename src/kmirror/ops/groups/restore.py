@@ -26,6 +26,21 @@ from kmirror.words import visible
 
 #: By group, then by partition.
 OffsetsByGroup = Mapping[str, Mapping[int, int]]
+CommittedOffsets = dict[str, dict[TopicPartition, Committed]]
+
+
+def known_committed(groups: ClusterGroups, kinds: Mapping[str, GroupKind]) -> CommittedOffsets:
+    """Return the committed offsets of these groups. Raises UnreachableError: those of one are not returned."""
+    found: CommittedOffsets = {}
+    for group, answer in sorted(groups.committed(kinds).items()):
+        if isinstance(answer, int):
+            raise UnreachableError(
+                f"committed offsets of group {visible(group)} are unknown: {reason_text(reason_of(answer))}"
+                f" (error {answer})",
+                "grant DESCRIBE on the group",
+            )
+        found[group] = answer
+    return found
 
 
 def committed_on(client: ClusterClient, topic: str) -> dict[str, dict[int, int]]:
@@ -37,17 +52,11 @@ def committed_on(client: ClusterClient, topic: str) -> dict[str, dict[int, int]]
     """
     groups = ClusterGroups(client)
     kinds = {name: one.kind for name, one in groups.listed().items() if one.kind is not GroupKind.OTHER}
-    found: dict[str, dict[int, int]] = {}
-    for group, answer in sorted(groups.committed(kinds).items()):
-        if isinstance(answer, int):
-            raise UnreachableError(
-                f"committed offsets of group {visible(group)} are unknown: {reason_text(reason_of(answer))}"
-                f" (error {answer})",
-                "grant DESCRIBE on the group",
-            )
-        if offsets := {at.partition: one.offset for at, one in answer.items() if at.topic == topic}:
-            found[group] = offsets
-    return found
+    found = {
+        group: {at.partition: one.offset for at, one in offsets.items() if at.topic == topic}
+        for group, offsets in known_committed(groups, kinds).items()
+    }
+    return {group: offsets for group, offsets in found.items() if offsets}
 
 
 def restore_offsets(

@@ -37,7 +37,7 @@ from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.group_changes import GroupPlan, MirroredTopics, OffsetPlan, kept_offsets, marked_absent
-from kmirror.words import counted, visible
+from kmirror.words import counted, listed, visible
 
 #: How long the last sync continues while offsets on the source move.
 FINAL_SYNC_S = 30.0
@@ -361,8 +361,7 @@ def _skip_events(mirror: str, newly_skipped: Sequence[GroupRecord]) -> list[JobE
             by_reason[record.skipped, record.detail].append(record.destination_group)
     events = []
     for (reason, detail), groups in by_reason.items():
-        more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
-        names = f"{', '.join(map(visible, sorted(groups)[:3]))}{more}"
+        names = listed(sorted(groups), 3)
         is_bare = reason is GroupReason.METADATA_REFUSED
         what = (
             f"offsets of {names} are synced by {mirror}"

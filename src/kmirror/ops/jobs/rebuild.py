@@ -13,20 +13,18 @@ verified to be complete.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
-from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.topics.log_dirs import disk_use
 from kmirror.cluster.topics.policies import create_settled, settled_to_change
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_mirror, on_topics
-from kmirror.engine.archive.archive_topic import archive_name, archive_settings
+from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.engine.bulk.runner import SparkTasks, TaskRuntime
 from kmirror.engine.driver.rebuilds import RESETS
@@ -34,7 +32,7 @@ from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
-from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
+from kmirror.ops.add.topic_admin import CREATION_S, TopicAdmin, await_topics, create_archive, delete_topic
 from kmirror.ops.base.context import (
     Destination,
     actor,
@@ -69,8 +67,6 @@ from kmirror.words import counted
 from kmirror.work import Meter, Watch, unwatched
 
 _HOUR_MS = 3_600_000
-_CREATION_S = 60.0
-_PAUSE_S = 0.2
 
 
 class LaneRuntime(TaskRuntime, Protocol):
@@ -237,13 +233,7 @@ class TopicRebuilder:
         if not wanted:
             return 0
         factor = stored_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
-        try:
-            alike = archive_settings(topic_settings(destination.client, [record.topic])[record.topic])
-            create_settled(destination.client, rebuild.archive, max(ranges) + 1, factor, alike)
-        except BrokerError as error:
-            if error.code != Code.TOPIC_ALREADY_EXISTS:
-                raise
-        await_topics(destination.client, [rebuild.archive], Deadline(_CREATION_S))
+        create_archive(destination.client, record.topic, rebuild.archive, max(ranges) + 1, factor)
         spec = ArchiveSpec(self._properties, record.topic, rebuild.archive, record.destination_topic_id, wanted)
         saved = 0
         for outcome in archive_topic(spec, self._tasks(), watch).outcomes:
@@ -290,22 +280,19 @@ class TopicRebuilder:
         client, topic = destination.client, record.topic
         # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
         self._claimed(destination.state(), topic)
-        if record.destination_topic_id:
-            client.delete_topics([parse_topic_id(record.destination_topic_id)])
-        deadline = Deadline(_CREATION_S)
-        while (found := client.metadata([topic]).topics.get(topic)) and (
-            found.printed_topic_id == record.destination_topic_id
-        ):
-            if deadline.passed:
-                raise UnreachableError(f"topic {topic} still exists {_CREATION_S:g} s after it was deleted")
-            time.sleep(_PAUSE_S)
+
+        def is_there() -> bool:
+            found = client.metadata([topic]).topics.get(topic)
+            return found is not None and found.printed_topic_id == record.destination_topic_id
+
+        delete_topic(client, topic, record.destination_topic_id, is_there)
         factor = stored_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
         try:
             plan = plan.settling(create_settled(client, topic, partitions, factor, plan.now))
         except BrokerError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
-        made = await_topics(client, [topic], Deadline(_CREATION_S)).topics[topic]
+        made = await_topics(client, [topic], Deadline(CREATION_S)).topics[topic]
         # created by us before an interruption, or by another client, for instance through auto-creation
         ends = _bounds(client, topic, len(made.partitions))
         if len(made.partitions) != partitions or any(end for _, end in ends.values()):
@@ -419,11 +406,8 @@ def _bounds(
 ) -> dict[int, tuple[int, int]]:
     """Return log start and end of each partition: the log end offset, or with `read_committed` the last stable one."""
     topic_partitions = [TopicPartition(topic, partition) for partition in range(partitions)]
-    starts = client.list_offsets(dict.fromkeys(topic_partitions, EARLIEST))
-    if read_committed:
-        ends = client.list_offsets(dict.fromkeys(topic_partitions, LATEST), read_committed=True)
-    else:
-        ends = client.list_offsets(dict.fromkeys(topic_partitions, LATEST), log_end=True)
+    end_lookup = Lookup(LATEST, read_committed=read_committed, log_end=not read_committed)
+    starts, ends = client.look_up_offsets(topic_partitions, (Lookup(EARLIEST), end_lookup))
     found = {}
     for topic_partition in topic_partitions:
         start, end = starts[topic_partition].offset, ends[topic_partition].offset

@@ -20,9 +20,8 @@ from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.base.context import Destination, change, naming_cluster, require_same_cluster, source_client
+from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.base.source_settings import source_settings
-from kmirror.ops.jobs.pace import Pace
-from kmirror.settings.table import Settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.setting_changes import SettingsSync, as_first_source, settling, sync_settings
@@ -34,22 +33,15 @@ _RECORDS_AT_ONCE = 200
 _RECORDED_EVERY_MS = 600_000
 
 
-class SettingsSyncJob:
+class SettingsSyncJob(DestinationJob):
     """Keep the settings of mirror topics equal to their sources'; see `engine.driver.side_jobs.SideJob`."""
 
     name = "topic settings"
 
     def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        self._mirror = mirror
-        self._properties = dict(destination_properties)
-        self._destination: Destination | None = None
-        self._pace = Pace()
+        super().__init__(mirror, destination_properties)
         #: By topic, the last reported trouble.
         self._reported: dict[str, str] = {}
-
-    def interval_s(self, settings: Settings) -> float:
-        """Return `refresh.interval.seconds`, or more where reading settings takes much work."""
-        return self._pace.interval_s(settings.refresh_interval_seconds)
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Read both sides once, and change what differs."""
@@ -58,15 +50,7 @@ class SettingsSyncJob:
             with self._pace.measured():
                 yield from self._sync(view, topics)
 
-    def close(self) -> None:
-        """Close connections."""
-        if self._destination is not None:
-            self._destination.close()
-            self._destination = None
-
     def _sync(self, view: JobView, topics: Sequence[TopicRecord]) -> Iterator[JobEvent]:
-        if self._destination is None:
-            self._destination = Destination.open(self._properties)
         destination = self._destination
         with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
             metadata = source.metadata([topic.source_topic for topic in topics])

@@ -25,14 +25,15 @@ from kmirror.ops.base.context import (
     require_same_cluster,
     source_client,
 )
+from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.base.upstream import by_reason, unknown_loop, upstream_of
-from kmirror.ops.jobs.pace import Pace
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.table import Settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_deleted, new_source_topics
+from kmirror.words import listed
 
 _TOPICS_AT_ONCE = 100
 _TOPICS_IN_NOTE = 10
@@ -40,16 +41,13 @@ _TOPICS_IN_NOTE = 10
 _RETRY_S = 60.0
 
 
-class DiscoveryJob:
+class DiscoveryJob(DestinationJob):
     """Add new topics of the source to the mirror; see `engine.driver.side_jobs.SideJob`."""
 
     name = "discovery"
 
     def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        self._mirror = mirror
-        self._properties = dict(destination_properties)
-        self._destination: Destination | None = None
-        self._pace = Pace()
+        super().__init__(mirror, destination_properties)
         #: By source topic, the last reported reason why it is not added, and when it is retried.
         self._reported: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
@@ -58,20 +56,10 @@ class DiscoveryJob:
         #: Topics that an `add` had claimed when they were last read; None before that.
         self._claims: dict[str, TopicRecord] | None = None
 
-    def interval_s(self, settings: Settings) -> float:
-        """Return `refresh.interval.seconds`, or more where reading the source's topics takes much work."""
-        return self._pace.interval_s(settings.refresh_interval_seconds)
-
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Read the source's topics once, and add new ones."""
         if view.settings.discovers and not view.mirror.discovery_ended:
             yield from self._discover(view)
-
-    def close(self) -> None:
-        """Close connections."""
-        if self._destination is not None:
-            self._destination.close()
-            self._destination = None
 
     def _discover(self, view: JobView) -> Iterator[JobEvent]:
         with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
@@ -80,8 +68,6 @@ class DiscoveryJob:
                 found = _topics_of(source, view.mirror, view.settings)
                 if not self._may_be_new(view, found):
                     return
-            if self._destination is None:
-                self._destination = Destination.open(self._properties)
             state = self._destination.state()
             mirror = require_mirror(state, self._mirror)
             settings = stored_settings(mirror.settings)
@@ -137,7 +123,9 @@ class DiscoveryJob:
             if anew := [name for name in names if settings.topic_prefix + name in deleted]:
                 what = "deleted here, and the mirror's filters match: mirrored anew, with all of its history"
                 details = {"sourceTopics": anew[:_TOPICS_AT_ONCE], "count": len(anew), "message": what}
-                yield JobEvent(f"{_some(anew)}: {what}", "discovery", "RECREATING", details, Level.WARNING)
+                yield JobEvent(
+                    f"{listed(anew, _TOPICS_IN_NOTE)}: {what}", "discovery", "RECREATING", details, Level.WARNING
+                )
             for start in range(0, len(names), _TOPICS_AT_ONCE):
                 some = names[start : start + _TOPICS_AT_ONCE]
                 rows, weaker = add_discovered(destination, source, destination.state(), mirror, found, some, upstream)
@@ -173,7 +161,7 @@ class DiscoveryJob:
                 yield from self._skip(name, row)
         if added:
             # `add` has written their event
-            yield JobEvent(f"now mirroring new source topics: {_some(added)}")
+            yield JobEvent(f"now mirroring new source topics: {listed(added, _TOPICS_IN_NOTE)}")
 
     def _skip(self, name: str, row: TopicResult) -> Iterator[JobEvent]:
         """Report once why a topic is not added, unless it is not meant to be."""
@@ -183,11 +171,6 @@ class DiscoveryJob:
             self._reported[name] = message
             details = {"sourceTopic": name, "topic": row.topic, "reason": row.reason, "message": message}
             yield JobEvent(f"not mirrored: {message}", "discovery", row.result.value, details, Level.WARNING)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _TOPICS_IN_NOTE
-    return ", ".join(names[:_TOPICS_IN_NOTE]) + (f" and {more} more" if more > 0 else "")
 
 
 def _topics_of(source: ClusterClient, mirror: MirrorRecord, settings: Settings) -> dict[str, TopicMetadata]:

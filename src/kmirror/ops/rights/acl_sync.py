@@ -18,6 +18,7 @@ from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
 from kmirror.ops.base.context import Destination, change, source_client
+from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.rights.protection import (
     NO_AUTHORIZER,
     AclSurvey,
@@ -36,41 +37,27 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.sync.acl_changes import SyncPlan, joined, producers_of, sync_plan, wanted_acls
 from kmirror.sync.client_acls import on_cluster, on_transactional_ids
 from kmirror.sync.client_rights import is_of_clients
-from kmirror.words import counted, visible
+from kmirror.words import counted, listed
 
 _MOST_NAMES = 100
 _WHAT = "rights"
 
 
-class RightsJob:
+class RightsJob(DestinationJob):
     """Keep a mirror's rights as its settings say; see `engine.side_jobs.SideJob`."""
 
     name = "rights"
 
     def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        self._mirror = mirror
-        self._properties = dict(destination_properties)
-        self._destination: Destination | None = None
+        super().__init__(mirror, destination_properties)
         self._known = ProbeCache()
         self._reported: str | None = None
 
-    def interval_s(self, settings: Settings) -> float:
-        """Return the time between two runs."""
-        return settings.refresh_interval_seconds
-
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Run once. Raises KmirrorError if a change of ACLs failed."""
-        if self._destination is None:
-            self._destination = Destination.open(self._properties)
         yield from self._protect(self._destination, view)
         if view.settings.sync_topic_acls_enabled:
             yield from self._sync(self._destination, view)
-
-    def close(self) -> None:
-        """Close the connections."""
-        if self._destination is not None:
-            self._destination.close()
-            self._destination = None
 
     def _protect(self, destination: Destination, view: JobView) -> Iterator[JobEvent]:
         topics = [one.topic for one in view.topics if is_mirrored(one)]
@@ -269,6 +256,4 @@ def _names(bindings: Iterable[AclBinding]) -> list[str]:
 
 
 def _listed(topics: Collection[str]) -> str:
-    shown = sorted(topics)[:5]
-    more = len(topics) - len(shown)
-    return ", ".join(map(visible, shown)) + (f" and {more} more" if more else "")
+    return listed(sorted(topics), 5)

@@ -16,8 +16,8 @@ from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas, 
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.engine.status.journal import Level
 from kmirror.ops.base.context import Destination, change, cluster_id_of, now_ms, require_same_cluster, source_client
+from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.rights.protection import is_mirrored
-from kmirror.settings.table import Settings
 from kmirror.state.client_records import ClientsRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.quotas import copied_quotas, quota_plan
@@ -29,20 +29,14 @@ _MOST_NAMES = 100
 RECORDED_EVERY_MS = 60_000
 
 
-class ClientsJob:
+class ClientsJob(DestinationJob):
     """Sync quotas and compare users; see `engine.driver.side_jobs.SideJob`."""
 
     name = "clients"
 
     def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        self._mirror = mirror
-        self._properties = dict(destination_properties)
-        self._destination: Destination | None = None
+        super().__init__(mirror, destination_properties)
         self._reported: dict[str, Collection[object]] = {}
-
-    def interval_s(self, settings: Settings) -> float:
-        """Return the time between two runs."""
-        return settings.refresh_interval_seconds
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Run once. Raises KmirrorError if quotas could not be read or changed."""
@@ -51,20 +45,12 @@ class ClientsJob:
             return
         if not any(is_mirrored(topic) for topic in view.topics):
             return
-        if self._destination is None:
-            self._destination = Destination.open(self._properties)
         with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
             require_same_cluster(view.mirror.source_cluster_id, cluster_id_of(source))
             if settings.sync_quotas_enabled:
                 yield from self._sync_quotas(self._destination, source, view)
             if settings.compare_scram_users_enabled:
                 yield from self._compare_users(self._destination, source)
-
-    def close(self) -> None:
-        """Close the connections."""
-        if self._destination is not None:
-            self._destination.close()
-            self._destination = None
 
     def _sync_quotas(self, destination: Destination, source: ClusterClient, view: JobView) -> Iterator[JobEvent]:
         theirs = quotas_to_sync(source, destination.client)

@@ -13,7 +13,7 @@ from kmirror.ops.groups.commit import reason_text, refused_sentences
 from kmirror.ops.groups.sync import final_sync
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState
-from kmirror.words import visible
+from kmirror.words import listed, visible
 
 #: How long to follow groups whose offsets still move when everything is copied.
 _GROUPS_S = 3.0
@@ -54,8 +54,7 @@ def judged(mirror: str, rows: Sequence[GroupResult]) -> SyncedGroups:
     if not failed:
         return SyncedGroups(tuple(rows), tuple(warnings))
     names = sorted({row.group for row in failed})
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    message = f"{', '.join(names[:_NAMED])}{more} could not be synced: {_why(failed[0])}"
+    message = f"{listed(names, _NAMED)} could not be synced: {_why(failed[0])}"
     return SyncedGroups(tuple(rows), tuple(warnings), _trouble(mirror, message, None))
 
 

@@ -28,6 +28,7 @@ from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport, sorted_rows
+from kmirror.ops.stop.steps import Runner
 from kmirror.ops.stop.stop import already_stopped_rows
 from kmirror.ops.stop.work import RUN_AGAIN, is_stopped
 from kmirror.settings.patterns import TopicSelector
@@ -45,7 +46,7 @@ class _BatchResults:
 
     rows: list[TopicResult] = field(default_factory=list)
     parts: list[VerbResult] = field(default_factory=list)
-    steps: dict[str, float] = field(default_factory=dict)
+    runner: Runner = field(default_factory=Runner)
     batches: list[Batch] = field(default_factory=list)
 
     def add(self, done: VerbReport, topics: Sequence[str], began_ms: int) -> None:
@@ -53,8 +54,6 @@ class _BatchResults:
         result = done.result
         self.rows += result.results
         self.parts.append(result)
-        for step in done.evidence["steps"]:
-            self.steps[step["step"]] = self.steps.get(step["step"], 0.0) + step["seconds"]
         self.batches.append(Batch(tuple(topics), began_ms, now_ms(), result.exit_code))
 
 
@@ -112,7 +111,7 @@ def promote_in_batches(
             part = replace(request, topics=selected, exclude=None, timeout_ms=timeout_ms, together=True)
             at = now_ms()
             try:
-                done = promote(destination, part, watcher, event, own=own)
+                done = promote(destination, part, watcher, event, own=own, runner=done_so_far.runner)
             except KmirrorError as error:
                 if number == 1:
                     raise
@@ -149,10 +148,11 @@ def promote_in_batches(
             groups=[row for one in done_so_far.parts for row in one.groups],
             warnings=dict.fromkeys(warning for one in done_so_far.parts for warning in _own_warnings(one)),
             clients=clients.gaps(chosen),
+            steps=done_so_far.runner.done,
         )
     result = replace(result, blocked=tuple(row for one in done_so_far.parts for row in one.blocked))
     evidence = evidence_of(
-        destination, mirror, result, began_ms, done_so_far.steps, together=False, batches=done_so_far.batches
+        destination, mirror, result, began_ms, done_so_far.runner.seconds, together=False, batches=done_so_far.batches
     )
     return VerbReport(result, evidence)
 

@@ -26,7 +26,7 @@ from kmirror.ops.stop.report import (
     source_only_record,
     with_source_answer,
 )
-from kmirror.ops.stop.source_ends import SourceEnds, SourceEndsRequest
+from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.state.records import AtStop, MirrorRecord, PartitionRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 
@@ -48,26 +48,15 @@ class StopFacts:
         self._topics = {topic.topic: topic for topic in topics}
         self.reports = last_reports(state, mirror.name)
         known = {partition: report.row.destination_offset or 0 for partition, report in self.reports.items()}
-        self._request = SourceEndsRequest(mirror, topics, known)
+        #: The request to the source: its answer takes a few seconds at most.
+        self.request = SourceEndsRequest(mirror, topics, known)
         #: Where the source's records end in each log, once `at_stop` has been called.
         self.last_mirrored_offsets: dict[TopicPartition, int] = {}
         self.warnings: list[str] = []
 
-    def close(self) -> None:
-        """Close the connections to the source."""
-        self._request.close()
-
-    def ask_source(self) -> None:
-        """Start asking the source for its ends."""
-        self._request.start()
-
-    def source(self) -> SourceEnds:
-        """Return the source's answer; waits for it a few seconds at most."""
-        return self._request.answer()
-
     def unmirrored(self) -> dict[TopicPartition, PartitionRecord]:
         """Return the records of partitions that only the source has, by its answer or by what its engine last knew."""
-        answer, at = self.source(), now_ms()
+        answer, at = self.request.answer(), now_ms()
         found = dict(answer.unmirrored)
         if answer.trouble is not None:
             engine = self._state.engine(self._mirror)
@@ -119,7 +108,7 @@ class StopFacts:
         self, known: Mapping[TopicPartition, AtStop], last_mirrored_offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, AtStop]:
         """Return what is known, updated with the source's answer where it has arrived."""
-        answer = self.source()
+        answer = self.request.answer()
         found = {partition: with_source_answer(partition, one, answer) for partition, one in known.items()}
         until = time.monotonic() + _READING_S
         for partition, one in found.items():

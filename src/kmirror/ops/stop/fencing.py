@@ -7,13 +7,17 @@ fences, its lease is taken and its producer ids are fenced at every leader (`clu
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.rights.authorized import marker_operations
+from kmirror.cluster.rights.authorized import cluster_operations, marker_operations, missing_operations
 from kmirror.cluster.writing.fence import Writer, fence, log_ends
 from kmirror.engine.spec import own_producer_id
+from kmirror.ops.base.context import now_ms, require_mirror
 from kmirror.ops.base.handover import Handover, await_handover
+from kmirror.ops.show.rows import engine_in_charge
+from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import StopWork
 from kmirror.state.lease import EngineIdentity, Lease
@@ -26,14 +30,16 @@ _LEASE_TTL_MS = 5_000
 _REFUSED = (Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED)
 
 
-def release_topics(work: StopWork) -> str | None:
-    """Wait until the engine has released the topics, or take its lease; decide whether brokers must fence it."""
+def decide_to_fence(work: StopWork) -> None:
+    """Decide whether brokers must fence the engine, as far as that is known before it is told to stop."""
+    work.must_fence = work.request.always_fence
+    work.is_over = not work.topics
+
+
+def release_topics(work: StopWork) -> str:
+    """Wait until the engine has released the topics, or take its lease: then brokers must fence it."""
     request = work.request
-    work.must_fence = request.always_fence
     if not work.topics:
-        work.is_over = True
-        if not request.whole:
-            return None
         _end_engine(work)
         return "engine ended"
     if request.whole:
@@ -48,6 +54,14 @@ def release_topics(work: StopWork) -> str | None:
     _end_engine(work)
     work.must_fence = True
     return "engine fenced"
+
+
+def foresee_release(work: StopWork) -> None:
+    """Expect an engine that sends heartbeats to release the topics, unless all of the mirror is stopped."""
+    mirror = work.request.mirror
+    engine = work.state.engine(mirror)
+    if engine is not None and engine.state is not EngineState.RELEASED:
+        work.must_fence |= work.request.whole or engine_in_charge(work.state, mirror, now_ms()) is None
 
 
 def _end_engine(work: StopWork) -> bool:
@@ -66,26 +80,24 @@ def _end_engine(work: StopWork) -> bool:
     return True
 
 
-def fence_writers(work: StopWork) -> str:
-    """Fence the mirror's producers if needed, and read where the logs end; meanwhile the source is asked.
-
-    Skips partitions whose end is recorded already.
-    """
-    client = work.destination.client
-    work.facts.ask_source()
-    writers = {
+def find_writers(work: StopWork) -> None:
+    """Find the producers of partitions whose ends are not recorded yet, and start asking the source."""
+    mirror = require_mirror(work.state, work.request.mirror)
+    work.facts = StopFacts(work.destination, work.state, mirror, work.topics)
+    work.resources.enter_context(closing(work.facts.request)).start()
+    work.writers = {
         partition: writer
         for topic in work.topics
         for partition in partitions_of(topic)
         if (writer := _writer(work, topic, partition)) is not None
     }
-    if not writers:
-        return "ends read"
-    if not work.must_fence:
-        work.log_ends = log_ends(client, writers)
-        return "ends read"
-    found = fence(client, writers)
-    refused = {p: w for p, w in writers.items() if found[p].error_code in _REFUSED}
+
+
+def fence_writers(work: StopWork) -> str:
+    """Fence the mirror's producers, which also returns where the logs ended."""
+    client = work.destination.client
+    found = fence(client, work.writers)
+    refused = {p: w for p, w in work.writers.items() if found[p].error_code in _REFUSED}
     if refused and work.request.fence_with_record:
         found |= fence(client, refused, with_record=True)
     elif refused:
@@ -101,6 +113,26 @@ def fence_writers(work: StopWork) -> str:
         )
     work.log_ends = found
     return "writers fenced" if any(end.is_fenced for end in found.values()) else "ends read"
+
+
+def foresee_fence(work: StopWork) -> None:
+    """Read where the logs ended or would end, and warn if the brokers would refuse to fence."""
+    client = work.destination.client
+    found = fence(client, work.writers, dry_run=True)
+    work.log_ends = {partition: end for partition, end in found.items() if end.error_code not in _REFUSED}
+    to_fence, operations = marker_operations(client), cluster_operations(client)
+    if not work.request.fence_with_record and all(missing_operations(operations, [one]) for one in to_fence):
+        work.done.warnings.append(
+            f"kmirror lacks the right to write markers here ({' or '.join(to_fence)} on the cluster): a forgotten"
+            " engine would be fenced by its lease only"
+        )
+
+
+def read_ends(work: StopWork) -> str | None:
+    """Read where the logs of producers end that were not fenced."""
+    missing = [partition for partition in work.writers if partition not in work.log_ends]
+    work.log_ends |= log_ends(work.destination.client, missing) if missing else {}
+    return "ends read" if missing else None
 
 
 def _writer(work: StopWork, topic: TopicRecord, partition: TopicPartition) -> Writer | None:

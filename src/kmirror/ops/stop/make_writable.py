@@ -5,7 +5,7 @@ They need the destination only, and each can be done twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -13,6 +13,7 @@ from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.topics.policies import refuses_settings, settled_to_change
 from kmirror.cluster.topics.settling import with_settled
 from kmirror.cluster.topics.topic_settings import topic_defaults, topic_settings
@@ -23,8 +24,10 @@ from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.base.context import as_kmirror_error, now_ms
+from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.groups.at_stop import clamp_groups
 from kmirror.ops.groups.commit import refused_sentences
+from kmirror.ops.groups.group_facts import log_bounds
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import partitions_of
@@ -33,13 +36,15 @@ from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.setting_changes import retention_notes, settings_at_stop
 from kmirror.words import counted, listed
 
+#: What a stop needs on a topic; DELETE only if its first copy may be unfinished.
+_NEEDED = ("DESCRIBE", "READ", "WRITE", "DELETE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
 _START_AND_END = (Lookup(EARLIEST), Lookup(LATEST, log_end=True))
 
 
-def trim_fillers(work: StopWork) -> str:
-    """Delete filler before the first record, left by first copies that never reached the records."""
+def find_fillers(work: StopWork) -> None:
+    """Find filler before the first record, left by first copies that never reached the records."""
     client = work.destination.client
-    work.topics, work.state = work.left, work.destination.state()
+    work.topics = work.left
     work.first_source = FirstSource(work.state.mirror(work.request.mirror), work.topics)
     suspects: list[TopicPartition] = []
     for topic in work.topics:
@@ -48,9 +53,7 @@ def trim_fillers(work: StopWork) -> str:
             if record is not None and record.last_mirrored_offset and not (record.aligned or record.begun):
                 suspects.append(partition)
     try:
-        restore_settings(client, [topic.topic for topic in work.topics])
         starts, ends = client.look_up_offsets(suspects, _START_AND_END)
-        trims: dict[TopicPartition, int] = {}
         for partition in suspects:
             start, end = starts[partition].offset, ends[partition].offset
             if start is None or end is None:
@@ -63,25 +66,42 @@ def trim_fillers(work: StopWork) -> str:
             if own is None or own < FIRST_OWN_PRODUCER_ID:
                 continue
             if found := filler_end(client, partition, start, end, own):
-                trims[partition] = found
+                work.fillers[partition] = found
+    except (KmirrorError, OutcomeUnknown) as error:
+        for name in {partition.topic for partition in suspects}:
+            work.fail(name, as_kmirror_error(error))
+
+
+def trim_fillers(work: StopWork) -> str:
+    """Delete the filler that was found."""
+    client = work.destination.client
+    try:
+        restore_settings(client, [topic.topic for topic in work.topics])
         troubles: dict[str, KmirrorError] = {}
-        for partition, trimmed in trim_compacted(client, trims).items() if trims else ():
+        for partition, trimmed in trim_compacted(client, work.fillers).items() if work.fillers else ():
             if trimmed.error_code:
                 troubles[partition.topic] = KmirrorError(
                     f"the filler in {partition} could not be deleted (error {trimmed.error_code})",
-                    f"until then readers see {counted(trims[partition], 'empty record')}; DELETE on the topic is "
-                    "needed",
+                    f"until then readers see {counted(work.fillers[partition], 'empty record')}; DELETE on the topic "
+                    "is needed",
                 )
             else:
-                work.done.warnings.append(
-                    f"{partition} held no record of its source yet, and is empty at {trims[partition]}"
-                )
+                work.done.warnings.append(_trimmed_text(work, partition))
         for name, trouble in troubles.items():
             work.fail(name, trouble)
     except (KmirrorError, OutcomeUnknown) as error:
-        for name in {partition.topic for partition in suspects} or {topic.topic for topic in work.topics}:
+        for name in {partition.topic for partition in work.fillers} or {topic.topic for topic in work.topics}:
             work.fail(name, as_kmirror_error(error))
     return "filler trimmed"
+
+
+def foresee_trim(work: StopWork) -> None:
+    """Report the partitions that would be empty."""
+    work.done.warnings += [_trimmed_text(work, partition) for partition in work.fillers]
+
+
+def _trimmed_text(work: StopWork, partition: TopicPartition) -> str:
+    return f"{partition} held no record of its source yet, and {work.becomes} empty at {work.fillers[partition]}"
 
 
 def _writer_at(client: ClusterClient, partition: TopicPartition, start: int) -> int | None:
@@ -90,63 +110,77 @@ def _writer_at(client: ClusterClient, partition: TopicPartition, start: int) -> 
     return found.headers[0].producer_id if isinstance(found, Batches) else None
 
 
+def read_ranges(work: StopWork) -> None:
+    """Read where the logs start and end."""
+    partitions = [partition for topic in work.left for partition in partitions_of(topic)]
+    try:
+        work.ranges = log_bounds(work.destination.client, partitions)
+        if unknown := [str(partition) for partition in partitions if partition not in work.ranges]:
+            work.done.warnings.append(
+                f"offsets of groups in {listed(unknown)} were not checked: it is unknown where the logs "
+                f"start and end; {RUN_AGAIN}"
+            )
+    except (KmirrorError, OutcomeUnknown) as error:
+        work.done.warnings.append(f"group offsets could not be read: {error}")
+
+
 def clamp_group_offsets(work: StopWork) -> str:
     """Move synced group offsets that are outside the logs into them, and put back what has vanished.
 
     A promote has just synced all that the source has.
     """
-    partitions = [partition for topic in work.left for partition in partitions_of(topic)]
+    put_back, dry_run = work.request.reason is not Reason.PROMOTED, not work.runner.acts
     try:
-        ranges = log_ranges(work.destination.client, partitions)
-        if unknown := [str(partition) for partition in partitions if partition not in ranges]:
-            work.done.warnings.append(
-                f"offsets of groups in {listed(unknown)} were not checked: it is unknown where the logs "
-                f"start and end; {RUN_AGAIN}"
-            )
-        put_back = work.request.reason is not Reason.PROMOTED
-        groups = clamp_groups(work.destination, work.request.mirror, ranges, put_back=put_back)
+        groups = clamp_groups(
+            work.destination, work.request.mirror, work.ranges or {}, put_back=put_back, dry_run=dry_run
+        )
         work.done.groups += groups.results
-        work.done.warnings += groups.warnings() if put_back else refused_sentences(groups.results)
+        work.done.warnings += groups.warnings(dry_run=dry_run) if put_back else refused_sentences(groups.results)
     except (KmirrorError, OutcomeUnknown) as error:
         work.done.warnings.append(f"group offsets could not be read: {error}")
     return "groups clamped"
 
 
-def log_ranges(client: ClusterClient, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-    """Return log start and true log end of partitions; unknown ones are left out. Raises UnreachableError."""
-    starts, ends = client.look_up_offsets(partitions, _START_AND_END)
-    return {
-        partition: (start, end)
-        for partition in partitions
-        if (start := starts[partition].offset) is not None and (end := ends[partition].offset) is not None
-    }
+def failing_all(step: Callable[[StopWork], str | None]) -> Callable[[StopWork], str | None]:
+    """Return the function with any error of it reported for each topic that is left, so that none is stopped."""
+
+    def run(work: StopWork) -> str | None:
+        try:
+            return step(work)
+        except (KmirrorError, OutcomeUnknown) as error:
+            for topic in work.left:
+                work.fail(topic.topic, as_kmirror_error(error))
+            return None
+
+    return run
 
 
-def apply_settings(work: StopWork) -> str:
-    """Give topics the settings that were deferred while they were mirrored."""
+@failing_all
+def find_settings(work: StopWork) -> None:
+    """Find the settings that were deferred while topics were mirrored."""
     destination = work.destination
     work.topics = work.first_source.applied(destination.config, work.done.warnings)
     work.done.warnings += retention_notes(work.topics, now_ms())
-    try:
-        present = topic_settings(destination.client, [topic.topic for topic in work.left])
-        defaults = topic_defaults(destination.client, STATE_TOPIC)
-        changes: dict[str, Mapping[str, str | None]] = {}
-        for topic in work.left:
-            found = present.get(topic.topic, 0)
-            if isinstance(found, int):
-                hint = grant_line(destination.config, ("DESCRIBE_CONFIGS",), *option("--topic", topic.topic))
-                message = f"the settings of {topic.topic} cannot be read"
-                work.fail(topic.topic, KmirrorError(message, hint, Reason.NOT_AUTHORIZED))
-            elif change := settings_at_stop(topic, found, defaults):
-                changes[topic.topic] = change
-        for name, error in _set_settings(work, changes).items() if changes else ():
-            if error is not None:
-                message = f"{name} did not get its deferred settings: {error.message}"
-                hint = RUN_AGAIN if error.hint is None else f"{RUN_AGAIN}; before that: {error.hint}"
-                work.fail(name, KmirrorError(message, hint, error.reason))
-    except (KmirrorError, OutcomeUnknown) as error:
-        for topic in work.left:
-            work.fail(topic.topic, as_kmirror_error(error))
+    present = topic_settings(destination.client, [topic.topic for topic in work.left])
+    defaults = topic_defaults(destination.client, STATE_TOPIC)
+    for topic in work.left:
+        found = present.get(topic.topic, 0)
+        if isinstance(found, int):
+            hint = grant_line(destination.config, ("DESCRIBE_CONFIGS",), *option("--topic", topic.topic))
+            message = f"the settings of {topic.topic} cannot be read"
+            work.fail(topic.topic, KmirrorError(message, hint, Reason.NOT_AUTHORIZED))
+        elif change := settings_at_stop(topic, found, defaults):
+            work.settings[topic.topic] = change
+
+
+@failing_all
+def apply_settings(work: StopWork) -> str:
+    """Give topics their deferred settings."""
+    for name, error in _set_settings(work, work.settings).items():
+        if error is not None:
+            message = f"{name} did not get its deferred settings: {error.message}"
+            hint = RUN_AGAIN if error.hint is None else f"{RUN_AGAIN}; before that: {error.hint}"
+            work.fail(name, KmirrorError(message, hint, error.reason))
     return "settings applied"
 
 
@@ -172,22 +206,31 @@ def _set_settings(work: StopWork, changes: Mapping[str, Mapping[str, str | None]
     return found | dict.fromkeys(accepted) | (admin.set_settings(some) if some else {})
 
 
+@failing_all
 def lift_protection(work: StopWork) -> str:
     """Lift the write protection, and probe that the topics are writable."""
     destination = work.destination
-    try:
-        names = [topic.topic for topic in work.left]
-        for name, lifted in lift_rights(destination, work.request.mirror, names).items() if names else ():
-            if lifted.error is not None:
-                work.fail(name, lifted.error)
-        partitions = [partition for topic in work.left for partition in partitions_of(topic)]
-        unproven = set()
-        for partition, error in probe_writable(destination.client, partitions).items() if names else ():
-            if error is not None:
-                unproven.add(partition.topic)
-                work.done.warnings.append(f"whether {partition} can be written could not be probed: {error.message}")
-        work.done.writable_ms |= dict.fromkeys([t.topic for t in work.left if t.topic not in unproven], now_ms())
-    except (KmirrorError, OutcomeUnknown) as trouble:
-        for topic in work.left:
-            work.fail(topic.topic, as_kmirror_error(trouble))
+    names = [topic.topic for topic in work.left]
+    for name, lifted in lift_rights(destination, work.request.mirror, names).items() if names else ():
+        if lifted.error is not None:
+            work.fail(name, lifted.error)
+    partitions = [partition for topic in work.left for partition in partitions_of(topic)]
+    unproven = set()
+    for partition, error in probe_writable(destination.client, partitions).items() if names else ():
+        if error is not None:
+            unproven.add(partition.topic)
+            work.done.warnings.append(f"whether {partition} can be written could not be probed: {error.message}")
+    work.done.writable_ms |= dict.fromkeys([t.topic for t in work.left if t.topic not in unproven], now_ms())
     return "rights lifted"
+
+
+def check_rights(work: StopWork) -> None:
+    """Report the topics on which the destination does not grant what a stop needs."""
+    is_complete = work.request.reason is Reason.PROMOTED
+    needed = [right for right in _NEEDED if not (is_complete and right == "DELETE")]
+    names = [topic.topic for topic in work.left]
+    for name, rights in sorted(missing_rights(work.destination.client, names, needed).items()):
+        message = f"the destination does not grant us {' and '.join(rights)} on topic {name}"
+        hint = grant_line(work.destination.config, rights, *option("--topic", name))
+        row = TopicResult(name, None, Outcome.FAILED, message, Reason.NOT_AUTHORIZED, hint=hint)
+        work.done.results.append(row)

@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,14 +52,6 @@ from kmirror.ops.stop.promote_checks import (
     skipped_groups,
 )
 from kmirror.ops.stop.promote_claim import Claim, has_unfinished_promote
-from kmirror.ops.stop.promote_messages import (
-    blocking_text,
-    dry_run_rows,
-    half_stopped_warnings,
-    not_stopped,
-    not_stopped_together,
-    waits_for_text,
-)
 from kmirror.ops.stop.promote_readiness import (
     Readiness,
     ReadinessChecker,
@@ -67,17 +59,26 @@ from kmirror.ops.stop.promote_readiness import (
     not_ready_until_blocked,
     topics_to_block,
 )
-from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView, Watcher
+from kmirror.ops.stop.promote_request import (
+    PromoteRequest,
+    Show,
+    Watcher,
+    blocking_text,
+    dry_run_rows,
+    half_stopped_warnings,
+    not_stopped,
+    not_stopped_together,
+    waits_for_text,
+)
 from kmirror.ops.stop.report import VerbReport, sorted_rows
-from kmirror.ops.stop.reverse import live_elsewhere
-from kmirror.ops.stop.stop import already_stopped_rows, stop
+from kmirror.ops.stop.steps import Runner, Step
+from kmirror.ops.stop.stop import already_stopped_rows, live_elsewhere, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.setting_changes import retention_notes
 from kmirror.words import counted, listed
-from kmirror.work import WorkView
 
 _STEP_S = 0.5
 #: Time lanes may take to report what they have copied.
@@ -97,10 +98,11 @@ def promote(
     *,
     dry_run: bool = False,
     own: OwnEngine | None = None,
+    runner: Runner | None = None,
 ) -> VerbReport:
     """Stop each of these topics once it is complete; set `stopping` to interrupt.
 
-    If no engine runs, `own` is started, or one that ends with the call.
+    If no engine runs, `own` is started, or one that ends with the call. Several promotes in a row share a `runner`.
 
     Raises:
         UsageError: `request` is contradictory, or its master is none.
@@ -117,7 +119,7 @@ def promote(
         if request.idle_ms is None:
             raise UsageError("--block-producers and --allow-producers exclude each other", "give one of them")
         request = replace(request, idle_ms=0)
-    began_ms, show = now_ms(), _Show(watcher)
+    began_ms, show = now_ms(), Show(watcher)
     until = None if request.timeout_ms is None else show.began + request.timeout_ms / 1000
     claim = Claim(destination, request.mirror, show.say)
     state = destination.state()
@@ -140,8 +142,9 @@ def promote(
             show.say("producers can be blocked at the source, except its super users")
         engine, event = _Engine(own_engine, mirror.name, show), stopping or threading.Event()
         promotion = _Promotion(
-            destination, request, source, checker, claim, producer_block, engine, show, event, until, waiting
-        )
+            destination, request, source, checker, claim, producer_block, engine, show, event, until, waiting,
+            runner or Runner(acts=not dry_run), is_over=not waiting,
+        )  # fmt: skip
         for topic in chosen:
             if topic.topic not in waiting:
                 promotion.done.results += already_stopped_rows(state, topic)
@@ -149,18 +152,10 @@ def promote(
         if chosen and not waiting:
             promotion.done.warnings += live_elsewhere(destination, mirror, names, "promote")
         promotion.done.warnings += half_stopped_warnings(state.topics(mirror.name), mirror.name, names)
-        if dry_run:
-            promotion.dry_run()
-        elif waiting:
-            claim.await_predecessor(event, until)
-            begun = claim.begin(waiting)
-            try:
-                if begun:
-                    if request.block_producers:
-                        promotion.block(begun)
-                    promotion.stop(begun)
-                promotion.wait()
-            finally:
+        try:
+            promotion.runner.walk(PROMOTE, promotion)
+        finally:
+            if promotion.has_claimed:
                 promotion.release(list(waiting), ends=True)
         blocked = promotion.blocked([topic.topic for topic in chosen]) if producer_block.since_ms else ()
     done = promotion.done
@@ -176,37 +171,17 @@ def promote(
             groups=done.groups,
             warnings=done.warnings,
             clients=clients.gaps(chosen),
+            steps=promotion.runner.done,
         )
         result = replace(result, blocked=blocked)
-    evidence = evidence_of(destination, mirror, result, began_ms, done.steps, together=request.together)
+    evidence = evidence_of(destination, mirror, result, began_ms, promotion.runner.seconds, together=request.together)
     return VerbReport(result, evidence)
-
-
-class _Show:
-    """Report progress to a watcher."""
-
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
-        self.began = time.monotonic()
-
-    def say(self, line: str) -> None:
-        self._watcher(PromoteView(time.monotonic() - self.began, lines=(line,)))
-
-    def work(self, view: WorkView) -> None:
-        """Show the progress of comparing contents."""
-        self._watcher(PromoteView(view.at - self.began, work=view))
-
-    def progress(self, readiness: Readiness, blockers: Mapping[str, str]) -> None:
-        """Show what each topic lacks; `blockers` says why those that lack no records were not stopped."""
-        found = (replace(one, what=one.what or blockers.get(one.topic)) for one in readiness.missing.values())
-        missing = sorted(found, key=lambda one: (one.lag is None, one.lag or 0, one.topic))
-        self._watcher(PromoteView(time.monotonic() - self.began, tuple(missing)))
 
 
 class _Engine:
     """Make sure that an engine copies while topics wait."""
 
-    def __init__(self, own: OwnEngine, mirror: str, show: _Show) -> None:
+    def __init__(self, own: OwnEngine, mirror: str, show: Show) -> None:
         self._own = own
         self._mirror = mirror
         self._show = show
@@ -243,11 +218,17 @@ class _Promotion:
     claim: Claim
     producer_block: ProducerBlock
     engine: _Engine
-    show: _Show
+    show: Show
     stopping: threading.Event
     #: When the time runs out, by `time.monotonic`.
     until: float | None
     waiting: dict[str, TopicRecord]
+    runner: Runner
+    is_over: bool = False
+    #: True once the claim is recorded.
+    has_claimed: bool = False
+    #: The waiting topics that an interrupted promote has begun to stop.
+    begun: Sequence[str] = ()
     done: StopResults = field(default_factory=StopResults)
     #: Why topics that lack no records were not stopped at the last attempt.
     blockers: dict[str, str] = field(default_factory=dict)
@@ -255,6 +236,27 @@ class _Promotion:
     added_at: float = -math.inf
     #: With `together`: a topic that cannot be stopped, so that none of the others can be.
     failed: str | None = None
+
+    def begin(self) -> None:
+        """Record that the topics wait."""
+        self.begun = self.claim.begin(self.waiting)
+        self.has_claimed = True
+
+    def find_begun(self) -> None:
+        """Find the topics that an interrupted promote has begun to stop."""
+        self.begun = [name for name, topic in self.waiting.items() if has_unfinished_promote(topic)]
+
+    def finish_begun(self) -> None:
+        """Finish their stops."""
+        if self.request.block_producers:
+            self.block(self.begun)
+        self.stop(self.begun)
+
+    def rehearse_begun(self) -> None:
+        """Report that their stops would be finished."""
+        why = "would be stopped now: a promote had started to stop it"
+        self.done.results += [TopicResult(n, None, Outcome.DONE, f"{n} {why}", Reason.PROMOTED) for n in self.begun]
+        self.rehearse_stop(self.begun)
 
     def wait(self) -> None:
         """Stop each topic once it is complete, until none is left or the time is up."""
@@ -380,7 +382,7 @@ class _Promotion:
 
     def _stop_ready(self, ready: Sequence[str]) -> bool:
         """Stop these topics if a final check passes; return whether any was stopped."""
-        at, waiting = time.monotonic(), self.waiting
+        waiting = self.waiting
         check = FinalCheck(
             self.destination,
             self.request,
@@ -403,21 +405,31 @@ class _Promotion:
         groups = [row for row in check.groups if row.topic in going]
         self.done.groups += groups
         self.done.warnings += refused_sentences(groups)
-        self.done.steps["waited"] = self.done.steps.get("waited", 0.0) + at - self.show.began
+        self.runner.reached("waited")
         self.stop(going)
         return True
 
-    def stop(self, going: Sequence[str]) -> None:
-        """Stop these topics, and check whether the source received anything after all."""
+    def _walk_stop(self, going: Sequence[str]) -> StopResults:
+        """Walk the steps of a stop of these topics."""
         together = self.request.together
         request = StopRequest(self.request.mirror, "promote", tuple(going), Reason.PROMOTED, together=together)
-        done = stop(self.destination, request)
-        self.done.warnings += [w for w in done.warnings if w not in self.done.warnings]
+        done = stop(self.destination, request, self.runner)
         self.done.groups += done.groups
+        self.done.warnings += [w for w in done.warnings if w not in self.done.warnings]
+        return done
+
+    def rehearse_stop(self, going: Sequence[str]) -> None:
+        """Report what would fail if these topics were stopped now, instead of that they would be stopped."""
+        done = self._walk_stop(going)
+        failed = [row for row in done.results if row.result not in (Outcome.DONE, Outcome.NOOP)]
+        names = {row.topic for row in failed}
+        self.done.results = [row for row in self.done.results if row.topic not in names] + failed
+
+    def stop(self, going: Sequence[str]) -> None:
+        """Stop these topics, and check whether the source received anything after all."""
+        done = self._walk_stop(going)
         if self.producer_block.since_ms:
             self.producer_block.note_writable(done.writable_ms)
-        for name, seconds in done.steps.items():
-            self.done.steps[name] = self.done.steps.get(name, 0.0) + seconds
         rows, warnings = check_source_after_stop(self.source, self.waiting, done)
         self.done.results += rows
         self.done.warnings += warnings
@@ -425,17 +437,13 @@ class _Promotion:
             self.waiting.pop(name, None)
             if all(row.result in (Outcome.DONE, Outcome.NOOP) for row in done.results if row.topic == name):
                 self.show.say(f"{name} is stopped")
-            elif together:
+            elif self.request.together:
                 self.failed = name
 
-    def dry_run(self) -> None:
+    def rehearse(self) -> None:
         """Report for each topic whether it would be stopped now."""
         request, state, readiness, done = self.request, self.destination.state(), Readiness(), self.done
-        begun = [name for name, topic in self.waiting.items() if has_unfinished_promote(topic)]
-        for name in begun:
-            message = f"{name} would be stopped now: a promote had started to stop it"
-            done.results.append(TopicResult(name, None, Outcome.DONE, message, Reason.PROMOTED))
-        topics = {name: topic for name, topic in self.waiting.items() if name not in begun}
+        topics = {name: topic for name, topic in self.waiting.items() if name not in self.begun}
         at_last = time.monotonic() + (request.idle_ms or 0) / 1000 + _REPORT_S
         until = at_last if self.until is None else min(at_last, self.until)
         while not self.stopping.is_set():
@@ -455,7 +463,9 @@ class _Promotion:
                 for partition in self.checker.extra_partitions(topic)
             ]
         done.warnings += retention_notes(self.waiting.values(), now_ms())
-        done.results += dry_run_rows(readiness, blockers, together=request.together)
+        rows = dry_run_rows(readiness, blockers, together=request.together)
+        done.results += rows
+        self.rehearse_stop([row.topic for row in rows if row.topic and row.result is Outcome.DONE])
         if request.block_producers and self.waiting:
             names = sorted(topic.source_topic for topic in self.waiting.values())
             done.warnings.append(f"first, once nearly all is copied, {blocking_text(names)}")
@@ -464,3 +474,26 @@ class _Promotion:
         if stored_settings(require_mirror(state, request.mirror).settings).sync_group_offsets_enabled:
             done.warnings += skipped_groups(state, request.mirror, self.waiting)
             done.warnings += other_topics_of_groups(self.source, state, request.mirror, self.waiting.values())
+
+
+PROMOTE: tuple[Step[_Promotion], ...] = (
+    Step(
+        "make sure that no other promote of the mirror waits",
+        lambda promotion: promotion.claim.await_predecessor(promotion.stopping, promotion.until),
+    ),
+    Step(
+        "record that the topics wait to be promoted",
+        _Promotion.begin,
+        _Promotion.find_begun,
+        rehearse=lambda promotion: promotion.claim.foresee(promotion.waiting),
+    ),
+    Step(
+        "finish what an interrupted promote has begun to stop",
+        _Promotion.finish_begun,
+        rehearse=_Promotion.rehearse_begun,
+        needed=lambda promotion: bool(promotion.begun),
+    ),
+    Step(
+        "copy what is missing, and stop each topic once it is complete", _Promotion.wait, rehearse=_Promotion.rehearse
+    ),
+)

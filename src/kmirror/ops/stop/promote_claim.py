@@ -16,7 +16,6 @@ from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError
 from kmirror.ops.base.context import Destination, actor, change, now_ms
 from kmirror.state.event_records import Event
 from kmirror.state.librdkafka import boottime
-from kmirror.state.record_kinds import Record
 from kmirror.state.records import PENDING_PROMOTE, PENDING_STOP, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
@@ -75,26 +74,35 @@ class Claim:
         begun: list[str] = []
 
         def decide(state: State) -> Changes:
-            begun.clear()
             found = self._found(state)
             if found is not None and found != self._before:
                 raise _another_promote(self._mirror, found)
-            records: list[Record] = [self._record()]
-            for name in topics:
-                topic = state.topic(self._mirror, name)
-                if topic is not None and topic.pending_operation in (None, PENDING_PROMOTE):
-                    desired = DesiredState.ACTIVE if topic.desired is DesiredState.PAUSED else topic.desired
-                    records.append(replace(topic, desired=desired, pending_operation=PENDING_PROMOTE))
-                elif topic is not None and has_unfinished_promote(topic):
-                    begun.append(name)
-                else:
-                    raise _not_promotable(name, topic)
+            waiting, begun[:] = self._claimed(state, topics)
             details = {"topics": sorted(topics)[:100], "count": len(topics)}
-            return Changes(tuple(records), (), (Event(now_ms(), self._mirror, "promote", actor(), "WAITING", details),))
+            event = Event(now_ms(), self._mirror, "promote", actor(), "WAITING", details)
+            return Changes((self._record(), *waiting), (), (event,))
 
         change(self._destination, self._mirror, decide)
         self._renewed_at = time.monotonic()
         return begun
+
+    def foresee(self, topics: Collection[str]) -> None:
+        """Raise what `begin` would about these topics: RefusedError if another operation on one is in progress."""
+        self._claimed(self._destination.state(), topics)
+
+    def _claimed(self, state: State, topics: Collection[str]) -> tuple[list[TopicRecord], list[str]]:
+        """Return the records of topics that can wait, and the names of those whose stop had begun."""
+        waiting, begun = [], []
+        for name in topics:
+            topic = state.topic(self._mirror, name)
+            if topic is not None and topic.pending_operation in (None, PENDING_PROMOTE):
+                desired = DesiredState.ACTIVE if topic.desired is DesiredState.PAUSED else topic.desired
+                waiting.append(replace(topic, desired=desired, pending_operation=PENDING_PROMOTE))
+            elif topic is not None and has_unfinished_promote(topic):
+                begun.append(name)
+            else:
+                raise _not_promotable(name, topic)
+        return waiting, begun
 
     def renew(self) -> None:
         """Renew the claim if its heartbeat is due."""

@@ -1,15 +1,23 @@
-"""What `promote` is asked to do, and what it shows while it waits."""
+"""What `promote` is asked to do, what it shows while it waits, and what it says of topics that are not stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from kmirror.ops.stop.promote_readiness import Missing
+from kmirror.commands import on_topics
+from kmirror.errors import Reason
+from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.stop.promote_claim import has_unfinished_promote
+from kmirror.ops.stop.promote_readiness import Missing, Readiness
 from kmirror.settings.patterns import TopicSelector
+from kmirror.state.records import TopicRecord
+from kmirror.words import listed
 from kmirror.work import WorkView
 
 IDLE_MS = 10_000
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +51,81 @@ class PromoteView:
 
 
 Watcher = Callable[[PromoteView], None]
+
+
+class Show:
+    """Report progress to a watcher."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self.began = time.monotonic()
+
+    def say(self, line: str) -> None:
+        self._watcher(PromoteView(time.monotonic() - self.began, lines=(line,)))
+
+    def work(self, view: WorkView) -> None:
+        """Show the progress of comparing contents."""
+        self._watcher(PromoteView(view.at - self.began, work=view))
+
+    def progress(self, readiness: Readiness, blockers: Mapping[str, str]) -> None:
+        """Show what each topic lacks; `blockers` says why those that lack no records were not stopped."""
+        found = (replace(one, what=one.what or blockers.get(one.topic)) for one in readiness.missing.values())
+        missing = sorted(found, key=lambda one: (one.lag is None, one.lag or 0, one.topic))
+        self._watcher(PromoteView(time.monotonic() - self.began, tuple(missing)))
+
+
+def waits_for_text(others: Sequence[str]) -> str:
+    """Return what a ready topic waits for if it must be stopped together with others."""
+    return f"it is ready and waits for {listed(others, 1)}"
+
+
+def not_stopped(topic: str, why: str, what: str, missing: Missing | None) -> TopicResult:
+    """Return the row of a topic that was not stopped in time."""
+    message = f"{topic} was not stopped, {why}: {what}"
+    hint = "it stays mirrored; run the same command again"
+    return TopicResult(topic, None, Outcome.TIMED_OUT, message, lag=missing.lag if missing else None, hint=hint)
+
+
+def not_stopped_together(topic: str, failed: str, *, dry_run: bool = False) -> TopicResult:
+    """Return the row of a topic that is released because the topic `failed` cannot be stopped together with it."""
+    what = "would not be stopped" if dry_run else "was not stopped"
+    message = f"{topic} {what}: --together stops all topics or none, and {failed} cannot be stopped"
+    hint = f"it stays mirrored; fix {failed} first, or exclude it with --exclude"
+    return TopicResult(topic, None, Outcome.REFUSED, message, hint=hint)
+
+
+def dry_run_rows(readiness: Readiness, blockers: dict[str, str], *, together: bool) -> list[TopicResult]:
+    """Return the rows of a dry run; `blockers` names what else blocks topics."""
+    rows = [row for rows in readiness.failed.values() for row in rows]
+    lacking = [name for name, missing in readiness.missing.items() if missing.what or name in blockers]
+    for name, missing in readiness.missing.items():
+        causes = [one for one in (missing.what, *missing.others, blockers.get(name)) if one is not None]
+        what = "; ".join(causes)
+        if together and readiness.failed:
+            rows.append(not_stopped_together(name, next(iter(readiness.failed)), dry_run=True))
+        elif what or (together and lacking):
+            message = f"{name} would wait: {what or waits_for_text(lacking)}"
+            rows.append(TopicResult(name, None, Outcome.TIMED_OUT, message, lag=missing.lag))
+        else:
+            message = f"{name} would be stopped now"
+            rows.append(TopicResult(name, None, Outcome.DONE, message, Reason.PROMOTED, lag=missing.lag))
+    return rows
+
+
+def blocking_text(topics: Sequence[str]) -> str:
+    """Return what --block-producers does at the source for these source topics."""
+    return (
+        f"the source would deny WRITE to everyone but its super users on {listed(topics, _MOST_NAMED)}, and "
+        "refuse their records from then on"
+    )
+
+
+def half_stopped_warnings(topics: Iterable[TopicRecord], mirror: str, chosen: Collection[str]) -> list[str]:
+    """Return a warning that names topics outside `chosen` whose promote was killed while it was stopping them."""
+    names = [topic.topic for topic in topics if has_unfinished_promote(topic) and topic.topic not in chosen]
+    if not names:
+        return []
+    return [
+        f"a promote was interrupted while it was stopping {listed(names, _MOST_NAMED)}: neither mirrored "
+        f"nor writable until `{on_topics('promote', mirror, names[:_MOST_NAMED])}` finishes it"
+    ]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from kmirror.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterClient, OffsetAnswer
+from kmirror.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterClient, Lookup, OffsetAnswer
 from kmirror.cluster.connection import UnsupportedVersionError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -24,6 +24,7 @@ from kmirror.state.records import MirrorRecord, TopicRecord
 #: Limit for the ends, which are asked first; the other requests get the remaining time.
 _ENDS_S = 1.5
 _SHORTEST_S = 0.1
+_LOOKUPS = (Lookup(LATEST), Lookup(LATEST, read_committed=True), Lookup(EARLIEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,43 +133,26 @@ def _ask(
                 if not metadata.has_replica_on(partition, silent):
                     (there if p < topic.partitions else surplus)[partition] = ours
     at = now_ms()
-    stable = client.list_offsets(
-        dict.fromkeys([*there, *surplus], LATEST), read_committed=True, metadata=metadata, timeout=left(_ENDS_S)
+    # the high watermark first: a last stable offset looked up after it is lower only if a transaction is open
+    marks, stable, starts = client.look_up_offsets(
+        [*there, *surplus], _LOOKUPS, metadata=metadata, timeout=left(_ENDS_S)
     )
-    offsets = {partition: answer.offset for partition, answer in stable.items() if answer.offset is not None}
-    ends = {there[partition]: SourceEnd(offset) for partition, offset in offsets.items() if partition in there}
-    unmirrored |= {
-        surplus[partition]: SourceEnd(offset) for partition, offset in offsets.items() if partition in surplus
-    }
+    ends: dict[TopicPartition, SourceEnd] = {}
+    for partition, answer in stable.items():
+        mark = marks[partition].offset
+        if answer.offset is None or mark is None:
+            continue
+        if partition in there:
+            ends[there[partition]] = SourceEnd(answer.offset, max(mark, answer.offset))
+        else:
+            unmirrored[surplus[partition]] = SourceEnd(answer.offset, log_start=starts[partition].offset)
+    lagging = [p for p, ours in there.items() if ours in ends and ends[ours].offset > known_ends.get(ours, 0)]
     try:
-        marks = client.list_offsets(
-            {partition: LATEST for partition in offsets if partition in there}, metadata=metadata, timeout=left()
-        )
-        # what was written between the two requests is not held back by a transaction: its end is stable by now
-        grown = [p for p, answer in marks.items() if answer.offset is not None and answer.offset > offsets[p]]
-        stable = client.list_offsets(
-            dict.fromkeys(grown, LATEST), read_committed=True, metadata=metadata, timeout=left()
-        )
-        again = {partition: answer.offset for partition, answer in stable.items() if answer.offset is not None}
-        lagging = [
-            partition
-            for partition in offsets
-            if partition in there and offsets[partition] > known_ends.get(there[partition], 0)
-        ]
         newest = _newest(client, lagging, left()) if lagging else {}
-        starts = client.list_offsets(
-            {partition: EARLIEST for partition in offsets if partition in surplus}, timeout=left()
-        )
     except (KmirrorError, OutcomeUnknown):
-        return SourceEnds(at, ends, notes, unmirrored, frozenset(absent))
-    for partition, answer in marks.items():
-        if answer.offset is not None:
-            mark = answer.offset if again.get(partition, answer.offset) < answer.offset else offsets[partition]
-            ends[there[partition]] = replace(ends[there[partition]], high_watermark=mark)
+        newest = {}
     for partition, answer in newest.items():
         ends[there[partition]] = replace(ends[there[partition]], max_timestamp_ms=answer.timestamp)
-    for partition, answer in starts.items():
-        unmirrored[surplus[partition]] = SourceEnd(offsets[partition], log_start=answer.offset)
     return SourceEnds(at, ends, notes, unmirrored, frozenset(absent))
 
 

@@ -1,34 +1,19 @@
-"""A verb as a table of steps, and the runner that carries it out.
+"""A verb as a table of steps, and the one runner that walks it: acting, or for a dry run without acting.
 
-After a kill, the same command runs the same table from its beginning: recorded steps are not repeated, and what was
-true only for a moment is checked again.
+After a kill, the same command walks the same table from its beginning: what a durable step has recorded is not done
+again, and what was true only for a moment is checked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from kmirror.state.librdkafka import boottime
 
-#: Called with the name of each completed step.
+#: Called with what each step does, once it is done.
 Checkpoint = Callable[[str], None]
-
-
-class Clock:
-    """Measure the steps of a verb, in `seconds` by name, and call the checkpoint after each of them."""
-
-    def __init__(self, checkpoint: Checkpoint = lambda _: None, seconds: Mapping[str, float] | None = None) -> None:
-        self._checkpoint = checkpoint
-        self._at = boottime()
-        self.seconds = dict(seconds or {})
-
-    def reached(self, step: str) -> None:
-        """Add the time since the previous step to this one's."""
-        self.seconds[step] = self.seconds.get(step, 0.0) + boottime() - self._at
-        self._at = boottime()
-        self._checkpoint(step)
 
 
 class Work(Protocol):
@@ -40,24 +25,86 @@ class Work(Protocol):
 W = TypeVar("W", bound=Work)
 
 
+def _nothing(_: Work) -> None: ...
+
+
+def _always(_: Work) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Step(Generic[W]):
-    """One step: what it `does`, in words, and `run`, which returns a name for timing and checkpoint, or None.
+    """One step of a verb: what it `does` in words, and how.
 
-    A `durable` step records its outcome before it returns, and does not repeat what is recorded. Any other step is
-    repeated by each run.
+    `read` changes nothing and always runs. `act` does what the words say, if it is `needed` by what was read; a dry run
+    says the same words and calls `rehearse`, which changes nothing but the work in memory. `read` and `act` return a
+    name to measure them by, or None.
+
+    With `recorded` a step is durable: its outcome is stored before `act` returns, and once `recorded` finds it there,
+    the step is not done again. Any other step is repeated by each run, and must be repeatable.
     """
 
     does: str
-    run: Callable[[W], str | None]
-    durable: bool = False
+    act: Callable[[W], str | None] | None = None
+    read: Callable[[W], str | None] = _nothing
+    rehearse: Callable[[W], object] = _nothing
+    needed: Callable[[W], bool] = _always
+    recorded: Callable[[W], bool] | None = None
+
+    def is_due(self, work: W) -> bool:
+        """Return whether it has something to do, by what it has read."""
+        if self.act is None or not self.needed(work):
+            return False
+        return self.recorded is None or not self.recorded(work)
 
 
-def carry_out(steps: Sequence[Step[W]], work: W, clock: Clock) -> None:
-    """Run these steps in order until the work is over."""
-    for step in steps:
-        if work.is_over:
-            return
-        reached = step.run(work)
-        if reached is not None:
-            clock.reached(reached)
+class Runner:
+    """Walk tables of steps; with `acts` False nothing is changed.
+
+    Afterwards `done` has what was done, or would be, in words; `seconds` has how long it took, by name.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint = lambda _: None,
+        seconds: Mapping[str, float] | None = None,
+        *,
+        acts: bool = True,
+    ) -> None:
+        self.acts = acts
+        self.seconds = dict(seconds or {})
+        self._checkpoint = checkpoint
+        self._at: float | None = None
+        self._done: dict[str, None] = {}
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        """What was done, or in a dry run would be, each once and in this order."""
+        return tuple(self._done)
+
+    def also(self, done: Iterable[str]) -> None:
+        """Add what another runner has done."""
+        self._done |= dict.fromkeys(done)
+
+    def reached(self, name: str | None) -> None:
+        """Add the time since the last name to this one's."""
+        if self.acts and name is not None and self._at is not None:
+            self.seconds[name] = self.seconds.get(name, 0.0) + boottime() - self._at
+            self._at = boottime()
+
+    def walk(self, steps: Sequence[Step[W]], work: W) -> None:
+        """Take these steps in order until the work is over."""
+        self._at = self._at or boottime()
+        for step in steps:
+            if work.is_over:
+                return
+            name = step.read(work)
+            if not step.is_due(work):
+                self.reached(name)
+                continue
+            self.also([step.does])
+            if not self.acts or step.act is None:
+                step.rehearse(work)
+                continue
+            self.reached(step.act(work) or name)
+            self._checkpoint(step.does)

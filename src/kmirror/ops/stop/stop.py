@@ -1,26 +1,26 @@
 """Stop mirroring to topics and make them ordinary topics: shared by failover, remove and promote.
 
-`CLAIM` and `STOP` list the steps in order. Killed at any point, the same command resumes: recorded steps are not
-repeated, and every other step can be done twice.
+`STOP` lists the steps in order. Killed at any point, the same command resumes: recorded steps are not repeated, and
+every other step can be done twice. A dry run walks the same steps without acting: what would be recorded is kept in a
+state in memory, for the steps after it to read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.commands import on_mirror, option
 from kmirror.engine.spec import own_producer_id
-from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
+from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.base.gone import gone_topics, not_described
 from kmirror.ops.base.results import Outcome, TopicResult
-from kmirror.ops.stop.facts import StopFacts
-from kmirror.ops.stop.fencing import fence_writers, release_topics
-from kmirror.ops.stop.make_writable import apply_settings, clamp_group_offsets, lift_protection, trim_fillers
+from kmirror.ops.base.upstream import stored_state_on
+from kmirror.ops.stop import fencing, make_writable
 from kmirror.ops.stop.report import (
     incomplete_warnings,
     partitions_of,
@@ -28,107 +28,129 @@ from kmirror.ops.stop.report import (
     stopped_row,
     with_all_partitions,
 )
-from kmirror.ops.stop.steps import Checkpoint, Clock, Step, carry_out
+from kmirror.ops.stop.steps import Runner, Step
 from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped
 from kmirror.settings.parsing import canonical, stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.event_records import Event
-from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     PENDING_STOP,
     AtStop,
     DesiredState,
     Guard,
-    Key,
     MirrorRecord,
     PartitionRecord,
     PartitionState,
     ProgressRow,
-    Rebuild,
     RebuildStep,
     TopicRecord,
 )
 from kmirror.state.snapshot import Changes, State
-from kmirror.words import at_time
+from kmirror.words import at_time, counted
 
 #: Time brokers may take to delete a topic that was being rebuilt.
 _DELETION_S = 3.0
 _MOST_TOPICS_IN_EVENT = 100
+#: Time that the source may take to show what is stored there.
+_ELSEWHERE_MS = 3_000
 
 
-def stop(destination: Destination, request: StopRequest, checkpoint: Checkpoint = lambda _: None) -> StopResults:
-    """Stop mirroring to these topics; `checkpoint` is called with the name of each completed step.
+def stop(
+    destination: Destination, request: StopRequest, runner: Runner | None = None, state: State | None = None
+) -> StopResults:
+    """Stop mirroring to these topics, or have the `runner` rehearse it; `state` is the stored state, if just read.
 
     Raises:
         RefusedError: no such mirror; another operation is rebuilding or adding a topic at this moment.
         UnreachableError: the destination does not answer; the same command resumes.
     """
-    clock = Clock(checkpoint)
-    work = StopWork(destination, request, clock, StopResults(steps=clock.seconds))
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        carry_out(CLAIM, work, clock)
-        if not work.is_over:
-            mirror = require_mirror(work.state, request.mirror)
-            with closing(StopFacts(destination, work.state, mirror, work.topics)) as work.facts:
-                carry_out(STOP, work, clock)
+        work = StopWork(destination, request, runner or Runner(), state or destination.state())
+        with work.resources:
+            work.runner.walk(STOP, work)
     return work.done
 
 
-def _claim(work: StopWork) -> None:
-    """Record that the topics are to be stopped, and find those for which that is still to be done."""
-    request, claimed = work.request, State()
-    here = work.destination.client.metadata(request.topics).topics
-    rebuilds: dict[str, Rebuild] = {}
+def _recording(
+    does: str,
+    reached: str,
+    decide: Callable[[StopWork, State], Changes],
+    read: Callable[[StopWork], str | None],
+    then: Callable[[StopWork], None] = lambda _: None,
+) -> Step[StopWork]:
+    """Return the durable step that stores what `decide` makes of the state; a dry run changes its own copy only."""
 
-    def decide(state: State) -> Changes:
-        nonlocal claimed
-        rebuilds.clear()
-        mirror = require_mirror(state, request.mirror)
-        records: list[MirrorRecord | TopicRecord] = []
-        if (changed := _with_filters(mirror, request)) != mirror:
-            records.append(changed)
-        for name in request.topics:
-            topic = state.topic(request.mirror, name)
-            if topic is None or is_stopped(state, topic):
-                continue
-            replacing = topic.rebuild is not None and topic.rebuild.step is RebuildStep.REPLACE
-            records.append(
-                replace(
-                    with_all_partitions(state, topic, here.get(name)),
-                    desired=DesiredState.STOPPED,
-                    pending_operation=PENDING_STOP,
-                    stop_reason=topic.stop_reason or request.reason,
-                    rebuild=None,
-                    archive=topic.rebuild.archive if topic.rebuild and replacing else topic.archive,
-                )
+    def record(work: StopWork) -> str:
+        def decide_and_keep(state: State) -> Changes:
+            changes = decide(work, state)
+            work.state = state.after(changes)
+            return changes
+
+        change(work.destination, work.request.mirror, decide_and_keep)
+        then(work)
+        return reached
+
+    def rehearse(work: StopWork) -> None:
+        work.state = work.state.after(decide(work, work.state))
+
+    return Step(does, record, read, rehearse, recorded=lambda work: not decide(work, work.state))
+
+
+def _describe(work: StopWork) -> None:
+    """Ask for the topics as they are now."""
+    work.here = work.destination.client.metadata(work.request.topics).topics
+
+
+def _claim(work: StopWork, state: State) -> Changes:
+    """Return the records that say that the topics are to be stopped, of those for which that is still to be done."""
+    request = work.request
+    mirror = require_mirror(state, request.mirror)
+    records: list[MirrorRecord | TopicRecord] = [_with_filters(mirror, request)]
+    work.rebuilds.clear()
+    for name in request.topics:
+        topic = state.topic(request.mirror, name)
+        if topic is None or is_stopped(state, topic):
+            continue
+        replacing = topic.rebuild is not None and topic.rebuild.step is RebuildStep.REPLACE
+        records.append(
+            replace(
+                with_all_partitions(state, topic, work.here.get(name)),
+                desired=DesiredState.STOPPED,
+                pending_operation=PENDING_STOP,
+                stop_reason=topic.stop_reason or request.reason,
+                rebuild=None,
+                archive=topic.rebuild.archive if topic.rebuild and replacing else topic.archive,
             )
-            if topic.rebuild is not None:
-                rebuilds[name] = topic.rebuild
-        after: dict[Key, Record] = {record.key: record for record in records}
-        claimed = State.of([*{**state.records, **after}.values(), *state.unknown])
-        unchanged = all(state.records.get(key) == record for key, record in after.items())
-        return Changes() if unchanged else Changes(tuple(records))
+        )
+        if topic.rebuild is not None:
+            work.rebuilds[name] = topic.rebuild
+    return Changes(tuple(record for record in records if state.records.get(record.key) != record))
 
-    change(work.destination, request.mirror, decide)
-    work.clock.reached("claimed")
-    for name, rebuild in rebuilds.items():
+
+def _await_deletion(work: StopWork) -> None:
+    """Wait for the deletion of a rebuilt topic, which may have been sent just before the claim."""
+    if any(rebuild.step is RebuildStep.REPLACE for rebuild in work.rebuilds.values()):
+        time.sleep(_DELETION_S)
+
+
+def _report_claim(work: StopWork) -> None:
+    """Find the topics that are claimed; report what was being rebuilt, and what was stopped before."""
+    request, state = work.request, work.state
+    for name, rebuild in work.rebuilds.items():
         kept = {
             RebuildStep.ARCHIVE: "its old records are still in it",
             RebuildStep.REPLACE: f"all its old records are in {rebuild.archive}",
         }[rebuild.step]
         work.done.warnings.append(f"{name} was being rebuilt because it did not match its source: {kept}")
-    if any(rebuild.step is RebuildStep.REPLACE for rebuild in rebuilds.values()):
-        # its deletion may have been sent just before the claim
-        time.sleep(_DELETION_S)
-    known = {name: claimed.topic(request.mirror, name) for name in request.topics}
-    work.state = claimed
+    known = {name: state.topic(request.mirror, name) for name in request.topics}
     work.topics = [topic for topic in known.values() if topic and topic.pending_operation == PENDING_STOP]
+    work.is_over = not work.topics and not request.whole
     for name in sorted(known.keys() - {topic.topic for topic in work.topics}):
         topic = known[name]
         if topic is None:
             work.done.results.append(TopicResult(name, None, Outcome.NOOP, f"{name} is not a mirror topic"))
         else:
-            work.done.results += already_stopped_rows(claimed, topic)
+            work.done.results += already_stopped_rows(state, topic)
 
 
 def _with_filters(mirror: MirrorRecord, request: StopRequest) -> MirrorRecord:
@@ -145,65 +167,61 @@ def _with_filters(mirror: MirrorRecord, request: StopRequest) -> MirrorRecord:
     return replace(changed, settings=kept | {key: value for key, value in filters.items() if value})
 
 
-def _finish_deleted(work: StopWork) -> None:
-    """Finish topics that were deleted or recreated, and drop them from the work."""
+def _find_gone(work: StopWork) -> None:
+    """Find the topics that were deleted or recreated, or never became mirror topics; drop them from the work."""
     client = work.destination.client
     found = client.metadata([topic.topic for topic in work.topics]).topics
     gone = gone_topics(client, work.topics, found)
-    left = []
-    for topic in work.topics:
+    work.gone = [topic for topic in work.topics if topic.destination_topic_id is None or topic.topic in gone]
+    left = [topic for topic in work.topics if topic not in work.gone]
+    for topic in work.gone:
+        what = "had not become a mirror topic yet" if topic.destination_topic_id is None else "is gone"
+        what += f"; its old records are in {topic.archive}" if topic.archive else ""
+        work.done.results.append(TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} {what}"))
+    for topic in left:
         here = found.get(topic.topic)
-        never = topic.destination_topic_id is None
-        if never or topic.topic in gone:
-            what = "had not become a mirror topic yet" if never else "is gone"
-            what += f"; its old records are in {topic.archive}" if topic.archive else ""
-            _record_stopped(work, [topic], {})
-            work.clock.reached("stopped")
-            work.done.results.append(TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} {what}"))
-        elif here is not None and here.error_code:
+        if here is not None and here.error_code:
             work.fail(topic.topic, not_described(here))
-        else:
-            left.append(topic)
-    work.topics = left
+    work.topics = [topic for topic in left if topic.topic not in work.failed]
 
 
-def _record_ends(work: StopWork) -> str:
-    """Record where the source's records end; with `together` the stop ends here unless that is known for all topics."""
-    request, facts = work.request, work.facts
-    at_stop = facts.at_stop(work.log_ends)
-    work.done.warnings += facts.warnings
+def _find_mirrored_ends(work: StopWork) -> None:
+    """Find where the source's records end in each log."""
+    work.at_stop = work.facts.at_stop(work.log_ends)
+    work.done.warnings += work.facts.warnings
     for topic_partition, end in sorted(work.log_ends.items()):
         if end.error_code:
             why = f"the leader of {topic_partition} cannot be asked: {code_name(end.error_code)}"
             work.fail(topic_partition.topic, KmirrorError(why), topic_partition.partition)
 
-    def decide(state: State) -> Changes:
-        records = []
-        for topic_partition, known in at_stop.items():
-            topic = state.topic(request.mirror, topic_partition.topic)
-            if topic is None or topic.pending_operation != PENDING_STOP:
-                continue
-            record = state.partition(request.mirror, *topic_partition)
-            if record is None:
-                at = now_ms()
-                record = PartitionRecord(request.mirror, *topic_partition, PartitionState.LOG_ALIGNMENT, at)
-            if record.last_mirrored_offset is None:
-                row = facts.reports[topic_partition].row if topic_partition in facts.reports else None
-                records.append(with_end(record, topic, facts.last_mirrored_offsets[topic_partition], known, row))
-        return Changes(tuple(records))
 
-    if work.log_ends:
-        change(work.destination, request.mirror, decide)
-    if request.together and work.failed:
-        work.is_over = True
+def _ends(work: StopWork, state: State) -> Changes:
+    """Return the records of partitions with their ends, of those that have none."""
+    mirror, facts, records = work.request.mirror, work.facts, []
+    for topic_partition, known in work.at_stop.items():
+        topic = state.topic(mirror, topic_partition.topic)
+        if topic is None or topic.pending_operation != PENDING_STOP:
+            continue
+        record = state.partition(mirror, *topic_partition)
+        if record is None:
+            record = PartitionRecord(mirror, *topic_partition, PartitionState.LOG_ALIGNMENT, now_ms())
+        if record.last_mirrored_offset is None:
+            row = facts.reports[topic_partition].row if topic_partition in facts.reports else None
+            records.append(_with_end(record, topic, facts.last_mirrored_offsets[topic_partition], known, row))
+    return Changes(tuple(records))
+
+
+def _require_all_ends(work: StopWork) -> None:
+    """With `together`, end the stop here unless the ends of all topics are known."""
+    work.is_over = work.request.together and bool(work.failed)
+    for topic in work.left if work.is_over else ():
         missed = next(iter(work.failed))
-        for topic in work.left:
-            message = f"{topic.topic} is no longer mirrored and not yet writable: {missed} cannot be stopped with it"
-            work.done.results.append(TopicResult(topic.topic, None, Outcome.TIMED_OUT, message, hint=RUN_AGAIN))
-    return "ends recorded"
+        state = "is no longer mirrored and not yet writable" if work.runner.acts else "would not be writable"
+        message = f"{topic.topic} {state}: {missed} cannot be stopped with it"
+        work.done.results.append(TopicResult(topic.topic, None, Outcome.TIMED_OUT, message, hint=RUN_AGAIN))
 
 
-def with_end(
+def _with_end(
     record: PartitionRecord, topic: TopicRecord, last_mirrored_offset: int, known: AtStop, row: ProgressRow | None
 ) -> PartitionRecord:
     """Return the record with where the copy ended, and another producer id for a later mirror of the topic."""
@@ -232,88 +250,133 @@ def _take_source_answer(work: StopWork) -> str:
                 known[partition] = record.at_stop or AtStop(record.state_time_ms, record.last_mirrored_offset)
                 work.done.ends[partition] = record.last_mirrored_offset
     work.at_stop = work.facts.with_source_answer(known, work.done.ends)
-    work.source = work.facts.source()
+    work.source = work.facts.request.answer()
     work.done.source_trouble = work.source.trouble
     return "source asked"
 
 
-def _finish(work: StopWork) -> str:
-    """Record that the remaining topics are stopped, and add their rows."""
+def _report_stopped(work: StopWork) -> None:
+    """Add the rows of the topics that are stopped now."""
     request, finished, done = work.request, work.left, work.done
-    names = {topic.topic for topic in finished}
-    unmirrored = {p: record for p, record in work.facts.unmirrored().items() if p.topic in names}
-    _record_stopped(work, finished, work.at_stop, tuple(unmirrored.values()))
+    outcome = f"{work.becomes} stopped"
     for topic in finished:
         for partition in partitions_of(topic):
             record = work.state.partition(request.mirror, *partition)
             if record is not None and partition in work.at_stop:
                 record = replace(record, at_stop=work.at_stop[partition])
-            done.results.append(stopped_row(partition, record, Outcome.DONE, request.reason))
+            done.results.append(stopped_row(partition, record, Outcome.DONE, request.reason, outcome))
     done.results += [
-        stopped_row(partition, record, Outcome.DONE, request.reason) for partition, record in unmirrored.items()
+        stopped_row(partition, record, Outcome.DONE, request.reason)
+        for partition, record in _unmirrored(work, finished).items()
     ]
     done.warnings += incomplete_warnings(work.state, request.mirror, finished, work.facts.reports, work.source.absent)
     done.warnings += spread_warnings(finished, work.facts.reports)
-    return "stopped"
 
 
-def _record_stopped(
-    work: StopWork,
-    topics: Sequence[TopicRecord],
-    at_stop: Mapping[TopicPartition, AtStop],
-    unmirrored: Sequence[PartitionRecord] = (),
-) -> None:
-    """Record that topics are stopped; `unmirrored` are the records of partitions that only the source has."""
+def _unmirrored(work: StopWork, topics: Iterable[TopicRecord]) -> dict[TopicPartition, PartitionRecord]:
+    """Return the records of partitions of these topics that only the source has."""
+    names = {topic.topic for topic in topics}
+    return {partition: record for partition, record in work.facts.unmirrored().items() if partition.topic in names}
+
+
+def _stopped(
+    work: StopWork, state: State, topics: Sequence[TopicRecord], unmirrored: Collection[PartitionRecord] = ()
+) -> Changes:
+    """Return the records of topics that are stopped; `unmirrored` are those of partitions that only the source has."""
     request = work.request
-
-    def decide(state: State) -> Changes:
-        records: list[TopicRecord | PartitionRecord] = []
-        offsets: dict[str, object] = {}
-        for known in topics:
-            topic = state.topic(request.mirror, known.topic)
-            if topic is None or topic.pending_operation != PENDING_STOP:
-                continue
-            new = (record for record in unmirrored if record.topic == topic.topic)
-            for record in (*state.partitions(request.mirror, topic.topic), *new):
-                stopped = replace(
-                    record,
-                    state=PartitionState.STOPPED,
-                    state_time_ms=now_ms(),
-                    reason=topic.stop_reason,
-                    message=None,
-                    retry_attempt=0,
-                    failed_offset=None,
-                    at_stop=at_stop.get(TopicPartition(topic.topic, record.partition), record.at_stop),
-                )
-                records.append(stopped)
-                if len(offsets) < _MOST_TOPICS_IN_EVENT:
-                    offsets[f"{topic.topic}-{record.partition}"] = record.last_mirrored_offset
-            records.append(replace(topic, pending_operation=None, deferred=None))
-        if not records:
-            return Changes()
-        names = [topic.topic for topic in topics]
-        details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "lastMirroredOffsets": offsets}
-        event = Event(now_ms(), request.mirror, request.verb, actor(), ExitCode.OK.name, details)
-        return Changes(tuple(records), (), (event,))
-
-    if topics:
-        change(work.destination, request.mirror, decide)
+    records: list[TopicRecord | PartitionRecord] = []
+    offsets: dict[str, object] = {}
+    for known in topics:
+        topic = state.topic(request.mirror, known.topic)
+        if topic is None or topic.pending_operation != PENDING_STOP:
+            continue
+        new = (record for record in unmirrored if record.topic == topic.topic)
+        for record in (*state.partitions(request.mirror, topic.topic), *new):
+            stopped = replace(
+                record,
+                state=PartitionState.STOPPED,
+                state_time_ms=now_ms(),
+                reason=topic.stop_reason,
+                message=None,
+                retry_attempt=0,
+                failed_offset=None,
+                at_stop=work.at_stop.get(TopicPartition(topic.topic, record.partition), record.at_stop),
+            )
+            records.append(stopped)
+            if len(offsets) < _MOST_TOPICS_IN_EVENT:
+                offsets[f"{topic.topic}-{record.partition}"] = record.last_mirrored_offset
+        records.append(replace(topic, pending_operation=None, deferred=None))
+    if not records:
+        return Changes()
+    names = [topic.topic for topic in topics]
+    details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "lastMirroredOffsets": offsets}
+    event = Event(now_ms(), request.mirror, request.verb, actor(), ExitCode.OK.name, details)
+    return Changes(tuple(records), (), (event,))
 
 
-CLAIM = (
-    Step("record which topics are stopped, and why: engines release them", _claim, durable=True),
-    Step("have the engine release the topics, or take its lease", release_topics),
-    Step("finish topics that were deleted or recreated", _finish_deleted, durable=True),
-)
-STOP = (
-    Step("fence the mirror's producers at every leader, while the source is asked for its ends", fence_writers),
-    Step("record where the source's records end (LMO); from here on others may write", _record_ends, durable=True),
-    Step("delete filler of a first copy that was never finished", trim_fillers),
-    Step("move synced group offsets that are outside the logs into them", clamp_group_offsets),
-    Step("apply the deferred settings", apply_settings),
-    Step("lift the write protection, and probe that the topics are writable", lift_protection),
-    Step("take the source's answer as far as it has arrived", _take_source_answer),
-    Step("record that the topics are STOPPED, and what the source was known to have", _finish, durable=True),
+STOP: tuple[Step[StopWork], ...] = (
+    _recording(
+        "record which topics are stopped, and why: engines release them", "claimed", _claim, _describe, _await_deletion
+    ),
+    Step("report what was being rebuilt, and what was stopped before", read=_report_claim),
+    Step(
+        "have the engine release the topics, or take its lease",
+        fencing.release_topics,
+        fencing.decide_to_fence,
+        fencing.foresee_release,
+    ),
+    _recording(
+        "record that topics that were deleted or recreated are STOPPED",
+        "stopped",
+        lambda work, state: _stopped(work, state, work.gone),
+        _find_gone,
+    ),
+    Step(
+        "fence the mirror's producers at every leader",
+        fencing.fence_writers,
+        fencing.find_writers,
+        fencing.foresee_fence,
+        needed=lambda work: work.must_fence and bool(work.writers),
+    ),
+    Step("read where the logs end", read=fencing.read_ends),
+    _recording(
+        "record where the source's records end (LMO); from here on others may write",
+        "ends recorded",
+        _ends,
+        _find_mirrored_ends,
+    ),
+    Step("continue, if all topics stop together, only with the ends of all", read=_require_all_ends),
+    Step(
+        "delete filler of a first copy that was never finished, and restore what an interrupted trim has set",
+        make_writable.trim_fillers,
+        make_writable.find_fillers,
+        make_writable.foresee_trim,
+    ),
+    Step(
+        "move synced group offsets that are outside the logs into them",
+        make_writable.clamp_group_offsets,
+        make_writable.read_ranges,
+        make_writable.clamp_group_offsets,
+        needed=lambda work: work.ranges is not None,
+    ),
+    Step(
+        "apply the deferred settings",
+        make_writable.apply_settings,
+        make_writable.find_settings,
+        needed=lambda work: bool(work.settings),
+    ),
+    Step(
+        "lift the write protection, and probe that the topics are writable",
+        make_writable.lift_protection,
+        rehearse=make_writable.check_rights,
+    ),
+    Step("take the source's answer as far as it has arrived", read=_take_source_answer),
+    _recording(
+        "record that the topics are STOPPED, and what the source was known to have",
+        "stopped",
+        lambda work, state: _stopped(work, state, work.left, _unmirrored(work, work.left).values()),
+        _report_stopped,
+    ),
 )
 
 
@@ -333,6 +396,35 @@ def already_stopped_rows(state: State, topic: TopicRecord) -> list[TopicResult]:
         )
         for record in records
     ]
+
+
+def live_elsewhere(destination: Destination, mirror: MirrorRecord, topics: Collection[str], verb: str) -> list[str]:
+    """Return a warning for each mirror on the source that copies stopped `topics` from here; none if it is unknown.
+
+    After a failback or a switchover both clusters have a mirror of the same name: a stop that finds nothing left to
+    stop may have been meant for the other cluster.
+    """
+    try:
+        state = stored_state_on(mirror.source, _ELSEWHERE_MS)
+    except (KmirrorError, OutcomeUnknown):
+        return []
+    servers = mirror.source.get("bootstrap.servers", "")
+    warnings = []
+    for other in state.mirrors:
+        if other.source_cluster_id != destination.cluster_id:
+            continue
+        live = [
+            topic
+            for topic in state.topics(other.name)
+            if topic.source_topic in topics and topic.desired is not DesiredState.STOPPED
+        ]
+        if live:
+            warnings.append(
+                f"mirror {mirror.name} is stopped on this cluster, {destination.cluster_id}; the live one is mirror"
+                f" {other.name} on cluster {mirror.source_cluster_id}, which copies {counted(len(live), 'topic')} from"
+                f" here: `{on_mirror(verb, other.name, *option('--bootstrap-server', servers))}`"
+            )
+    return warnings
 
 
 def require_not_failed_over(state: State, mirror: MirrorRecord) -> None:

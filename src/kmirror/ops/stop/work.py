@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.writing.fence import FenceResult
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.writing.fence import FenceResult, Writer
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.source_ends import SourceEnds
-from kmirror.ops.stop.steps import Clock
-from kmirror.state.records import AtStop, DesiredState, TopicRecord
+from kmirror.ops.stop.steps import Runner
+from kmirror.state.records import AtStop, DesiredState, Rebuild, TopicRecord
 from kmirror.state.snapshot import State
 
 RUN_AGAIN = "run the same command again to finish"
@@ -42,12 +43,11 @@ class StopRequest:
 
 @dataclass(slots=True)
 class StopResults:
-    """Results of a stop by topic and partition, and the duration of its steps in seconds."""
+    """Results of a stop by topic and partition."""
 
     results: list[TopicResult] = field(default_factory=list)
     groups: list[GroupResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    steps: dict[str, float] = field(default_factory=dict)
     #: Where the source's records end in each log.
     ends: dict[TopicPartition, int] = field(default_factory=dict)
     #: When a probe showed that a topic is writable, in epoch milliseconds.
@@ -62,20 +62,36 @@ class StopWork:
 
     destination: Destination
     request: StopRequest
-    clock: Clock
-    done: StopResults
+    runner: Runner
+    #: The stored state, with what was recorded since; in a dry run with what would be.
+    state: State
+    done: StopResults = field(default_factory=StopResults)
+    #: Closed when the stop is over.
+    resources: ExitStack = field(default_factory=ExitStack)
     is_over: bool = False
     failed: dict[str, TopicResult] = field(default_factory=dict)
     topics: Sequence[TopicRecord] = ()
-    #: The stored state as last read: with the claim, then with the recorded ends.
-    state: State = field(default_factory=State)
+    #: The requested topics as the destination described them at first.
+    here: Mapping[str, TopicMetadata] = field(default_factory=dict)
+    #: The topics that were being rebuilt when they were claimed.
+    rebuilds: dict[str, Rebuild] = field(default_factory=dict)
+    #: The topics of which there is nothing to stop.
+    gone: Sequence[TopicRecord] = ()
     #: True if the engine may still send something.
     must_fence: bool = False
     facts: StopFacts = field(init=False)
-    #: Log ends that were not recorded before.
-    log_ends: Mapping[TopicPartition, FenceResult] = field(default_factory=dict)
+    #: The producers of the partitions whose ends are not recorded yet, and the ends found since.
+    writers: Mapping[TopicPartition, Writer] = field(default_factory=dict)
+    log_ends: dict[TopicPartition, FenceResult] = field(default_factory=dict)
     first_source: FirstSource = field(init=False)
+    #: Where filler ends that must not stay visible.
+    fillers: dict[TopicPartition, int] = field(default_factory=dict)
+    #: Where logs start and end.
+    ranges: Mapping[TopicPartition, tuple[int, int]] | None = None
+    #: By topic, the deferred settings that it does not have yet.
+    settings: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
     source: SourceEnds = field(init=False)
+    #: What was known of each partition when it was stopped.
     at_stop: Mapping[TopicPartition, AtStop] = field(default_factory=dict)
 
     @property
@@ -83,9 +99,14 @@ class StopWork:
         """Topics for which nothing has failed."""
         return [topic for topic in self.topics if topic.topic not in self.failed]
 
+    @property
+    def becomes(self) -> str:
+        """The verb for what the stop brings about."""
+        return "is" if self.runner.acts else "would be"
+
     def fail(self, topic: str, error: KmirrorError, partition: int | None = None) -> None:
         """Report why a topic cannot be stopped now."""
-        hint = error.hint or RUN_AGAIN
+        hint = error.hint or (RUN_AGAIN if self.runner.acts else None)
         row = TopicResult(topic, partition, Outcome.FAILED, error.message, error.reason, hint=hint)
         self.failed[topic] = row
         self.done.results.append(row)
