@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from campaign.mutants import MUTANTS, Mutant
+from campaign.places import StaleError, changed
 
 REPOSITORY = Path(__file__).parent.parent
 RESULTS = REPOSITORY / "docs" / "results" / "mutations.json"
@@ -34,25 +35,25 @@ _TEST_SECONDS = 120
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", re.MULTILINE)
 
 
-class StaleError(Exception):
-    """A mutant no longer fits the code, or its test fails without it too."""
-
-
-def mutated(mutant: Mutant, text: str) -> str:
-    """Return a module's text with the mutant in it.
+def mutated(mutant: Mutant, tree: Path) -> str:
+    """Return the text of a mutant's module in a copy of the repository, with the mutant in it.
 
     Raises:
-        StaleError: its place is missing or not unique.
+        StaleError: its module, its function or its place there is missing, or its place is not unique.
     """
-    found = text.count(mutant.old)
-    if found != 1:
-        raise StaleError(f"{mutant.name}: its place occurs {found} times in {mutant.file}")
-    return text.replace(mutant.old, mutant.new)
+    product = tree / "src" / "kmirror"
+    try:
+        return changed((product / mutant.file).read_text(encoding="utf-8"), mutant.function, mutant.old, mutant.new)
+    except (FileNotFoundError, StaleError) as error:
+        name = mutant.function.rpartition(".")[2]
+        named = [one for one in product.rglob("*.py") if re.search(rf"\b{name}\b", one.read_text(encoding="utf-8"))]
+        where = ", ".join(sorted(str(one.relative_to(product)) for one in named)) or "nowhere"
+        raise StaleError(f"{mutant.name}: {mutant.file}: {error}; the name {name} occurs in: {where}") from None
 
 
 def digest(mutant: Mutant) -> str:
     """Return a digest of what a mutant changes, so that an old result never counts for a changed mutant."""
-    return hashlib.sha256(repr((mutant.file, mutant.old, mutant.new)).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr((mutant.function, mutant.old, mutant.new)).encode()).hexdigest()[:12]
 
 
 class Tree:
@@ -73,8 +74,8 @@ class Tree:
             StaleError: the mutant does not fit, or that test also fails without it.
         """
         file = self._folder / "src" / "kmirror" / mutant.file
-        text = file.read_text(encoding="utf-8")
-        self._write(file, mutated(mutant, text))
+        broken, text = mutated(mutant, self._folder), file.read_text(encoding="utf-8")
+        self._write(file, broken)
         try:
             self._require_imported(file)
             found = ((test, caught) for test in mutant.tests if (caught := self._failure(test)))
