@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo challenge check test test-slow test-long lint bench campaign docs lock clean
+.PHONY: demo challenge check test test-slow test-long coverage lint bench campaign docs lock clean
 
 demo: $(READY)
 	@$(BIN)/kmirror demo
@@ -26,6 +26,13 @@ test-slow: $(READY)
 test-long: $(READY)
 	@$(BIN)/pytest -m "long or slow"
 
+# What the tests without brokers reach; COVERAGE=tests also counts those with brokers and Spark, which takes an hour.
+# Processes that tests start are not counted.
+COVERAGE ?= tests/unit tests/cli
+
+coverage: $(READY)
+	@$(BIN)/pytest -q -m "not long and not slow" -n 2 --cov --cov-report=term $(COVERAGE)
+
 lint: $(READY)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -44,7 +51,7 @@ docs: $(READY)
 $(READY): pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "kmirror needs Python 3.11 or later; say which with PYTHON=python3.12 make …" >&2; exit 1; }
-	@echo "Setting up $(VENV) (once, about a minute) …"
+	@echo "Setting up $(VENV) with the libraries of .ci/constraints.txt (once, about a minute) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 		--requirement deploy/container/build-constraints.txt
@@ -54,7 +61,9 @@ $(READY): pyproject.toml .ci/constraints.txt
 	@touch $@
 
 # Takes the newest versions that pyproject.toml allows, with their hashes; run it after changing dependencies there.
-LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --upgrade \
+# With UPGRADE= it keeps the versions that are locked, where they are still allowed.
+UPGRADE := --upgrade
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate $(UPGRADE) \
 	--custom-compile-command "make lock"
 
 lock: $(READY)
@@ -64,4 +73,4 @@ lock: $(READY)
 		--constraint deploy/container/build-constraints.txt --output-file .ci/constraints.txt
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .coverage

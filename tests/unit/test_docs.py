@@ -25,7 +25,7 @@ from kmirror.state.records import PartitionState
 DOCS = Path(__file__).parent.parent.parent / "docs"
 ROOT = DOCS.parent
 PAGES = (
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RELEASING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted(DOCS.rglob("*.md")),
 )
 #: Modules on pages that are the reader's to write.

@@ -14,7 +14,7 @@ import pytest
 from kmirror import __version__
 
 ROOT = Path(__file__).parent.parent.parent
-FOLDERS = (".ci", "bench", "completions", "deploy", "docs", "src", "tests")
+FOLDERS = (".ci", ".github", "bench", "campaign", "completions", "deploy", "docs", "src", "tests")
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
 
@@ -68,7 +68,8 @@ def kept(*folders: str) -> set[str]:
 
 
 def test_the_source_distribution_holds_all_that_is_kept(unpacked_sdist: Path) -> None:
-    wanted = kept(*FOLDERS) | {"LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", "mkdocs.yml"}
+    pages = {f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "RELEASING", "SECURITY")}
+    wanted = kept(*FOLDERS) | pages | {"LICENSE", "Makefile", "mkdocs.yml", ".pre-commit-config.yaml"}
     assert {"completions/kmirror.bash", "docs/architecture.md"} <= wanted
     assert wanted - files_below(unpacked_sdist) == set()
 
