@@ -1,7 +1,7 @@
 """One Java process of a sandbox cluster: its directory, its logs, and its identity. Two kinds besides brokers.
 
 NAME/  logging.properties  server.log  console.log   Kafka's own log, and the JVM's output
-       process.json                                  the process's identity, while it should run
+       process.json                                  the process's identity, while it should run; null while it starts
        tmp/                                          libraries that codecs unpack; a killed process leaves them
 
 The token endpoint, for clusters whose clients log in with OAUTHBEARER, is mock-oauth2-server, a stand-in for an
@@ -29,6 +29,10 @@ from kmirror_sandbox.cluster_spec import ClusterSpec, TokenSpec
 from kmirror_sandbox.jars import KafkaJars, token_server_jars
 from kmirror_sandbox.ports import LOOPBACK
 from kmirror_sandbox.process import ProcessIdentity, is_alive, spawn
+from kmirror.sandbox.broker_config import logging_option, logging_properties
+from kmirror.sandbox.jars import KafkaJars
+from kmirror.sandbox.process import ProcessIdentity, find_process, is_alive, spawn
+from kmirror.sandbox.spec import ClusterSpec
 
 _TAIL_LINES = 20
 
@@ -48,12 +52,18 @@ class JavaServer:
         self._temporary = directory / "tmp"
 
     def process(self) -> ProcessIdentity | None:
-        """Return the running process, None if it is not running."""
+        """Return the running process, None if it is not running.
+
+        Whoever launched it may have been killed before it knew the identity: such a process has our option.
+        """
         try:
-            process = ProcessIdentity(**json.loads(self._process.read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError, TypeError):
+            stored = json.loads(self._process.read_text(encoding="utf-8"))
+        except FileNotFoundError:
             return None
-        return process if is_alive(process) else None
+        except ValueError:  # empty, after the machine lost its power
+            stored = None
+        process = find_process(self._own_option) if stored is None else ProcessIdentity(**stored)
+        return process if process is not None and is_alive(process) else None
 
     def launch(
         self, java: Path, jars: KafkaJars, environ: Mapping[str, str], options: Sequence[str], program: Sequence[str]
@@ -62,13 +72,24 @@ class JavaServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._logging.write_text(logging_properties(jars.major, self.log_file), encoding="utf-8")
         self._temporary.mkdir(exist_ok=True)
-        own = [f"-Djava.io.tmpdir={self._temporary}", logging_option(jars.major, self._logging)]
+        own = [self._own_option, logging_option(jars.major, self._logging)]
+        self._store_process(None)
         process = spawn([str(java), *options, *own, "-cp", jars.classpath, *program], environ, self.console_file)
-        self._process.write_text(json.dumps(asdict(process)), encoding="utf-8")
+        self._store_process(process)
 
     def forget_process(self) -> None:
         """Record that the process was stopped on purpose."""
         self._process.unlink(missing_ok=True)
+
+    @property
+    def _own_option(self) -> str:
+        """An option of the JVM that no other process has."""
+        return f"-Djava.io.tmpdir={self._temporary}"
+
+    def _store_process(self, process: ProcessIdentity | None) -> None:
+        unfinished = self._process.with_suffix(".new")
+        unfinished.write_text(json.dumps(process and asdict(process)), encoding="utf-8")
+        unfinished.replace(self._process)
 
     def exit_cause(self) -> str:
         """Return the log line that says why it exited: the last exception, else the last error, else the last line."""

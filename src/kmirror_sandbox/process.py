@@ -48,6 +48,17 @@ def identify(pid: int) -> ProcessIdentity | None:
     return ProcessIdentity(pid, started) if started is not None else None
 
 
+def find_process(argument: str) -> ProcessIdentity | None:
+    """Return the process with this argument, which contains a path, on its command line; None if there is none."""
+    if os.path.isdir("/proc/self"):
+        found = (int(entry.parent.name) for entry in Path("/proc").glob("[0-9]*/cmdline") if argument in _words(entry))
+    else:
+        command = ["ps", "-ax", "-o", "pid=", "-o", "command="]
+        lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+        found = (int(line.split()[0]) for line in lines if f" {argument} " in f"{line} ")
+    return next((process for pid in found if (process := identify(pid)) is not None), None)
+
+
 def is_alive(process: ProcessIdentity) -> bool:
     """Return whether this very process still runs (a stopped one does, a zombie does not)."""
     return identify(process.pid) == process
@@ -98,6 +109,14 @@ def started_from_ps(line: str) -> str | None:
     """Return the start time from a line of `ps -o stat=,lstart=`; None for a zombie or an empty line."""
     state, _, started = line.strip().partition(" ")
     return None if not state or state.startswith("Z") else started.strip()
+
+
+def _words(command_line: Path) -> list[str]:
+    """Return a process's arguments from /proc/PID/cmdline; none if it has ended, or is of another user."""
+    try:
+        return os.fsdecode(command_line.read_bytes()).split("\0")
+    except OSError:
+        return []
 
 
 def _started_by_proc(pid: int) -> str | None:

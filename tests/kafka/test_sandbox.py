@@ -167,15 +167,26 @@ def test_a_port_taken_meanwhile_is_chosen_again(make_cluster: MakeCluster, monke
         assert make_cluster().bootstrap_servers == f"{LOOPBACK}:{second_choice}"
 
 
+#: Starts a cluster, and is killed when its first broker runs and no file says so yet.
+KILLED_START = """
+import os, signal, sys
+from pathlib import Path
+from kmirror.sandbox import server
+from kmirror.sandbox.cluster import SandboxCluster
+
+def killed(*arguments):
+    spawn(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+spawn, server.spawn = server.spawn, killed
+SandboxCluster("interrupted", Path(sys.argv[1]), java_options=sys.argv[2:]).start()
+"""
+
+
 def test_an_interrupted_first_start_is_started_again(clusters_directory: Path) -> None:
     directory, java_options = clusters_directory / "interrupted", (*QUICK_JAVA_OPTIONS, *archive_options(None))
-    command = (
-        "import sys; from pathlib import Path; from kmirror_sandbox.cluster import SandboxCluster; "
-        "SandboxCluster('interrupted', Path(sys.argv[1]), java_options=sys.argv[2:]).start()"
-    )
-    with subprocess.Popen([sys.executable, "-c", command, directory, *java_options]) as starting:
-        wait_until((directory / "node-1" / "process.json").exists)
-        starting.kill()
+    command = [sys.executable, "-c", KILLED_START, str(directory), *java_options]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert len(broker_processes(directory)) == 1
 
     cluster = SandboxCluster("interrupted", directory, java_options=java_options)
@@ -184,6 +195,18 @@ def test_an_interrupted_first_start_is_started_again(clusters_directory: Path) -
     assert broker_processes(directory) == [cluster.brokers[0].pid]
     cluster.destroy()
     assert broker_processes(directory) == []
+
+
+@pytest.mark.slow
+def test_a_broker_whose_restart_was_interrupted_is_found_and_ended(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    cluster.stop()
+    command = [sys.executable, "-c", KILLED_START, str(cluster.directory)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert broker_processes(cluster.directory) == [cluster.brokers[0].pid]
+    cluster.stop()
+    assert cluster.brokers[0].pid is None
+    assert broker_processes(cluster.directory) == []
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
