@@ -14,12 +14,17 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now
 from kmirror.engine.lane.control import STATE_PARTITION, append_to
 from kmirror_sandbox.cluster import SandboxCluster
+from kmirror.engine.lane.control import STATE_PARTITION, LaneControl, append_to
+from kmirror.engine.lane.report import RowChanges
+from kmirror.engine.spec import LaneSpec
+from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.lane import Mirror
 from tests.support.leader import create_topic
 from tests.support.mirrors import produce
 from tests.support.quotas import slowed
-from tests.support.waiting import polls
+from tests.support.waiting import polls, wait_until
+from tests.support.wire import Wire
 
 TTL_S = 10.0
 
@@ -67,6 +72,27 @@ def test_a_lane_that_is_throttled_does_not_go_on_writing_when_another_engine_has
                 if lane.control.ended or now() - claimed > 8:
                     break
         assert lane.control.ended is None, "it was not throttled"
-        mirror.wait(lane, lambda: lane.control.ended, 30)
+        mirror.wait(lane, lambda: lane.control.ended)
         assert mirror.result(lane).ended == "FENCED"
     assert latest <= claimed + TTL_S
+
+
+def test_a_connection_that_is_opened_while_a_lane_ends_is_closed(destination_cluster: SandboxCluster) -> None:
+    """Its threads are waited for, but not for as long as a handshake may take."""
+    broker = destination_cluster.brokers[0]
+    with closing(Wire(broker.host, broker.port)) as wire:
+        control = LaneControl(
+            LaneSpec("m", 3, 7, "ours", {}, {}, (), int(TTL_S * 1000), False, 1_000),
+            0,
+            client_config({"bootstrap.servers": f"{wire.host}:{wire.port}"}),
+            lambda: RowChanges({}, frozenset()),
+            lambda _: None,
+        )
+        wire.freeze(("", 0))  # that is no client, but new connections are frozen too
+        control.start()
+        wait_until(lambda: wire.turns.connections == 2)
+        control.stop(final_report=False)
+        assert control._follower.is_alive()
+        wire.thaw()
+        wait_until(lambda: not control._follower.is_alive() and not control._reporter.is_alive())
+        wait_until(lambda: wire._sockets == {wire._listener})

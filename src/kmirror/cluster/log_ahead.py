@@ -34,7 +34,6 @@ from kmirror.cluster.protocol.fetch import (
 from kmirror.cluster.protocol.metadata import LeaderAddress
 from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
 from kmirror.cluster.protocol.read_up_to import Batches, batches_after
-from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
@@ -253,7 +252,7 @@ class LogAhead:
                 connection.note_throttle(answer.throttle_time_ms)
                 is_of_use = True
                 self._answered(connection, one, answer, is_idle=not asked)
-        except (OutcomeUnknown, FrameError) as error:
+        except (KmirrorError, OutcomeUnknown) as error:
             _log.debug("reading ahead: %s", error)
             connection.close()
             return is_of_use

@@ -182,6 +182,7 @@ class BackgroundRequests:
                 self._post(partial(failed, f"broker {node_id} is not in the cluster's metadata", None))
                 return
             config = self._configs["source" if at_source else "destination"]
+            connection = None
             try:
                 connection = Connection.open(broker.host, broker.port, config)
                 with self._opening:
@@ -194,6 +195,8 @@ class BackgroundRequests:
                     connection.require_cluster()
                 stream, versions = self._stream(side, connection)
             except (KmirrorError, OutcomeUnknown) as error:
+                if connection is not None:  # a broker that lacks a version
+                    connection.close()
                 self._post(partial(failed, f"the {_SIDES[side]}: {error}", getattr(error, "reason", None)))
             else:
                 self._post(partial(done, stream, versions))

@@ -17,11 +17,11 @@ Another thread writes the lane's progress there, about once a second while somet
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.follower import PartitionFollower
@@ -89,6 +89,8 @@ class LaneControl:
         self._reported_revisions: tuple[int, int] | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
+        #: Whether to report once more at the end.
+        self._reports_at_end = False
         self._host = socket.gethostname()
         self._engine_seen = now()
         self._tail = PartitionFollower(self._client, STATE_PARTITION, look_back=_LOOK_BACK)
@@ -119,7 +121,7 @@ class LaneControl:
         self.on_report_stored: Callable[[int], None] = lambda _: None
         self._behind_since: float | None = None
         self._follower = guarded_thread(self._follow, "kmirror-control", broken)
-        self._reporter = guarded_thread(self._report_loop, "kmirror-progress", broken)
+        self._reporter = guarded_thread(self._report_all, "kmirror-progress", broken)
         self._report_client = ClusterClient(config)
 
     def start(self) -> None:
@@ -128,17 +130,15 @@ class LaneControl:
         self._reporter.start()
 
     def stop(self, *, final_report: bool) -> None:
-        """Stop both threads, then report the partitions' state a last time."""
+        """Stop both threads; the last thing that one does is to report the partitions' state, if `final_report`.
+
+        A thread that is connecting takes longer than this waits: each closes its own connections when it ends.
+        """
+        self._reports_at_end = final_report
         self._stop.set()
         self._wake.set()
         self._follower.join(timeout=_POLL_MS / 1000 + 1)
-        self._reporter.join(timeout=2)
-        if final_report and not self._reporter.is_alive():
-            with contextlib.suppress(KmirrorError, OutcomeUnknown):
-                self._report(self._observe())
-        self._tail.close()
-        self._client.close()
-        self._report_client.close()
+        self._reporter.join(timeout=2 + (self._report_client.config.request_timeout_ms / 1000 if final_report else 0))
 
     @property
     def _ours(self) -> EngineRecord | None:
@@ -177,13 +177,14 @@ class LaneControl:
         self._wake.set()
 
     def _follow(self) -> None:
-        while not self._stop.is_set() and self.ended is None:
-            try:
-                self._poll()
-            except (KmirrorError, OutcomeUnknown):
-                self._stop.wait(_PAUSE)
-            if self.ended is None and now() - self._engine_seen > _ENGINE_SILENCE_SECONDS:
-                self._end("LOST_ENGINE", f"no record of the engine for {_ENGINE_SILENCE_SECONDS:.0f} s")
+        with self._client, closing(self._tail):
+            while not self._stop.is_set() and self.ended is None:
+                try:
+                    self._poll()
+                except (KmirrorError, OutcomeUnknown):
+                    self._stop.wait(_PAUSE)
+                if self.ended is None and now() - self._engine_seen > _ENGINE_SILENCE_SECONDS:
+                    self._end("LOST_ENGINE", f"no record of the engine for {_ENGINE_SILENCE_SECONDS:.0f} s")
 
     def _poll(self) -> None:
         sent_at = now()
@@ -265,6 +266,13 @@ class LaneControl:
             self.ended = (how, message)
             self.deadline = 0.0
             self.on_change()
+
+    def _report_all(self) -> None:
+        with self._report_client:
+            self._report_loop()
+            if self._reports_at_end:
+                with suppress(KmirrorError, OutcomeUnknown):
+                    self._report(self._observe())
 
     def _report_loop(self) -> None:
         written = 0.0
