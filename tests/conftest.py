@@ -30,7 +30,6 @@ from tests.support.file_scheduling import (
     Measured,
     file_of,
     files_for_worker,
-    kill_what_is_left_of,
     known_durations,
     record_durations,
 )
@@ -129,12 +128,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config) -> LongestFileFirst:
 def pytest_configure_node(node: WorkerController) -> None:
     # processes that looked for themselves would differ: the first to collect compiles
     node.workerinput["is_fresh_clone"] = node.config.stash[_IS_FRESH_CLONE]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: WorkerController, error: object) -> None:
-    if error:
-        kill_what_is_left_of(node)
 
 
 class InOneOrder:

@@ -8,11 +8,8 @@ to the process that replaces it. (With `--dist loadfile` such a run never ends.)
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -196,19 +193,3 @@ class LongestFileFirst:
             tests = self._next_for(node)
             self._given[node].extend(tests)
             node.send_runtest_some(tests)
-
-
-def kill_what_is_left_of(node: WorkerController) -> None:
-    """End what a dead process has started: brokers, engines, JVMs. They carry its name in their environment."""
-    run, name = node.workerinput["testrunuid"], node.gateway.id
-    for pid in _processes_with({f"PYTEST_XDIST_TESTRUNUID={run}", f"PYTEST_XDIST_WORKER={name}"}):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _processes_with(variables: Iterable[str]) -> Iterator[int]:
-    wanted = {os.fsencode(variable) for variable in variables}
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if wanted <= set(entry.read_bytes().split(b"\0")):
-                yield int(entry.parent.name)
