@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -32,10 +31,8 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_fifo_in_the_temporary_folder_keeps_no_run(shared: Path) -> None:
     (shared / "kmirror-run-planted").mkdir()
     os.mkfifo(shared / "kmirror-run-planted/lock")
-    began = time.monotonic()
-    with run_folder() as folder:
+    with run_folder() as folder:  # opening a FIFO to read it would wait for ever
         assert (folder / "lock").exists()
-    assert time.monotonic() - began < 5
     assert (shared / "kmirror-run-planted/lock").exists()
 
 

@@ -124,7 +124,7 @@ def test_a_list_of_addresses_is_tried_to_its_end(cluster_pair: ClusterPair, dest
         assert change_config(destination, mirror, {"bootstrap.servers": servers}).exit_code == 0
         with LocalEngine(destination, mirror) as local:
             local.catch_up()
-            wait_until(lambda: sum("is of no use" in note for note in local.notes) >= len(stale), 30)
+            wait_until(lambda: sum("is of no use" in note for note in local.notes) >= len(stale))
     for address, why in stale.items():
         (line,) = [note for note in local.notes if note.startswith(f"{address} in the bootstrap.servers")]
         assert why in line

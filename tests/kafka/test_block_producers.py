@@ -151,7 +151,7 @@ def may_alter(move: Move) -> None:
 
 def test_producers_are_blocked_until_the_destination_takes_their_writes(move: Move) -> None:
     topic, other = move.topics
-    request = PromoteRequest(move.mirror, selector(topic), timeout_ms=60_000, block_producers=True)
+    request = PromoteRequest(move.mirror, selector(topic), timeout_ms=120_000, block_producers=True)
     with LocalEngine(move.destination, move.mirror) as engine:
         engine.catch_up()
         wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))
@@ -202,7 +202,7 @@ def test_each_broker_of_the_source_refuses_writes_before_the_last_records_are_co
         topic, _ = move.topics
         metadata = move.admin.metadata([topic])
         assert len({metadata.leader_address(TopicPartition(topic, partition)) for partition in range(2)}) == 2
-        request = PromoteRequest(move.mirror, selector(topic), timeout_ms=60_000, block_producers=True)
+        request = PromoteRequest(move.mirror, selector(topic), timeout_ms=120_000, block_producers=True)
         with LocalEngine(move.destination, move.mirror) as engine:
             engine.catch_up()
             wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))

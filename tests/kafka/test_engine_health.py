@@ -51,7 +51,7 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
                 (view,) = view_of(local.engines, COPYING, 0.0).topics
                 return view
 
-            assert wait(destination, mirror, Condition.HEALTHY, 30_000).exit_code == ExitCode.OK
+            assert wait(destination, mirror, Condition.HEALTHY, 120_000).exit_code == ExitCode.OK
             assert (seen().lag, seen().state) == (0, "ACTIVE")
 
             get, described = asking(local.service), describing(destination, mirror)
@@ -91,7 +91,7 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
             finally:
                 source.signal(1, signal.SIGCONT)
             wait_until(lambda: (seen().lag, seen().state) == (0, "ACTIVE"), 90)
-            assert wait(destination, mirror, Condition.HEALTHY, 30_000).exit_code == ExitCode.OK
+            assert wait(destination, mirror, Condition.HEALTHY, 120_000).exit_code == ExitCode.OK
             wait_until(lambda: get("/readyz")[0] == 200)
             hour = json.loads(get("/history.json")[1])
             check("history", hour)

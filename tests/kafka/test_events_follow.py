@@ -67,9 +67,9 @@ def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(
                 lines = out.read_text().splitlines()
                 return [f"{event['what']} {event['mirror'] == mirror}" for event in map(json.loads, lines)]
 
-            wait_until(lambda: shown() == ["create True", "add True"], 30)
+            wait_until(lambda: shown() == ["create True", "add True"])
             write(store, mirror, "pause", 3)
-            wait_until(lambda: shown()[2:] == ["pause True"], 30)
+            wait_until(lambda: shown()[2:] == ["pause True"])
             top.until(lambda frame: " topics" in "".join(frame[1:2]))
             cluster.stop()
             wait_until(lambda: "the destination does not answer" in err.read_text(), 60)

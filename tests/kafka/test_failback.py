@@ -69,7 +69,7 @@ def test_without_records_after_the_fork_only_the_delta_is_copied_twice_in_a_row(
         # what stood there from before was taken for kmirror's
         wait_until(lambda: committed(trip.a, group, topic) == {0: 52})
         wait_until(lambda: all(row.initial_copy_complete for row in describe(trip.at_a, trip.mirror)))
-        promoted = promote(trip.at_a, PromoteRequest(trip.mirror, idle_ms=0, timeout_ms=60_000))
+        promoted = promote(trip.at_a, PromoteRequest(trip.mirror, idle_ms=0, timeout_ms=120_000))
     assert promoted.result.exit_code == 0, promoted.result
     # A is in charge again, and B comes back under the same name; then all of it once more
     produce(trip.a, topic, ["at-a-again"])

@@ -237,7 +237,7 @@ def test_there_and_back_between_secured_clusters(secured: Secured) -> None:
             wait_until(lambda: not secured.app_writes(a) if is_denied(at_a, topic) else False)
             assert secured.rows(a) == secured.rows(b)
             wait_until(lambda: all(row.initial_copy_complete for row in describe(at_a, mirror)))
-            home = promote(at_a, PromoteRequest(mirror, idle_ms=0, timeout_ms=60_000))
+            home = promote(at_a, PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000))
         assert home.result.exit_code == 0, home.result
         assert {row.state for row in describe(at_a, mirror)} == {PartitionState.STOPPED}
         assert secured.app_writes(a)

@@ -216,7 +216,7 @@ def test_a_lane_that_dies_within_a_transaction_leaves_nothing_that_shifts_the_lo
 def test_with_neither_right_the_partition_fails_and_names_what_is_missing(restricted: Mirror) -> None:
     topic_of(restricted, 1)
     lane = restricted.start()
-    wait_until(lambda: lane.partitions[0].retry.failure, 30)
+    wait_until(lambda: lane.partitions[0].retry.failure)
     failure = lane.partitions[0].retry.failure
     assert failure is not None
     assert failure.reason is Reason.NOT_AUTHORIZED

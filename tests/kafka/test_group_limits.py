@@ -85,7 +85,7 @@ def test_a_promote_names_the_groups_that_are_not_as_at_the_source(scene: GroupSc
     commit(scene.pair.source, elsewhere, scene.source_topic, {0: 40})
     with member(destination, elsewhere, topic), LocalEngine(scene.destination, mirror) as engine:
         engine.catch_up()
-        done = promote(scene.destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000)).result
+        done = promote(scene.destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=120_000)).result
     assert done.exit_code == 0, done
     reported = " | ".join(done.warnings)
     assert f"group {commented}: its offsets are committed without their commit metadata" in reported

@@ -471,7 +471,7 @@ def test_a_run_that_could_not_sync_groups_at_its_end_says_so_and_does_not_end_wi
         return last_group_sync(destination, mirror)
 
     def catch_up() -> VerbResult:
-        request = RunRequest((mirror,), until_caught_up=True, timeout_ms=60_000)
+        request = RunRequest((mirror,), until_caught_up=True, timeout_ms=120_000)
         return run(lambda: Destination.open(properties_of(cluster_pair.destination)), request, lambda view: None)
 
     monkeypatch.setattr("kmirror.ops.base.spark.SparkRuntime", ThreadsForSpark)

@@ -88,8 +88,8 @@ def test_what_nobody_copies_is_lag(trip: Trip, moment: Moment) -> None:
         assert {row.partition for row in outcome.rows} == rows.keys()
         assert {row.result for row in outcome.rows} == {Outcome.DONE}
         if moment is Moment.COPIED:
-            assert wait(trip.at_b, trip.mirror, Condition.CAUGHT_UP, 20_000).exit_code == 0
-            assert wait(trip.at_b, trip.mirror, Condition.HEALTHY, 20_000).exit_code == 0
+            assert wait(trip.at_b, trip.mirror, Condition.CAUGHT_UP, 120_000).exit_code == 0
+            assert wait(trip.at_b, trip.mirror, Condition.HEALTHY, 120_000).exit_code == 0
             assert sum(row.records for row in outcome.rows) == 300
             return
         assert done.exit_code == ExitCode.TIMED_OUT
@@ -119,7 +119,7 @@ def test_a_promote_copies_everything_first(trip: Trip, moment: Moment) -> None:
             drill = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=0), dry_run=True).result
             assert drill.exit_code == ExitCode.TIMED_OUT
             assert f"{topic}-1, {topic}-2 are new at the source" in str(drill.results[0].message)
-        request = PromoteRequest(trip.mirror, idle_ms=500, timeout_ms=5_000, verify=True)
+        request = PromoteRequest(trip.mirror, idle_ms=500, timeout_ms=15_000, verify=True)
         if moment is Moment.REFUSED:
             refused = promote(trip.at_b, request).result
             assert refused.exit_code == ExitCode.TIMED_OUT
@@ -287,11 +287,11 @@ def test_partitions_that_only_the_destination_has_are_told(trip: Trip) -> None:
         told = [line for line in check(trip.at_b.properties, mirror=trip.mirror).lines if line.what == "partitions"]
         assert [(line.cluster, line.ok) for line in told] == [("destination", True)]
         assert f"{topic}-{PARTITIONS}" in told[0].message
-        assert wait(trip.at_b, trip.mirror, Condition.CAUGHT_UP, 20_000).exit_code == 0
-        assert wait(trip.at_b, trip.mirror, Condition.HEALTHY, 20_000).exit_code == 0
+        assert wait(trip.at_b, trip.mirror, Condition.CAUGHT_UP, 120_000).exit_code == 0
+        assert wait(trip.at_b, trip.mirror, Condition.HEALTHY, 120_000).exit_code == 0
         drill = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=500), dry_run=True).result
         assert drill.exit_code == 0
         assert f"{topic}-{PARTITIONS} exists on the destination only: nothing was copied to it" in drill.warnings
-        done = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=500, timeout_ms=60_000)).result
+        done = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=500, timeout_ms=120_000)).result
         assert done.exit_code == 0
         assert {row.partition: row.lag for row in done.results} == dict.fromkeys(range(PARTITIONS + 1), 0)

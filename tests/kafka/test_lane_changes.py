@@ -26,6 +26,7 @@ from tests.support.lane import Mirror
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.stored import first_difference
+from tests.support.waiting import PATIENCE_S
 
 
 def fill(mirror: Mirror, topic: str, count: int) -> None:
@@ -185,7 +186,7 @@ def ends_of(destination: Destination, topic: str) -> list[int | None]:
 def wait_until_same(pair: ClusterPair, topic: str) -> None:
     """Wait until both sides have the same on disk."""
     source, copy = (cluster.brokers[0].log_dir for cluster in (pair.source, pair.destination))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     for partition in range(2):
         while (difference := first_difference(source, copy, topic, partition)) is not None:
             assert time.monotonic() < deadline, difference
@@ -212,13 +213,13 @@ def test_topics_come_and_go_and_the_others_are_not_disturbed(
             assert {row.result for row in removed.result.results} == {Outcome.DONE}
             assert pause(destination, mirror, selector(paused)).exit_code == 0
             stopped = ends_of(destination, left), ends_of(destination, paused)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE_S
             while not all(end and end > 10 for end in ends_of(destination, late)):
                 assert time.monotonic() < deadline, engine.notes
                 time.sleep(0.05)
         assert (ends_of(destination, left), ends_of(destination, paused)) == stopped
         assert resume(destination, mirror, selector(paused)).exit_code == 0
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while {p.assignment.topic for p in lane.partitions} != {*kept, paused, late}:
             assert time.monotonic() < deadline, lane.partitions
             time.sleep(0.05)
@@ -252,7 +253,7 @@ def test_a_recovered_partition_restarts_by_itself(cluster_pair: ClusterPair, des
         for deleted in admin.delete_records([Place(broken, 0, 3)]).values():
             deleted.result(30)
         assert resume(destination, mirror, selector(broken)).exit_code == 0
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while not engine.engine.failures:
             assert time.monotonic() < deadline, engine.engine.partitions.rows
             time.sleep(0.05)

@@ -53,7 +53,7 @@ def test_partitions_that_come_and_go_are_copied_to_the_byte(mirror: Mirror) -> N
     lane, moves, before = mirror.start(), 0, set[int]()
     producer = Producer({"bootstrap.servers": mirror.source.bootstrap_servers, "linger.ms": 1})
     until = time.monotonic() + 7
-    while time.monotonic() < until:
+    while time.monotonic() < until or moves <= PARTITIONS:  # a busy machine has fewer turns
         for _ in range(rng.choice([1, 5, 200])):
             partitions = rng.sample(range(PARTITIONS), rng.choice([1, 2, 8]))
             for partition in partitions:
@@ -62,7 +62,6 @@ def test_partitions_that_come_and_go_are_copied_to_the_byte(mirror: Mirror) -> N
         time.sleep(rng.choice([0, 0.2, 0.9]))
         now = quiet(lane, topic)
         moves, before = moves + len(now ^ before), now
-    assert moves > PARTITIONS
     mirror.wait_copied(lane)
     result = mirror.stop(lane)
     assert (result.ended, result.clean) == ("STOPPED", True)

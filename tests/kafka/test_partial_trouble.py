@@ -143,7 +143,7 @@ def test_promote_waits_for_a_leader_and_gives_its_topics_back(
         engine.catch_up()
         wait_until(lambda: all(row.initial_copy_complete for row in describe(stage.destination, stage.mirror)))
         stage.lose_broker()
-        done = promote(stage.destination, PromoteRequest(stage.mirror, idle_ms=None, timeout_ms=15_000)).result
+        done = promote(stage.destination, PromoteRequest(stage.mirror, idle_ms=None, timeout_ms=30_000)).result
         # asked later it may well be complete: nothing has failed
         assert done.exit_code == ExitCode.TIMED_OUT, done
         assert stage.outcomes(done) == {
@@ -175,12 +175,12 @@ def test_promote_loses_a_leader_in_the_middle_of_the_stop(
 
         with monkeypatch.context() as patched:
             patched.setattr("kmirror.ops.stop.promote.stop", lose_and_stop)
-            done = promote(stage.destination, PromoteRequest(stage.mirror, idle_ms=None, timeout_ms=60_000)).result
+            done = promote(stage.destination, PromoteRequest(stage.mirror, idle_ms=None, timeout_ms=120_000)).result
         assert done.exit_code == ExitCode.PARTLY_DONE, done
         assert stage.outcomes(done) == {"safe": {Outcome.DONE}, "spread": {Outcome.FAILED}, "away": {Outcome.FAILED}}
         stage.regain_broker()
         # their stop has begun: they wait for nothing any more
-        finished = promote(stage.destination, PromoteRequest(stage.mirror, timeout_ms=60_000)).result
+        finished = promote(stage.destination, PromoteRequest(stage.mirror, timeout_ms=120_000)).result
         assert finished.exit_code == 0, finished
         assert stage.outcomes(finished)["safe"] == {Outcome.NOOP}
         stage.assert_all_stopped(Reason.PROMOTED)

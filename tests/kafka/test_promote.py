@@ -25,7 +25,7 @@ from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector, settings_of
 from tests.support.topics import alter_topic
 from tests.support.visible import shown
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def mirrored(pair: ClusterPair, destination: Destination, *topics: str, **settings: str) -> str:
@@ -58,7 +58,7 @@ def test_topics_are_stopped_when_nothing_is_missing(cluster_pair: ClusterPair, d
         # what has changed since the last sync, some of it for the stop alone, is looked at by the promote itself
         alter_topic(cluster_pair.source, first, compression_type="gzip")
         alter_topic(cluster_pair.source, second, max_compaction_lag_ms="123456789")
-        done = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000), views.append)
+        done = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=120_000), views.append)
     assert done.result.exit_code == 0, done.result
     assert drill.result.steps == done.result.steps
     assert settings_of(cluster_pair.destination, first)["compression.type"] == "gzip"
@@ -91,7 +91,7 @@ def test_a_producer_that_continues_keeps_only_its_topic(cluster_pair: ClusterPai
         engine.catch_up()
         writer.start()
         try:
-            done = promote(destination, PromoteRequest(mirror, idle_ms=2_000, timeout_ms=8_000))
+            done = promote(destination, PromoteRequest(mirror, idle_ms=2_000, timeout_ms=20_000))
         finally:
             end.set()
             writer.join()
@@ -102,7 +102,7 @@ def test_a_producer_that_continues_keeps_only_its_topic(cluster_pair: ClusterPai
         assert missing.result is Outcome.TIMED_OUT
         assert "producers" in str(missing.message) or "records" in str(missing.message)
         # run again, it goes on
-        again = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000))
+        again = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=120_000))
         assert again.result.exit_code == 0, again.result
 
 
@@ -159,7 +159,7 @@ def test_an_open_transaction_is_waited_for_and_named(cluster_pair: ClusterPair, 
 
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
-        done = promote(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=60_000), watch, stopping)
+        done = promote(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000), watch, stopping)
         assert done.result.exit_code == ExitCode.TIMED_OUT
         assert "interrupted" in str(done.result.results[0].message)
         said = str(done.result.results[0].message)
@@ -169,7 +169,7 @@ def test_an_open_transaction_is_waited_for_and_named(cluster_pair: ClusterPair, 
         assert said.endswith(f"to end it: kafka-transactions.sh --bootstrap-server {servers} {abort}")
         assert {row.topic_state for row in describe(destination, mirror)} == {TopicState.ACTIVE}
         producer.commit_transaction(30)
-        done = promote(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=60_000))
+        done = promote(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000))
     assert done.result.exit_code == 0, done.result
     assert [record.value for record in shown(cluster_pair.destination, topic)][-1] == b"undecided"
 
@@ -188,7 +188,7 @@ def test_records_that_arrive_after_all_are_reported(
     monkeypatch.setattr("kmirror.ops.stop.promote.stop", stop_and_write)
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
-        done = promote(destination, PromoteRequest(mirror, idle_ms=None, timeout_ms=60_000))
+        done = promote(destination, PromoteRequest(mirror, idle_ms=None, timeout_ms=120_000))
     assert done.result.exit_code == ExitCode.PARTLY_DONE
     (late,) = [row for row in done.result.results if row.result is Outcome.FAILED]
     assert (late.partition, late.reason, late.lag) == (0, Reason.SOURCE_WRITTEN_AFTER_STOP, 2)
@@ -205,7 +205,7 @@ def test_a_failover_cuts_a_waiting_promote_short(cluster_pair: ClusterPair, dest
                 target=lambda: results.append(promote(another, PromoteRequest(mirror, idle_ms=600_000)))
             )
             waiting.start()
-            until = time.monotonic() + 20
+            until = time.monotonic() + PATIENCE_S
             while {row.topic_state for row in describe(destination, mirror)} != {TopicState.PENDING_STOPPED}:
                 assert time.monotonic() < until
             with pytest.raises(RefusedError, match="another promote"):

@@ -67,7 +67,7 @@ def test_no_topic_is_stopped_before_all_are_ready(
         assert drill[ready]["result"] == drill[held]["result"] == "TIMED_OUT"
         assert drill[ready]["message"] == f"{ready} would wait: it is ready and waits for {held}"
 
-        assert main([*words, "--timeout", "3s"]) == ExitCode.TIMED_OUT
+        assert main([*words, "--timeout", "10s"]) == ExitCode.TIMED_OUT
         rows = {row["topic"]: row for row in json.loads(capsys.readouterr().out)["results"]}
         assert rows[ready]["message"].endswith(f"not ready in time: it is ready and waits for {held}")
         assert "transaction" in rows[held]["message"]
@@ -77,7 +77,7 @@ def test_no_topic_is_stopped_before_all_are_ready(
         engine.catch_up()
         assert_mirrored(cluster_pair.source, cluster_pair.destination, ready)
 
-        assert main([*words, "--timeout", "60s", "--report", str(evidence)]) == 0
+        assert main([*words, "--timeout", "120s", "--report", str(evidence)]) == 0
     out = capsys.readouterr().out
     check_printed([*words, "--report", str(evidence)], out)
     reported = json.loads(out)
@@ -187,7 +187,7 @@ def test_batches_follow_each_other_until_one_is_not_ready_and_then_continue(
         assert f"batch 2: {held}" in reported
         assert set(states(destination, mirror).values()) == {TopicState.ACTIVE}
 
-        assert main([*words, "--timeout", "8s"]) == ExitCode.TIMED_OUT
+        assert main([*words, "--timeout", "20s"]) == ExitCode.TIMED_OUT
         rows = json.loads(capsys.readouterr().out)["results"]
         assert {row["topic"] for row in rows if row["result"] == "DONE"} == {first, second}
         (missing,) = [row for row in rows if row["result"] != "DONE"]
@@ -201,7 +201,7 @@ def test_batches_follow_each_other_until_one_is_not_ready_and_then_continue(
         assert [(one["topics"], one["exitCode"]) for one in written["batches"]] == [([first, second], 0), ([held], 5)]
 
         producer.commit_transaction(30)
-        assert main([*words, "--timeout", "60s"]) == 0
+        assert main([*words, "--timeout", "120s"]) == 0
     out = capsys.readouterr().out
     check_printed(words, out)
     again = {row["topic"]: row["result"] for row in json.loads(out)["results"]}
@@ -221,7 +221,7 @@ def test_without_an_engine_that_starts_nothing_is_promoted_and_the_reason_is_rep
     assert main([*words, "--master", "nowhere"]) == ExitCode.USAGE
     assert "'nowhere' is not a Spark master" in capsys.readouterr().err
     monkeypatch.setattr("kmirror.ops.base.own_engine._START", "raise OSError('no space left')")
-    assert main([*words, "--timeout", "7s"]) == ExitCode.TIMED_OUT
+    assert main([*words, "--timeout", "20s"]) == ExitCode.TIMED_OUT
     shown = capsys.readouterr()
     rows = {row["topic"]: row for row in json.loads(shown.out)["results"]}
     assert {topic: row["result"] for topic, row in rows.items()} == {first: "TIMED_OUT", second: "TIMED_OUT"}
@@ -241,7 +241,9 @@ def test_a_batch_after_which_the_rest_is_not_healthy_is_the_last_one(
         write_plainly(cluster_pair.destination, foreign, 1)
         produce(cluster_pair.source, foreign, ["four"])
         wait_until(lambda: states(destination, mirror)[foreign] is TopicState.FAILED)
-        done = promote_in_batches(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=60_000), 1, health_ms=2_000)
+        done = promote_in_batches(
+            destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000), 1, health_ms=2_000
+        )
         assert states(destination, mirror)[second] is TopicState.ACTIVE
     rows = {row.topic: row for row in done.result.results}
     assert done.result.exit_code == ExitCode.HISTORIES_DIFFER

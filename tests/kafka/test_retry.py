@@ -67,7 +67,7 @@ def wait_failed(mirror: Mirror, lane: Lane, topic: str, reason: Reason, attempts
             and row.retry_attempt >= attempts
         )
 
-    mirror.wait(lane, tried, 30)
+    mirror.wait(lane, tried)
 
 
 def reported_states(mirror: Mirror, topic: str) -> list[PartitionState]:

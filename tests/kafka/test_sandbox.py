@@ -197,7 +197,6 @@ def test_an_interrupted_first_start_is_started_again(clusters_directory: Path) -
     assert broker_processes(directory) == []
 
 
-@pytest.mark.slow
 def test_a_broker_whose_restart_was_interrupted_is_found_and_ended(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     cluster.stop()

@@ -32,6 +32,8 @@ from kmirror.state.store import StateStore
 from kmirror.state.writer import StateWriter
 from tests.support.spawned import PROCESSES
 from tests.support.stores import LostAnswers, state_store
+from tests.support.stores import state_store
+from tests.support.waiting import PATIENCE_S
 
 ME = EngineIdentity.of_this_process("app-me", "local[*]")
 OTHER_HOST = replace(ME, host="far-away", boot_id="another", pid=7, application_id="app-far")
@@ -271,7 +273,7 @@ def test_an_engine_whose_mirror_was_deleted_learns_it(
         lease.heartbeat({})  # it may be a leader that hides its last records
 
     def try_until_told() -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             with suppress(UnreachableError):
                 lease.heartbeat({})

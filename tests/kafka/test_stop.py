@@ -37,7 +37,7 @@ from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector, settings_of
 from tests.support.scraped import asking, assert_all_say, describing
 from tests.support.visible import shown
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 #: A time in a message.
 AT = r"\d{4}-\d\d-\d\dT[0-9:.]+Z|, [0-9.]+ m?s before the stop"
@@ -293,7 +293,7 @@ def test_a_mirror_of_which_everything_has_failed(cluster_pair: ClusterPair, dest
         engine.catch_up()
         produce(cluster_pair.destination, topic, ["foreign"])
         produce(cluster_pair.source, topic, ["four", "five"])
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while describe(destination, mirror)[0].state is not PartitionState.FAILED:
             assert time.monotonic() < until
             time.sleep(0.2)

@@ -41,7 +41,7 @@ def test_switchover_there_and_back(trip: Trip) -> None:
         with LocalEngine(here, trip.mirror, [GroupSyncJob(trip.mirror, here.properties)]) as engine:
             engine.catch_up()
             wait_until(lambda: all(row.initial_copy_complete for row in describe(here, trip.mirror)))
-            request = SwitchoverRequest(trip.mirror, properties_of(cluster), timeout_ms=60_000, idle_ms=0, watch_s=0.1)
+            request = SwitchoverRequest(trip.mirror, properties_of(cluster), timeout_ms=120_000, idle_ms=0, watch_s=0.1)
             return switchover(here, request, lambda view: lines.extend(view.lines), checkpoint=checkpoint)
 
     to_cut = [step.does for step in SWITCHOVER]
@@ -93,7 +93,7 @@ def test_a_switchover_whose_source_is_still_read_says_so_and_resumes(trip: Trip)
     make_old_topic(trip.a, topic)
     produce(trip.a, topic, ["one"])
     assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
-    request = SwitchoverRequest(trip.mirror, properties_of(trip.b), timeout_ms=60_000, idle_ms=0, watch_s=0.1)
+    request = SwitchoverRequest(trip.mirror, properties_of(trip.b), timeout_ms=120_000, idle_ms=0, watch_s=0.1)
     with pytest.raises(RefusedError) as wrong:
         switchover(trip.at_b, SwitchoverRequest(trip.mirror, properties_of(trip.a)))
     assert wrong.value.reason is Reason.SOURCE_CLUSTER_CHANGED

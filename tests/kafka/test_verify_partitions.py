@@ -31,7 +31,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.twins import BASE_TIME, CODECS, RECORDS, Side, Twins, record
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -350,7 +350,7 @@ def test_a_cleaner_at_work(forgetful: ForgetfulCluster, make_twins: Callable[...
     twins.destination.set("min.compaction.lag.ms", "0", "min.cleanable.dirty.ratio", "0.01", "segment.ms", "100")
     # by its timestamp, the next record closes the segment that contains all of it
     twins.both(lambda side: side.append([replace(log[0], timestamp=BASE_TIME + 3_600_000)]))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while sum(path.stat().st_size for path in twins.destination.log_files()) > whole / 2:
         assert time.monotonic() < deadline, "the cleaner has not come by"
         time.sleep(0.2)

@@ -145,7 +145,7 @@ def _wait_for(views: Mapping[str, Callable[[], Mapping[str, Shown]]], expected: 
     """Wait until each view shows what is expected."""
     for name, view in views.items():
         with contextlib.suppress(AssertionError):
-            wait_until(partial(_is, view, expected), 40)
+            wait_until(partial(_is, view, expected))
         assert (name, view()) == (name, expected)
 
 

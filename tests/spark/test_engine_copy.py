@@ -75,7 +75,7 @@ def test_live_topic_of_every_codec_and_a_lost_spark(
         assert "Spark's Java process ended unexpectedly" in engine.output
         stop.set()
         produced = sum(producer.result() for producer in producers)
-    last = pair.engine("--until-caught-up", "--timeout", "60s", with_spark=False)
+    last = pair.engine("--until-caught-up", "--timeout", "120s", with_spark=False)
     assert last.wait(90) == 0, last.output
     assert pair.destination_end() == produced
 

@@ -149,7 +149,7 @@ class Campaign:
         assert tree.workers, f"no workers found:\n{engine.output[-2000:]}"
         WAYS[way](tree)
         if way == "workers":
-            assert not wait_gone(tree.workers, 10)
+            assert not wait_gone(tree.workers, PATIENCE_S)
         else:
             engine.process.wait(10)
             assert not wait_gone(tree.all, 10), "workers outlive their driver"

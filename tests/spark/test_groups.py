@@ -27,7 +27,7 @@ from tests.support.group_members import JavaMember, LibrdkafkaMember, Load, Memb
 from tests.support.groups import commit, committed
 from tests.support.mirrored import Mirrored
 from tests.support.mirrors import make_topic, produce, properties_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 PARTITIONS = 3
 
@@ -44,7 +44,7 @@ def read_in_group(cluster: SandboxCluster, group: str, topic: str, count: int) -
     read: list[str] = []
     assigned = Event()
     consumer.subscribe([topic], on_assign=lambda *_: assigned.set())
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     idle = 0
     try:
         while not (assigned.is_set() and len(read) >= count and idle >= 3):
@@ -79,7 +79,7 @@ class Story:
     def wait_until_synced(self, group: str, topic: str) -> dict[int, int]:
         """Wait until a group has at the destination what it has at the source; return that."""
         wanted = committed(self.pair.source, group, topic)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + PATIENCE_S
         while (found := committed(self.pair.destination, group, topic)) != wanted:
             assert time.monotonic() < deadline, (found, wanted, self.mirrored.run("describe", "--groups"))
             time.sleep(0.1)

@@ -416,6 +416,6 @@ def test_there_and_back_with_what_check_prints_for_both_ways(place: Place) -> No
         with LocalEngine(here, "m") as engine:
             engine.catch_up()
             wait_until(lambda: all(row.initial_copy_complete for row in describe(here, "m")))
-            home = promote(here, PromoteRequest("m", idle_ms=0, timeout_ms=60_000))
+            home = promote(here, PromoteRequest("m", idle_ms=0, timeout_ms=120_000))
         assert home.result.exit_code == 0, home.result
     assert place.is_copied()

@@ -124,7 +124,7 @@ else:
         assert oldest.stdout is not None
         worker, *line = map(int, oldest.stdout.readline().split())
         try:
-            wait_until(lambda: not tree(worker), 20)
+            wait_until(lambda: not tree(worker))
         finally:
             for process in [oldest.pid, *line]:
                 os.kill(process, signal.SIGKILL)

@@ -20,7 +20,7 @@ from kmirror.engine.spark.spark_failures import SparkLostError, TaskCancelledErr
 from kmirror.engine.threads import StoppedError
 from tests.support.processes import Process, tree, wait_gone
 from tests.support.spark_driver import endless
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 cloudpickle.register_pickle_by_value(sys.modules[endless.__module__])
 
@@ -92,9 +92,9 @@ def test_no_process_is_left(tmp_path: Path, harm: list[tuple[str, signal.Signals
         try:
             for who, number in harm:
                 getattr(line, who).send(number)
-            assert not wait_gone(line.all, 20)
+            assert not wait_gone(line.all, PATIENCE_S)
             # Nothing but our own word: neither Spark nor Py4J writes to the terminal.
-            assert driver.communicate(timeout=20)[0] == output
+            assert driver.communicate(timeout=PATIENCE_S)[0] == output
         finally:
             for process in line.all:
                 process.kill()
@@ -108,7 +108,7 @@ def test_a_frozen_jvm_does_not_keep_workers_alive_when_the_driver_dies(tmp_path:
         try:
             line.jvm.send(FREEZE)
             line.driver.kill()
-            assert not wait_gone([line.worker], 20)
+            assert not wait_gone([line.worker], PATIENCE_S)
         finally:
             for process in line.all:
                 process.kill()
@@ -124,10 +124,10 @@ def test_an_interrupt_reaches_the_driver_alone_and_workers_of_a_killed_daemon_ar
             wait_until((tmp_path / "interrupted").exists)
             assert wait_gone(first.all, 0.2) == first.all
             first.daemon.kill()
-            assert not wait_gone([first.worker], 20)
+            assert not wait_gone([first.worker], PATIENCE_S)
             wait_until(lambda: len((tmp_path / "function").read_text().splitlines()) > 1)
             (tmp_path / "end").touch()
-            assert driver.communicate(timeout=20)[0] == "ended"
+            assert driver.communicate(timeout=PATIENCE_S)[0] == "ended"
             # one line for each daemon: no attempt ended at the interrupt
             begun = (tmp_path / "function").read_text().splitlines()
             assert (len(begun), begun[0]) == (2, f"{first.worker.pid} {first.daemon.pid} 0")
@@ -151,7 +151,7 @@ def stop_leaves_nothing(spark: SparkRuntime, folder: Path, frozen: str | None) -
     if frozen:
         getattr(line, frozen).send(FREEZE)
     spark.stop()
-    assert not wait_gone([line.jvm, line.daemon, line.worker], 20)
+    assert not wait_gone([line.jvm, line.daemon, line.worker], PATIENCE_S)
     assert isinstance(future.exception(20), TaskCancelledError)
     with pytest.raises(RuntimeError, match="runs no functions"):
         spark.submit("late", endless, str(folder))
@@ -171,7 +171,7 @@ def test_losing_the_jvm_fails_what_runs_and_another_runtime_can_start(
         line.jvm.kill()
         with pytest.raises(SparkLostError, match="Spark's Java process"):
             future.result(20)
-        assert not wait_gone([line.jvm, line.daemon, line.worker], 20)
+        assert not wait_gone([line.jvm, line.daemon, line.worker], PATIENCE_S)
 
     with SparkRuntime(options(tmp_path)) as spark:
         # it ends although a worker is frozen
@@ -200,4 +200,4 @@ def test_stop_ends_a_start_that_is_under_way(tmp_path: Path) -> None:
     thread.join(20)
 
     assert [str(error) for error in errors] == ["Spark was stopped during startup"]
-    assert not wait_gone(jvm, 20)
+    assert not wait_gone(jvm, PATIENCE_S)

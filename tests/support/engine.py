@@ -25,7 +25,7 @@ from tests.support import forked
 from tests.support.json_documents import check_printed
 from tests.support.processes import EngineTree, engine_tree
 from tests.support.stored import first_difference, log_dir_of
-from tests.support.waiting import polls, wait_until
+from tests.support.waiting import PATIENCE_S, polls, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -103,12 +103,12 @@ class Engine:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the engine has not ended within {seconds} s:\n{self.output[-4000:]}") from None
 
-    def interrupt(self, seconds: float = 60) -> int:
+    def interrupt(self, seconds: float = PATIENCE_S) -> int:
         """Press Ctrl-C and return the exit code."""
         self.process.send_signal(signal.SIGINT)
         return self.wait(seconds)
 
-    def stop(self, seconds: float = 60) -> int:
+    def stop(self, seconds: float = PATIENCE_S) -> int:
         """End it with SIGTERM and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait(seconds)
@@ -118,7 +118,7 @@ class Engine:
         if self.process.poll() is None:
             for process in self.tree().all:
                 process.kill()
-            self.process.wait(60)
+            self.process.wait(PATIENCE_S)
 
     @property
     def output(self) -> str:
@@ -214,7 +214,7 @@ class Pair:
         found = client.list_offsets(dict.fromkeys(self.partitions, LATEST), log_end=True)
         return {partition: answer.offset or 0 for partition, answer in found.items()}
 
-    def wait_until_copying(self, engine: Engine, seconds: float = 120) -> int:
+    def wait_until_copying(self, engine: Engine, seconds: float = PATIENCE_S) -> int:
         """Wait until the engine has workers and bytes move; return how many records the destination holds then."""
         deadline = time.monotonic() + seconds
         if engine.is_local:
@@ -227,7 +227,7 @@ class Pair:
             assert time.monotonic() < deadline, f"nothing was copied within {seconds} s:\n{engine.output[-4000:]}"
         return end
 
-    def wait_until_equal(self, engine: Engine, seconds: float = 90) -> None:
+    def wait_until_equal(self, engine: Engine, seconds: float = PATIENCE_S) -> None:
         """Wait until both sides end at the same offsets."""
         deadline = time.monotonic() + seconds
         while self.destination_end() < self.source_end():
@@ -248,7 +248,7 @@ class Pair:
         """Raise the source topic to this many partitions."""
         self._at_source.create_partitions({self.topic: count})
         self.partitions = [TopicPartition(self.topic, index) for index in range(count)]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while len(self._at_source.metadata([self.topic]).topics[self.topic].partitions) < count:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -261,7 +261,7 @@ class Pair:
         assert found.leader_id is not None
         return found.leader_id
 
-    def wait_until_in_sync(self, cluster: SandboxCluster, replicas: int, seconds: float = 90) -> None:
+    def wait_until_in_sync(self, cluster: SandboxCluster, replicas: int, seconds: float = PATIENCE_S) -> None:
         """Wait until every partition has this many replicas in sync."""
         client = self._at_source if cluster is self.source else self._at_destination
         deadline = time.monotonic() + seconds
@@ -322,7 +322,7 @@ def under_way(pair: Pair, engine: Engine, chance: random.Random) -> None:
     pair.wait_until_copying(engine)
     time.sleep(chance.uniform(0, 1.5))
     before = pair.destination_end()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while (now := pair.destination_end()) == before:
         assert time.monotonic() < deadline, f"bytes do not move:\n{engine.output[-4000:]}"
         time.sleep(0.01)
@@ -337,7 +337,7 @@ def finish(pair: Pair, *arguments: str, seconds: float = 240) -> None:
     pair.assert_equal()
 
 
-def catch_up(pair: Pair, engine: Engine, seconds: float = 90) -> None:
+def catch_up(pair: Pair, engine: Engine, seconds: float = PATIENCE_S) -> None:
     """Let this engine copy the rest without the quota, stop it, and compare."""
     limit_writes(pair.destination, None)
     pair.wait_until_equal(engine, seconds)

@@ -19,6 +19,7 @@ from kmirror.state.snapshot import Changes
 from kmirror.work import Watch
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, produce
+from tests.support.waiting import PATIENCE_S
 
 ALIGNING, MIRRORING, PAUSED = PartitionState.LOG_ALIGNMENT, PartitionState.MIRRORING, PartitionState.PAUSED
 FIVE = ["a", "bb", "ccc", "dddd", "eeeee"]
@@ -82,7 +83,7 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.engine.stop()
         self.lanes.end()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not self.engine.finished:
             assert time.monotonic() < deadline
             self.engine.tick()
@@ -90,7 +91,7 @@ class Run:
 
     def until(self, condition: Callable[[], bool], *, lanes_end: bool = False) -> None:
         """Let the engine work until something holds."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, (self.engine.journal.notes, self.engine.partitions.rows)
             if lanes_end:

@@ -10,7 +10,7 @@ from typing import Self
 from kmirror_sandbox.broker_config import logging_option, logging_properties, properties_text
 from kmirror_sandbox.jars import KafkaJars
 from tests.support.class_archive import java
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 SOURCES = Path(__file__).parent.parent / "apps" / "java"
 _JAVA_OPTIONS = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
@@ -68,7 +68,7 @@ class JavaProgram:
             console.seek(self._begin)
             return console.read().decode(errors="replace").rpartition("\n")[0].splitlines()
 
-    def wait_for(self, line: str, seconds: float = 90) -> None:
+    def wait_for(self, line: str, seconds: float = PATIENCE_S) -> None:
         """Return when it has printed this line since its last start."""
 
         def is_there() -> bool:
@@ -83,7 +83,7 @@ class JavaProgram:
         """The last lines that it has printed and logged."""
         return "\n".join((self.folder / name).read_text(errors="replace")[-3000:] for name in ("console", "log"))
 
-    def stop(self, seconds: float = 60) -> None:
+    def stop(self, seconds: float = PATIENCE_S) -> None:
         """End it with SIGTERM, which it must obey."""
         assert self._process is not None
         assert self._process.poll() is None, f"it has ended by itself:\n{self.tail}"
@@ -94,4 +94,4 @@ class JavaProgram:
         """Kill it with SIGKILL, whatever it is doing."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(30)
+            self._process.wait(PATIENCE_S)

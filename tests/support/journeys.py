@@ -16,7 +16,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import Engine, typed
 from tests.support.visible import COMMITTED, bounds, shown
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Lost(NamedTuple):
@@ -93,7 +93,7 @@ class Journey:
         """Kill it: what the primary accepts from now on is not copied."""
         assert self._engine is not None
         self._engine.process.send_signal(signal.SIGKILL)
-        self._engine.process.wait(30)
+        self._engine.process.wait(PATIENCE_S)
         self._engine = None
 
     def wait(self, condition: str = "caught-up") -> None:

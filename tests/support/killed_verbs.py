@@ -431,7 +431,7 @@ class TurningRound(SwitchingOver):
     def prepare(self) -> None:
         with LocalEngine(self.at_b, self.mirror) as engine:
             engine.catch_up()
-            done = promote(self.at_b, PromoteRequest(self.mirror, idle_ms=0, timeout_ms=60_000))
+            done = promote(self.at_b, PromoteRequest(self.mirror, idle_ms=0, timeout_ms=120_000))
             assert done.result.exit_code == 0, done.result
 
 

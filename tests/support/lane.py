@@ -32,7 +32,7 @@ from tests.support.clusters import unique_topic
 from tests.support.leader import create_topic
 from tests.support.oracle import raw_log_bytes
 from tests.support.stored import first_difference
-from tests.support.waiting import polls
+from tests.support.waiting import PATIENCE_S, polls
 
 
 class Mirror:
@@ -62,7 +62,7 @@ class Mirror:
         if any(thread.is_alive() for _, thread in self._lanes):
             self.claim(state=EngineState.STOPPING)
         for _, thread in self._lanes:
-            thread.join(20)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive(), "a lane did not end"
         self.at_source.close()
         self.at_destination.close()
@@ -197,7 +197,7 @@ class Mirror:
         self._lanes.append((lane, thread))
         return lane
 
-    def result(self, lane: Lane, seconds: float = 20) -> LaneResult:
+    def result(self, lane: Lane, seconds: float = PATIENCE_S) -> LaneResult:
         """Wait for a lane's end and return its result."""
         thread = next(thread for known, thread in self._lanes if known is lane)
         thread.join(seconds)
@@ -224,11 +224,11 @@ class Mirror:
         """Return the destination's log ends by mirror partition."""
         return _ends(self.at_destination, {str(a.destination): a.destination for a in self._assignments})
 
-    def wait_copied(self, lane: Lane, seconds: float = 60) -> None:
+    def wait_copied(self, lane: Lane, seconds: float = PATIENCE_S) -> None:
         """Wait until both sides have equal ends."""
         self.wait(lane, lambda: self.destination_ends() == self.source_ends(), seconds)
 
-    def wait(self, lane: Lane, true: Callable[[], Any], seconds: float = 60) -> None:
+    def wait(self, lane: Lane, true: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
         """Wait until a condition holds; if it never does, print the lane's history."""
         deadline = time.monotonic() + seconds
         for _ in polls():

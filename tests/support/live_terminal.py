@@ -15,6 +15,8 @@ from contextlib import suppress
 from typing import Self
 
 from kmirror_sandbox.cluster import SandboxCluster
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.waiting import PATIENCE_S
 
 #: The session leader opens the terminal first, which makes it theirs: Ctrl-C and changes of size reach them.
 _OPEN = """
@@ -60,7 +62,7 @@ class LiveTerminal:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
         self._hang_up()
         os.close(self._user)
 
@@ -78,7 +80,7 @@ class LiveTerminal:
         frames = self.written.split(_HOME)
         return _CONTROL.sub(b"", frames[-1]).decode(errors="ignore").split("\r\n")
 
-    def until(self, is_shown: Callable[[list[str]], object], seconds: float = 60) -> list[str]:
+    def until(self, is_shown: Callable[[list[str]], object], seconds: float = PATIENCE_S) -> list[str]:
         """Wait until the screen satisfies a condition, and return it."""
         deadline = time.monotonic() + seconds
         while not is_shown(frame := self.frame):
@@ -89,7 +91,7 @@ class LiveTerminal:
 
     def ends(self) -> int:
         """Return its exit code; the terminal is restored, for keys and for the screen."""
-        code = self.process.wait(30)
+        code = self.process.wait(PATIENCE_S)
         assert termios.tcgetattr(self._terminal) == self._before
         self._hang_up()
         assert self.written.rindex(b"\x1b[?1049l") > self.written.rindex(b"\x1b[?1049h"), (

@@ -23,6 +23,7 @@ from kmirror.ops.run.engine_start import LEASE_TTL_MS
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.service import Service
 from kmirror.state.lease import EngineIdentity, Lease
+from tests.support.waiting import PATIENCE_S
 
 
 class Threads:
@@ -127,7 +128,7 @@ class LocalEngine:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(20)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the engine did not end"
         self._recent.close()
         self._own.close()
@@ -137,7 +138,7 @@ class LocalEngine:
         """Every lane that was ever started."""
         return self.threads.lanes
 
-    def catch_up(self, seconds: float = 60) -> None:
+    def catch_up(self, seconds: float = PATIENCE_S) -> None:
         """Wait until everything that the source holds now is copied."""
         self.engine.partitions.targets = None
         until = time.monotonic() + seconds

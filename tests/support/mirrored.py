@@ -18,6 +18,7 @@ from tests.support.clusters import unique_topic
 from tests.support.engine import Engine, kmirror, typed
 from tests.support.log_batches import VisibleRecord
 from tests.support.visible import COMMITTED, UNCOMMITTED, assert_mirrored, bounds
+from tests.support.waiting import PATIENCE_S
 
 #: Reading a partition is mostly waiting; what starts a JVM is not.
 _READERS, _JVMS = 8, 2
@@ -116,7 +117,7 @@ class Mirrored:
         return typed(self.destination, "describe", "--mirror", self.name, "--failed").stdout
 
     def wait_until_equal(
-        self, engine: Engine, topics: Iterable[str] | None = None, *, seconds: float = 60, stable: bool = False
+        self, engine: Engine, topics: Iterable[str] | None = None, *, seconds: float = PATIENCE_S, stable: bool = False
     ) -> None:
         """Wait until topics end where consumers' view of the source ends.
 
@@ -137,7 +138,7 @@ class Mirrored:
         self,
         engine: Engine,
         condition: Callable[[], object],
-        seconds: float = 60,
+        seconds: float = PATIENCE_S,
         *,
         topics: Collection[str] | None = None,
     ) -> None:

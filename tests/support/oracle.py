@@ -24,7 +24,7 @@ _NULL = "kmirror-oracle-null-6b1f0c"
 #: separate fields.
 _FIELD_END = "\t"
 _HEADER_END = "\x01"
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 #: All but the last of these fetches have certainly been answered.
 _VAIN_FETCHES = 5
 #: By librdkafka's number.

@@ -25,6 +25,7 @@ from tests.support.engine import ROOT
 from tests.support.forked import shell_command
 from tests.support.kafka_tools import put_kafka_tools_into
 from tests.support.processes import tree
+from tests.support.waiting import PATIENCE_S
 
 DOCS = ROOT / "docs"
 
@@ -103,14 +104,14 @@ class Operator:
         assert chosen, f"there is nothing to leave out under {section!r}"
         self._left = [block for block in self._left if block not in chosen]
 
-    def interrupt(self, seconds: float = 60) -> list[int]:
+    def interrupt(self, seconds: float = PATIENCE_S) -> list[int]:
         """Press Ctrl-C in every window in which something runs; return the exit codes."""
         for running in self._running:
             if running.poll() is None:
                 os.killpg(running.pid, signal.SIGINT)
         return self.ended(seconds)
 
-    def ended(self, seconds: float = 60) -> list[int]:
+    def ended(self, seconds: float = PATIENCE_S) -> list[int]:
         """Wait for the end of everything that runs; return the exit codes."""
         codes = [running.wait(seconds) for running in self._running]
         self._running = []

@@ -21,6 +21,7 @@ from kmirror.ops.serve.answers import answer
 from kmirror.ops.serve.service import Service
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import PARTITIONS
+from tests.support.waiting import PATIENCE_S
 
 
 class Get(Protocol):
@@ -51,7 +52,7 @@ def fetching(address: str) -> Get:
     def get(path: str, accept: str = "") -> tuple[int, str]:
         request = urllib.request.Request(f"http://{address}{path}", headers={"Accept": accept})
         try:
-            with urllib.request.urlopen(request, timeout=20) as found:
+            with urllib.request.urlopen(request, timeout=60) as found:
                 return found.status, found.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -134,7 +135,7 @@ def assert_all_say(
     get: Get,
     described: Callable[[], Sequence[Mapping[str, Any]]],
     is_so: Callable[[Mapping[str, Any]], bool],
-    seconds: float = 60,
+    seconds: float = PATIENCE_S,
 ) -> Samples:
     """Wait until `describe --json` satisfies a condition, and /metrics and /status.json agree with it at that time.
 

@@ -28,7 +28,7 @@ from kmirror.engine.spark.shipping import cache_folder
 from kmirror_sandbox.ports import LOOPBACK, free_ports
 from tests.support.class_archive import java
 
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 150.0
 _EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 #: What master and workers are told besides their command line.
@@ -106,7 +106,7 @@ class StandaloneSpark:
         return [pid for jvm in (self.master, *self.workers) for pid in _session(jvm.pid)]
 
     def _status(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.web_port}/json/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.web_port}/json/", timeout=60) as answer:
             status: dict[str, Any] = json.load(answer)
         return status
 
@@ -184,7 +184,7 @@ def _start(
 
 def _answers(web_port: int) -> bool:
     try:
-        urllib.request.urlopen(f"http://{LOOPBACK}:{web_port}/json/", timeout=10).close()
+        urllib.request.urlopen(f"http://{LOOPBACK}:{web_port}/json/", timeout=60).close()
     except OSError:
         return False
     return True

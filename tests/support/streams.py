@@ -17,6 +17,7 @@ from kmirror_sandbox.broker_config import logging_option, logging_properties, pr
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.jars import kafka_jars
 from tests.support.installed_logs import create_topics
+from tests.support.waiting import PATIENCE_S
 
 #: The names that the example has built in.
 INPUT, OUTPUT = "streams-plaintext-input", "streams-wordcount-output"
@@ -81,13 +82,13 @@ class WordCount:
         """End it with SIGTERM."""
         assert self._process is not None
         self._process.terminate()
-        self._process.wait(30)
+        self._process.wait(PATIENCE_S)
 
     def kill(self) -> None:
         """End it with SIGKILL, in the middle of a transaction if there is one."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(PATIENCE_S)
 
     def topics(self) -> Sequence[str]:
         """Return the topics it writes: its output and those it keeps for itself."""

@@ -61,7 +61,7 @@ class Side:
         producer.flush(30)
         if commit is not None:
             (producer.commit_transaction if commit else producer.abort_transaction)(30)
-        wait_until(lambda: self.log_end_offset >= before + len(values) + (commit is not None), 30)
+        wait_until(lambda: self.log_end_offset >= before + len(values) + (commit is not None))
         return producer
 
     def set(self, *settings: str) -> None:

@@ -29,13 +29,13 @@ from tests.support.oracle import (
     librdkafka_records,
     segment_files,
 )
+from tests.support.waiting import PATIENCE_S
 
 COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
 
 _LONGEST_SHOWN = 60
 #: In a batch (KIP-98): its CRC, which covers all that follows it, the attributes first; two of their bits.
 _CRC_POSITION, _TRANSACTIONAL, _CONTROL = 17, 0x10, 0x20
-_PATIENCE_S = 60.0
 
 
 class Bounds(NamedTuple):
@@ -50,7 +50,7 @@ def bounds(
 ) -> dict[TopicPartition, Bounds]:
     """Ask for the start and end of partitions; ask again while their leaders change."""
     topic_partitions = [TopicPartition(topic, index) for topic in topics for index in range(partitions)]
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         consumer = _consumer(cluster.bootstrap_servers, isolation)
         try:

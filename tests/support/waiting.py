@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+#: How long a test waits for what takes a second or two on a quiet machine, before it says that it never happens. Other
+#: programs may use the machine too; a time that is part of a rule is a setting of the product, not a wait of a test.
+PATIENCE_S = 120.0
+
 
 def polls() -> Iterator[None]:
     """Yield before each check of a condition, without end.
@@ -19,7 +23,7 @@ def polls() -> Iterator[None]:
         time.sleep(max(0.02, min(4 * took, 0.25), min(took, 0.5)))
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     """Return when `condition` holds, and fail the test when it never does."""
     deadline = time.monotonic() + seconds
     for _ in polls():

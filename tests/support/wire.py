@@ -295,7 +295,7 @@ def listener(behave: Callable[[socket.socket], None]) -> Iterator[int]:
             server.shutdown(socket.SHUT_RDWR)
         for sock in sockets:
             sock.close()
-        thread.join(5)
+        thread.join(60)
 
 
 def closed_port() -> int:

@@ -7,18 +7,19 @@ import sys
 
 _LATE = """
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, thread
 from kmirror.ops.show.cluster_view import BackgroundQuery
 
 pool = ThreadPoolExecutor(2)
-pool.submit(time.sleep, 1)  # Python ends after this
 
 def ask(client):
-    time.sleep(0.3)
+    while not thread._shutdown:  # Python is ending
+        time.sleep(0.01)
     pool.submit(print, "asked")
 
 query = BackgroundQuery({"bootstrap.servers": "127.0.0.1:1"}, None)
 query.start(ask)
+pool.submit(query._thread.join)  # Python has ended after this
 CLOSE
 print("shown")
 """

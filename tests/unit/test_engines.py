@@ -17,6 +17,7 @@ from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.outcome import outcome
+from tests.support.waiting import PATIENCE_S
 
 FENCED = RefusedError("process 7 on h took over", None, Reason.FENCED)
 
@@ -94,7 +95,7 @@ def test_one_that_breaks_ends_alone() -> None:
 
 
 def test_the_turn_of_one_does_not_wait_for_that_of_another() -> None:
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
 
     def meet() -> None:
         both.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 import urllib.error
@@ -31,6 +32,7 @@ from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
 from tests.support.json_documents import check
 from tests.support.live_engine import NOW_MS, no_events, row, silent, snapshot, topic_record, turning, view
 from tests.support.scraped import asking, fetching
+from tests.support.waiting import PATIENCE_S
 
 ANYWHERE = Address("127.0.0.1", 0)
 
@@ -193,7 +195,7 @@ def served() -> Iterator[Address]:
 
 
 def asked(address: Address, method: str, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = HTTPConnection(address.host, address.port, timeout=10)
+    connection = HTTPConnection(address.host, address.port, timeout=PATIENCE_S)
     connection.request(method, path, headers=headers)
     found = connection.getresponse()
     return found.status, dict(found.getheaders()), found.read()
@@ -238,18 +240,16 @@ def test_silent_clients_do_not_block_others_and_are_disconnected(
         ]
         assert fetching(str(address))("/healthz")[0] == 200
         for one in idle:
-            one.settimeout(10)
+            one.settimeout(PATIENCE_S)
             assert one.recv(1) == b""
 
 
 def test_a_client_that_trickles_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_HEAD_SECONDS", 0.3)
     with served() as address, socket.create_connection((address.host, address.port)) as slow:
-        slow.settimeout(10)
+        slow.settimeout(PATIENCE_S)
         slow.sendall(b"GET /metrics HTTP/1.0\r\n")
-        began = time.monotonic()
         assert slow.recv(1) == b""
-        assert time.monotonic() - began < 4
 
 
 def test_an_error_of_ours_is_answered_and_logged(
@@ -278,11 +278,11 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_here_are_refused() -> None:
         serving(replace(ANYWHERE, host="nowhere.invalid"), Service(Snapshots(), no_events())).__enter__()
 
 
-def test_when_it_ends_nothing_listens_any_more_though_a_client_is_connected() -> None:
+def test_when_it_ends_nothing_listens_any_more_though_a_client_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_HEAD_SECONDS", math.inf)  # a client that is waited for never lets it end
+    monkeypatch.setattr(server._Handler, "timeout", None)
     with ExitStack() as stack:
         with served() as address:
             stack.enter_context(socket.create_connection((address.host, address.port)))
-            began = time.monotonic()
-        assert time.monotonic() - began < 2
         with pytest.raises(urllib.error.URLError):
-            urllib.request.urlopen(f"http://{address}/healthz", timeout=5)
+            urllib.request.urlopen(f"http://{address}/healthz", timeout=PATIENCE_S)

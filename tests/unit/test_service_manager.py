@@ -16,6 +16,7 @@ import pytest
 
 from kmirror.cli.commands.copying import ServiceManager
 from tests.support.forked import run
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 UNIT = ROOT / "deploy" / "systemd" / "kmirror@.service"
@@ -27,7 +28,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
     address = str(tmp_path / "notify") if request.param == "path" else f"@{tmp_path}/notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(address.replace("@", "\0", 1))
-        listening.settimeout(10)
+        listening.settimeout(PATIENCE_S)
         yield listening, address
 
 

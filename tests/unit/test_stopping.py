@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.ops.run.signals import at_hangup, stopping
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.mark.timeout(30)
@@ -45,7 +46,7 @@ def test_a_hangup_is_a_wish_to_reload_each_time() -> None:
         hangup.then = heard.release
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)
-            assert heard.acquire(timeout=10)
+            assert heard.acquire(timeout=PATIENCE_S)
     assert not stop.is_set()
     assert signal.getsignal(signal.SIGHUP) is before
 

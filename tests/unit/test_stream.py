@@ -18,6 +18,7 @@ from kmirror.cluster.stream import Stream
 from kmirror.engine.lane.links import DestinationLink, ProduceRequest
 from kmirror.errors import OutcomeUnknown
 from tests.support.frames import PLAIN, framed, is_readable, receive
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def ends() -> Iterator[tuple[Stream, socket.socket]]:
     """Return a stream, and the other end of its connection."""
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-    theirs.settimeout(20)
+    theirs.settimeout(PATIENCE_S)
     stream = Stream(Connection("there", 1, PLAIN, ours), 100_000)
     yield stream, theirs
     stream.close()
@@ -40,7 +41,7 @@ def tcp_ends() -> Iterator[tuple[Stream, socket.socket]]:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 100_000)
         ours.connect(server.getsockname())
         theirs, _ = server.accept()
-    theirs.settimeout(20)
+    theirs.settimeout(PATIENCE_S)
     theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream = Stream(Connection("there", 1, PLAIN, ours), 8 << 20)
     yield stream, theirs
