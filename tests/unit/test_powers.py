@@ -71,7 +71,7 @@ def test_check_warns_where_principals_share_power_over_several_mirrors() -> None
     assert lines_of(STATE, both)[0][2] is False  # none but us
     assert lines_of([*STATE, *team], {"m": ["orders"]})[0][2] is False  # the engine's principal beside the operator's
     (_, message, _) = lines_of([], both)[0]
-    assert "only super users can, by the ACLs; no ACL is about __kmirror_state: with allow.everyone" in message
+    assert "only super users can, by the ACLs; no ACL applies to __kmirror_state: with allow.everyone" in message
 
     damage = acls("topic", "pay", "app", "ALTER_CONFIGS")
     lines = lines_of([*STATE, *damage], both, "m")

@@ -75,7 +75,7 @@ def power_lines(
     others = over_all.principals - frozenset(own)
     who = f"{over_all}; super users can, too" if over_all.principals else "only super users can, by the ACLs"
     if not any(one.covers(ResourceType.TOPIC, STATE_TOPIC) for one in acls):
-        who += f"; no ACL is about {STATE_TOPIC}: with allow.everyone.if.no.acl.found=true everyone can"
+        who += f"; no ACL applies to {STATE_TOPIC}: with allow.everyone.if.no.acl.found=true everyone can"
     named = ", ".join(map(visible, sorted(mirrors)[:_MOST_NAMED])) + (" …" if len(mirrors) > _MOST_NAMED else "")
     hint = "grant these rights only to principals that may stop all of these mirrors: they cannot be granted for one"
     message = f"who can stop or damage all {counted(len(mirrors), 'mirror')} here ({named}): {who}"

@@ -1,6 +1,6 @@
 """Group offsets at a stop without the source: clamp them to the log, and put back what has vanished here.
 
-With the source gone, what the state remembers is the only other copy of a group's offsets.
+With the source gone, the stored state is the only other copy of a group's offsets.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def clamp_groups(
 ) -> GroupsAtStop:
     """Clamp the offsets that kmirror has set to [log start, log end] of destination partitions; needs no source.
 
-    With `put_back`, offsets that have vanished from the destination are committed again as the state remembers them.
+    With `put_back`, offsets that have vanished from the destination are committed again as they are stored.
     Changes only offsets that no one else has changed. Returns what was set (DONE; with `dry_run`, would be) and what
     could not be (REFUSED or FAILED, with the reason); nothing for offsets within the log.
 
