@@ -1,4 +1,4 @@
-"""Measure what grows while an engine runs for long: `python -m bench.week --minutes 60`, which stands for a week.
+"""Measure what grows while an engine runs for long: `python -m bench.week --minutes 60`, which represents a week.
 
 Every periodic job runs as often as its settings allow, verbs come and go, metrics are scraped every second, and records
 flow at a steady rate. Everything that could grow is sampled: the memory of its processes, its log, the cache folder,

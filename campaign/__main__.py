@@ -64,7 +64,7 @@ def again(worlds: Iterable[World], results: list[dict[str, Any]]) -> Iterator[Wo
 
 
 def main() -> int:
-    """Run worlds until told to stop; return 1 if there was a violation, with --again only if one was found twice."""
+    """Run worlds until asked to stop; return 1 if there was a violation, with --again only if one was found twice."""
     given = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the brokers end too
     first = given.replay if given.replay is not None else given.seed or random.SystemRandom().randrange(1, 1 << 30)

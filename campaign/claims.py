@@ -117,9 +117,9 @@ def judge_loss(
         if source_ends is not None and reported is None:
             found.append({"what": "a loss is unknown although the source answers", **truth})
         elif source_ends is not None and reported < source_ends.get(place, 0) - end:
-            found.append({"what": "more was lost than was told", **truth})
+            found.append({"what": "more was lost than was reported", **truth})
         elif reported == 0 and lost and row.get("estimatedMoreRecords") is None and _is_new(row):
-            found.append({"what": "a loss was told as none", **truth})
+            found.append({"what": "a loss was reported as none", **truth})
     return found
 
 

@@ -96,7 +96,7 @@ class Load:
 
 
 class Engine:
-    """`kmirror run` for some mirrors of a destination; whoever kills it starts it again."""
+    """`kmirror run` for some mirrors of a destination; what kills it starts it again."""
 
     def __init__(self, mirrors: Sequence[str], login: Path, folder: Path, world: World) -> None:
         """Take the mirrors' names, and the file with the destination's address and login."""

@@ -87,7 +87,7 @@ class Finale:
         found += self._overseer.judge_stop(output, known, self._acks, size)
         totals = json.loads(output)["totals"]
         if ending is Ending.FAILOVER and totals["knownLostRecords"]:
-            found.append({"what": "told a loss where nothing is lost", "totals": totals})
+            found.append({"what": "reported a loss where nothing is lost", "totals": totals})
         return found
 
     def _fail_back(self, mirror: str, names: Sequence[str]) -> Violations:

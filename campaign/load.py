@@ -66,7 +66,7 @@ class Application:
         self._settings = settings
 
     def run(self, stop: threading.Event) -> None:
-        """Write until told to stop, or until it is time to rest; a broken producer is replaced."""
+        """Write until asked to stop, or until it is time to rest; a broken producer is replaced."""
         ends_at = time.monotonic() + _WRITES_S if self._topic.rests else math.inf
         while not stop.is_set() and time.monotonic() < ends_at:
             producer = Producer(self._settings)
@@ -166,7 +166,7 @@ class Reader:
         }
 
     def run(self, stop: threading.Event) -> None:
-        """Read until told to stop, and until something is committed: else there is no group to judge."""
+        """Read until asked to stop, and until something is committed: else there is no group to judge."""
         consumer = Consumer(self._settings)
         consumer.subscribe(self._topics)
         has_committed, ends_at, subscribed_at = False, math.inf, time.monotonic()

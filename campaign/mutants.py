@@ -1,6 +1,6 @@
 """Places where the product is broken on purpose: each must make a test fail (`mutations` runs them).
 
-A mutant is a mistake that a tired engineer could make: a check left out, the wrong end of a range, an unknown number
+A mutant is a mistake that a tired engineer could make: a missing check, the wrong end of a range, an unknown number
 taken for 0. Its place is found by function and by the shape of the code there (`places`): moved lines, other layout and
 renamed variables leave it where it is; where the code itself has changed, a test fails.
 """
@@ -1129,7 +1129,7 @@ MUTANTS = (
         "PartitionFollower._poll",
         "not answer.throttle_time_ms and self._is_at_end",
         "True",
-        "a lane that is throttled would go on writing after another engine has taken over",
+        "a lane that is throttled would still write after another engine has taken over",
         (_FOLLOWER,),
     ),
     Mutant(

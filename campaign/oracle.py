@@ -20,7 +20,7 @@ from typing import Any
 from campaign.reading import COMMITTED, LOG_APPEND_TIME, UNCOMMITTED, Place, Record, Seen, read
 
 _MOST_TOLD = 5
-#: Read violations once more before reporting: a reader that was not told of an end may have missed something.
+#: Read violations once more before reporting: a reader that got no end may have missed something.
 _READINGS = 2
 
 Acks = Mapping[int, set[int]]
@@ -144,7 +144,7 @@ def compare(
         if begin <= offset < end and offset not in copy.records and not compacted:
             wrong.setdefault("was acknowledged and is lost", []).append(offset)
     if lost is not None and lost > source.end - end:
-        wrong["fewer are lost than was told"] = [lost, source.end - end]
+        wrong["fewer are lost than was reported"] = [lost, source.end - end]
     return wrong
 
 

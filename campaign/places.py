@@ -1,7 +1,7 @@
 """Change one place of a module, found by its function and by the shape of its code.
 
 A place is the one expression, or the one run of statements, with the shape of some given code in a function. Layout and
-comments do not count. Neither do names that the function no longer has: each stands for one that the given code does
+comments do not count. Neither do names that the function no longer has: each means one that the given code does
 not have, so that a rename leaves the place where it is. Builtins are never renamed.
 """
 
@@ -131,7 +131,7 @@ def _fits(sought: object, found: object, renamed: dict[str, str]) -> bool:
 
 
 def _is_any(body: list[Any]) -> bool:
-    """Return whether a body is `...`, which stands for any."""
+    """Return whether a body is `...`, which means any."""
     match body:
         case [ast.Expr(ast.Constant(value))]:
             return value is ...

@@ -33,7 +33,7 @@ class Trouble(StrEnum):
 
     #: Connections are reset, and new ones too.
     CUT = "cut"
-    #: Nothing passes and nobody hangs up.
+    #: Nothing passes and no one hangs up.
     HOLE = "hole"
     #: Seconds.
     DELAY = "delay"

@@ -54,7 +54,7 @@ def read(
     """Read partitions from their beginnings to their current ends.
 
     `self_checking`: values identify themselves, and are checked. `silent`: of these a fetch may bring nothing although
-    there is something, as of tiered logs; they are read until their end is told.
+    there is something, as of tiered logs; they are read until their end is reported.
 
     Raises:
         TimeoutError: an end is not reached in time.
@@ -113,7 +113,7 @@ def read(
 class _Fetches:
     """Count what each broker was asked since the last record, from librdkafka's statistics.
 
-    A consumer is never told of an end after which nothing is visible: it has reached it when each broker was asked
+    A consumer never learns of an end after which nothing is visible: it has reached it when each broker was asked
     several times in vain. All but the last of these were answered.
     """
 

@@ -21,7 +21,7 @@ Verb = Callable[..., tuple[int, str]]
 
 
 class Watcher:
-    """Samples what is reported of mirrors until told to stop."""
+    """Samples what is reported of mirrors until asked to stop."""
 
     def __init__(self, verb: Verb, source: str, destination: str, places: Callable[[], Sequence[Place]]) -> None:
         self._verb, self._places = verb, places

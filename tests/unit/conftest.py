@@ -46,7 +46,7 @@ def copying(shell: Shell) -> Shell:
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Path:
-    """Return a log directory with `orders-0`, 0 to 89, and a partition nobody names."""
+    """Return a log directory with `orders-0`, 0 to 89, and a partition that no one names."""
     path = make_log_dir(tmp_path / "data")
     add_partition(path, "orders-0", SEGMENTS, epochs=[(0, 0), (3, 40), (5, 80)])
     add_partition(path, "bystander-0", SEGMENTS)

@@ -27,5 +27,5 @@ def header(base: int, last: int, records: int, attributes: int = 0) -> BatchHead
         ([], 0),
     ],
 )
-def test_a_sample_stands_for_what_follows_it(found: list[BatchHeader], holes: int) -> None:
+def test_a_sample_represents_what_follows_it(found: list[BatchHeader], holes: int) -> None:
     assert holes_by_sample(found, 100, 200) == holes

@@ -88,7 +88,7 @@ def answer(code: int, base_offset: int) -> AppendAnswer:
         (None, None, None, True),  # alone it may always go
     ],
 )
-def test_a_batch_follows_another_only_while_the_leader_surely_remembers_us(
+def test_a_batch_follows_another_only_while_the_leader_is_certain_to_remember_us(
     found: PartitionQueue,
     kept_by_ms_ago: int | None,
     in_flight_ms_ago: int | None,

@@ -139,7 +139,7 @@ def test_what_no_archive_has(headers: tuple[tuple[str, bytes | None], ...]) -> N
 # -- ranges and shares -------------------------------------------------------------------------------------------------
 
 
-def test_empty_ranges_are_left_out() -> None:
+def test_empty_ranges_are_omitted() -> None:
     assert checked_ranges([(0, 0), (3, 5), (5, 9), (9, 9)]) == ((3, 5), (5, 9))
 
 

@@ -81,7 +81,7 @@ def test_batches_are_walked_one_after_another() -> None:
     assert [h.position for h in headers] == [sum(map(len, parts[:i])) for i in range(5)]
 
 
-def test_a_batch_cut_off_at_the_end_is_left_out() -> None:
+def test_a_batch_cut_off_at_the_end_is_omitted() -> None:
     first, second = foreign_batch(2), foreign_batch(3, base_offset=2)
     for cut in range(len(second)):
         assert [h.next_offset for h in headers_of(first + second[:cut])] == [2]
@@ -177,7 +177,7 @@ def test_a_batch_shorter_than_a_header_is_corrupt(length: int) -> None:
         headers_of(data)
 
 
-def test_a_length_beyond_the_buffer_is_a_batch_cut_off() -> None:
+def test_a_length_above_the_buffers_is_a_batch_cut_off() -> None:
     data = bytearray(foreign_batch(1))
     struct.pack_into(">i", data, 8, 0x7FFFFFFF)
     assert headers_of(data) == []

@@ -44,7 +44,7 @@ def test_tasks_are_enough_for_all_slots_and_neither_tiny_nor_huge() -> None:
 
 
 class Workers:
-    """Stands for Spark: the same bytes make their way there and back, and each task may be done several times."""
+    """Replaces Spark: the same bytes make their way there and back, and each task may be done several times."""
 
     slots = 3
     driver_host = bind_address = "127.0.0.1"

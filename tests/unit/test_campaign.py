@@ -72,7 +72,7 @@ def test_a_stopped_copy_ends_at_the_reported_offset_or_at_a_marker_behind() -> N
         (seen(0, 10), {3: {99}}, None, None, {"was acknowledged and is another one"}),
         (seen(0, 8), ACKS, 7, None, {"ends elsewhere"}),
         (seen(0, 7), ACKS, 8, None, {"ends elsewhere", "was acknowledged and is lost"}),
-        (seen(0, 7), ACKS, 7, 4, {"fewer are lost than was told"}),
+        (seen(0, 7), ACKS, 7, 4, {"fewer are lost than was reported"}),
     ],
 )
 def test_what_is_wrong_is_found(

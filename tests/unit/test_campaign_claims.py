@@ -74,7 +74,7 @@ def test_a_stuck_copy_that_is_reported_as_healthy_is_found() -> None:
     assert whats(*done) == []
 
 
-def test_topics_that_were_harmed_are_left_out() -> None:
+def test_topics_that_were_harmed_are_omitted() -> None:
     assert judge_samples([sample(destination=91)], {"other"}) == []
 
 
@@ -87,10 +87,10 @@ def stopped(**changes: Any) -> dict[str, Any]:
     [
         ({}, {PLACE: 100}, set(range(100)), []),
         ({"lag": 12}, {PLACE: 100}, set(range(100)), []),
-        ({"lag": 9}, {PLACE: 100}, set(range(100)), ["more was lost than was told"]),
+        ({"lag": 9}, {PLACE: 100}, set(range(100)), ["more was lost than was reported"]),
         ({"lag": None}, {PLACE: 100}, set(range(100)), ["a loss is unknown although the source answers"]),
         ({"lag": None}, None, set(range(100)), []),
-        ({"lag": 0}, None, {90}, ["a loss was told as none"]),
+        ({"lag": 0}, None, {90}, ["a loss was reported as none"]),
         ({"lag": 0, "asOf": 1}, None, {90}, []),
         ({"lag": 0, "lastMirroredOffset": 100}, {PLACE: 100}, set(range(100)), []),
     ],
@@ -102,7 +102,7 @@ def test_the_reported_loss_is_judged(
     assert [one["what"] for one in wrong] == found
 
 
-def test_a_group_is_never_beyond_its_source_and_once_quiet_where_it_is_there() -> None:
+def test_a_group_is_never_ahead_of_its_source_and_once_quiet_where_it_is_there() -> None:
     bounds = {PLACE: (10, 100), ("t", 1): (0, 50)}
     assert judge_group({PLACE: 70}, {PLACE: 60}, bounds, quiet=False) == []
     assert judge_group({PLACE: 70}, {PLACE: 70}, bounds, quiet=True) == []

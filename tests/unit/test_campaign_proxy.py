@@ -1,4 +1,4 @@
-"""The campaign's proxy does to connections what it is told, and nothing else."""
+"""The campaign's proxy does to connections what it is asked, and nothing else."""
 
 from __future__ import annotations
 

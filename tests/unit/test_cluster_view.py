@@ -32,5 +32,5 @@ def run(script: str) -> tuple[str, str]:
 
 def test_a_question_that_outlives_its_command_says_nothing() -> None:
     assert run(_LATE.replace("CLOSE", "query.close()")) == ("shown\n", "")
-    # while somebody waits for the answer, an error of ours is not hidden
+    # while someone waits for the answer, an error of ours is not hidden
     assert "RuntimeError" in run(_LATE.replace("CLOSE", ""))[1]

@@ -57,7 +57,7 @@ class TestCompaction:
         log = records(0, 100)
         lacking = [one for one in self.cleaned(log, 50) if one.offset != 97]
         found = difference(self.compacted(log), self.compacted(lacking))
-        # 97 is the last of its key: 43 to 48 and 49 have later ones, what 97 itself superseded stands there
+        # 97 is the last of its key: 43 to 48 and 49 have later ones, what 97 itself superseded is there
         assert (found.offset, found.kind) == (97, DifferenceKind.MISSING)
         assert found.source
         assert found.source.timestamp == 1_700_000_000_097
@@ -113,7 +113,7 @@ class TestCompaction:
         assert (found.offset, found.kind) == (3, DifferenceKind.MISSING)
 
     def test_what_supersedes_does_not_differ_itself(self) -> None:
-        """Every record stands one offset further on; the first ones of their keys stand at their own by chance."""
+        """Every record is one offset further on; the first ones of their keys are at their own by chance."""
         log = [record(i, key=b"k%d" % i) for i in range(20)]
         shifted = [*log[:8], *(replace(one, offset=one.offset + 1) for one in log[8:19])]
         found = difference(self.compacted(log), self.compacted(shifted), end=20)
@@ -131,7 +131,7 @@ class TestCompaction:
         log = [record(i, key=b"k%d" % i) for i in range(20) if i != 12]
         for start, to in ((11, 12), (13, 12)):
             moved = sorted((replace(one, offset=to) if one.offset == start else one for one in log), key=_offset)
-            # a range that ends with offset 12 takes what stands at 13 for a later record
+            # a range that ends with offset 12 takes what is at 13 for a later record
             for end in (20, 13) if start == 11 else (20,):
                 found = difference(self.compacted(log), self.compacted(moved), end=end)
                 wanted = (11, DifferenceKind.MISSING) if start == 11 else (12, DifferenceKind.EXTRA)

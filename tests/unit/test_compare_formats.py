@@ -149,7 +149,7 @@ class TestUnknownFormats:
         log = self.unknown(what)
         changed = [record(one.offset, value=b"x") if one.offset == 49 else one for one in records(0, 100)]
         assert difference(log, changed).offset == 49
-        # nothing stands from 45 to 49
+        # nothing is from 45 to 49
         log.stored[4] = make_batch(records(40, 45))
         lacking = [one for one in records(0, 100) if not 45 <= one.offset < 48]
         if what == "codec":

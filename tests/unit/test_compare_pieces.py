@@ -1,4 +1,4 @@
-"""How partitions are cut into pieces for Spark, what is left out, and what the findings amount to."""
+"""How partitions are cut into pieces for Spark, what is omitted, and what the findings amount to."""
 
 from __future__ import annotations
 

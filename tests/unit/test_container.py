@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deploy" / "container"
 
-#: Instructions as (name, rest), with continued lines joined and comments left out.
+#: Instructions as (name, rest), with continued lines joined and without comments.
 INSTRUCTIONS = [
     tuple(line.split(maxsplit=1))
     for line in re.sub(

@@ -47,7 +47,7 @@ def test_a_partition_that_moves_between_lanes_and_back_counts_once() -> None:
     counters.take(report(2, ("orders", 5, 50), lane=1))
     # the lane that released it may say it once more
     counters.take(report(3, ("orders", 10, 100)))
-    # it has it again, and counts anew
+    # it has it again, and counts from 0
     counters.take(report(4, ("orders", 1, 10)))
     assert counters.copied["orders"] == Copied(16, 160)
     assert "payments" not in counters.copied

@@ -18,7 +18,7 @@ def zips() -> list[str]:
     return [str(path) for path in sorted(BUNDLED.glob("*.zip"))]
 
 
-def test_the_zip_of_an_installed_pyspark_is_left_out() -> None:
+def test_the_zip_of_an_installed_pyspark_is_omitted() -> None:
     path = [*zips(), "/elsewhere/more.zip", INSTALLED, "/usr/lib"]
 
     assert len(zips()) == 2

@@ -53,7 +53,7 @@ def settings_table() -> str:
 
 
 def section(title: str) -> str:
-    """Return what stands below a heading of docs/troubleshooting.md."""
+    """Return what is below a heading of docs/troubleshooting.md."""
     found = re.search(rf"^##+ {title}$(.*?)(?=^##|\Z)", TROUBLESHOOTING, re.MULTILINE | re.DOTALL)
     assert found, f"no heading {title}"
     return found[1]
@@ -74,7 +74,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 def verb_named(words: list[str]) -> click.Command:
-    """Return the command that these words begin with; `kmirror COMMAND` stands for any."""
+    """Return the command that these words begin with; `kmirror COMMAND` means any."""
     name = words[0] if words and not words[0].startswith("-") and words[0] not in {"COMMAND", "VERB"} else None
     if name is None:
         return kmirror

@@ -50,7 +50,7 @@ def test_rows_that_a_lane_does_not_name_are_as_old_as_its_last_report() -> None:
     assert (health.lag(P0, 100, 1027.9), health.lag(P0, 100, 1028.1)) == (20, None)
     assert (health.reported_at(), health.known_at(P0)) == ({P0: 1020.0}, 1018.0)
     assert (health.is_end_reported(P0, 1024.0), health.is_end_reported(P0, 1024.1)) == (True, False)
-    # it hangs up and has forgotten when it last asked a source that stood still: it had said so 2 s before
+    # it hangs up and has forgotten when it last asked a source that did not grow: it had said so 2 s before
     health.take_lane(0, 1022.0, is_complete=False)
     report(health, ROW._replace(source_seen_ms=1_000), 1022.0)
     assert (health.lag(P0, 100, 1027.9), health.lag(P0, 100, 1028.1)) == (20, None)

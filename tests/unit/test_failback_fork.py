@@ -106,7 +106,7 @@ def test_if_retention_has_left_nothing_to_compare_all_counts_as_after_the_fork()
     found = judged(logs((0, 103), (150, 200), 100), Fork(150, False, None), range(103))
     assert (found.shared_end, found.records, found.never_copied) == (0, 103, 3)
     assert "the new primary's log starts at 150" in str(found)
-    # one that goes on exactly there loses nothing: the last mirrored offset is believed
+    # one that continues exactly there loses nothing: the last mirrored offset is believed
     found = judged(logs((0, 100), (100, 200), 100), Fork(100, False, None), range(100))
     assert (found.shared_end, found.diverges) == (100, False)
     assert "the last mirrored offset alone" in " ".join(found.notes)

@@ -171,7 +171,7 @@ def test_a_broker_without_room_for_sessions_gets_everything_every_time() -> None
         broker.answers(answer(session_id=0))
 
 
-def test_requests_that_stand_alone_leave_no_session_behind() -> None:
+def test_single_requests_leave_no_session_behind() -> None:
     broker = Broker(FetchSession("kmirror", 13, incremental=False))
     broker.session.want(key(A, 0), at(0))
     for _ in range(2):

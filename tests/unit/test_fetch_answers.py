@@ -169,7 +169,7 @@ def test_garbage_in_any_place_is_an_answer_or_a_frame_error() -> None:
     assert refused > 100
 
 
-def test_a_length_beyond_the_frame_is_a_frame_error() -> None:
+def test_a_length_above_the_frames_is_a_frame_error() -> None:
     data = answer([(A, partition_answer(0, records=b"r" * 40))])
     where = data.index(b"r" * 40)
     assert data[where - 1] == 41

@@ -95,7 +95,7 @@ def test_what_cannot_be_compared_is_between_agreement_and_fork() -> None:
     assert found(log(["s"] * 40, start=60), log(["d"] * 100, 5)) == Fork(60, True, None)
 
 
-def test_markers_stand_for_whatever_shows_nothing() -> None:
+def test_markers_match_whatever_shows_nothing() -> None:
     shared = ["s"] * 10 + [QUIET] * 20
     assert found(log([*shared, *"sss"], 5), log([*shared, *"sss"])) == Fork(33, False, 32)
     assert found(log([*shared, *"sss"], 5), log([*shared, "s", QUIET, "s"])) == Fork(31, True, 30)

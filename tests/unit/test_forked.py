@@ -1,4 +1,4 @@
-"""A forked command is to whoever runs it what a process of its own would be."""
+"""A forked command is to its caller what a process of its own would be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kmirror import __version__
 from tests.support.forked import Forked, run, shell_command
 
 KMIRROR = [sys.executable, "-m", "kmirror"]
-#: It waits for a cluster that is not there until somebody ends it.
+#: It waits for a cluster that is not there until it is ended.
 WAITS = [sys.executable, "-m", "tests.support.without_spark", "run", "--mirror", "m", "--bootstrap-server"]
 
 

@@ -189,7 +189,7 @@ def test_nothing_is_written_when_nothing_is_new() -> None:
     )
 
 
-def test_topics_that_were_stopped_meanwhile_are_left_out() -> None:
+def test_topics_that_were_stopped_meanwhile_are_omitted() -> None:
     planned = plan(source(50))
     assert restricted(planned, TOPICS) == planned
     assert restricted(planned, MirroredTopics({})).rows == ()
@@ -198,7 +198,7 @@ def test_topics_that_were_stopped_meanwhile_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(("metadata", "expected"), [("x" * 16, "x" * 16), ("x" * 17, ""), ("\N{PILE OF POO}" * 9, "")])
-def test_metadata_that_is_refused_is_left_out(metadata: str, expected: str) -> None:
+def test_metadata_that_is_refused_is_omitted(metadata: str, expected: str) -> None:
     def at_source(offset: int, destination: GroupView, record: GroupRecord | None) -> GroupPlan:
         there = source(offset, metadata)
         return plan_group("g", "g", there, destination, TOPICS, LOG, record, longest_metadata=16)

@@ -84,7 +84,7 @@ def test_a_rate_is_unknown_while_no_lane_reports_and_then_that_of_the_whole_time
     assert [point.bytes_per_second for point in unsaid(history)] == [100, None, 0.375]
 
 
-def test_what_was_stored_goes_on_and_two_days_are_kept() -> None:
+def test_what_was_stored_continues_and_two_days_are_kept() -> None:
     first, old = HistoryPoint(5, 1, 0, 1, 1, 1, 0, 0), HOUR - KEPT_HOURS
     stored = [HistoryRecord("m", hour, (first,), {"newer": 1}) for hour in (old, old + 1, HOUR)]
     history = History("m", 0.0, stored)

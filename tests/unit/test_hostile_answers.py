@@ -141,7 +141,7 @@ def test_ten_thousand_partitions_in_one_answer_take_a_moment_and_some_times_its_
     try:
         metadata.answer(frame, 12)
         assert tracemalloc.get_traced_memory()[1] < 20 * len(frame)
-        # a count that lies takes what is there, not what it says
+        # a false count takes what is there, not what it says
         tracemalloc.reset_peak()
         counted = bytes(frame).replace(b"\x00" + unsigned_varint(10_001), b"\x00" + unsigned_varint((1 << 32) - 1), 1)
         assert counted != frame
@@ -225,7 +225,7 @@ SCRAM = client_config(
 
 
 def logged_in(answers: Callable[[bytes], bytes | None]) -> int:
-    """Log in to a broker that answers so; `%n` stands for the client's nonce."""
+    """Log in to a broker that answers so; `%n` is the client's nonce."""
     asked: list[Any] = []
 
     def exchange(request: Any, version: int, timeout: float) -> Any:

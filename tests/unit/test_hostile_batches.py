@@ -73,7 +73,7 @@ def take_in(data: bytes, *, merges: bool = True) -> tuple[Intake, Fail | None]:
 
 
 def check_taken(data: bytes) -> None:
-    """What is queued covers offsets without a break, none of those left out is above the high watermark."""
+    """What is queued covers offsets without a break, none of those omitted is above the high watermark."""
     taken, failure = take_in(data)
     assert failure is None or failure.reason in {Reason.CORRUPT_BATCH, Reason.UNSUPPORTED_MESSAGE_FORMAT}
     queue = list(taken.queue)
@@ -111,12 +111,12 @@ def moved(data: bytes, layout: str, position: int, value: int) -> bytes:
 
 #: What was found once.
 CORPUS = {
-    "records' times are beyond 64 bits": moved(batch((100, 105), 100, 105), ">q", 27, (1 << 63) - 2),
+    "records' times exceed 64 bits": moved(batch((100, 105), 100, 105), ">q", 27, (1 << 63) - 2),
     "a sound batch and a negative length": batch(range(100, 110)) + struct.pack(">qi", 110, -60) + bytes(60),
     "a snappy block without a length": bytes(
         repaired(bytearray(batch((100, 105), 100, 105, codec="snappy")[:77]) + bytes(3)),
     ),
-    "the offset after it is beyond 64 bits": moved(batch(range(100, 110)), ">q", 0, (1 << 63) - 5),
+    "the offset after it exceeds 64 bits": moved(batch(range(100, 110)), ">q", 0, (1 << 63) - 5),
     "dense by its header, and a record in it says another offset": moved(
         batch(range(100, 110)), ">b", batch(range(100, 110)).index(b"\x08\x08\x08k104") + 1, 9
     ),
@@ -312,7 +312,7 @@ def test_more_records_than_are_taken_apart_at_once_are_all_there(monkeypatch: py
     assert all(one.next_offset == other.base_offset for one, other in pairwise(found))
 
 
-# -- lies --------------------------------------------------------------------------------------------------------------
+# -- false -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

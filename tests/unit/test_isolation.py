@@ -52,7 +52,7 @@ def test_one_producer_aborts_and_commits_by_turns() -> None:
     assert kinds(log, (2, 7), (0, 7)) == [ABORTED, CONTROL, ABORTED, CONTROL]
 
 
-def test_the_brokers_list_is_in_no_order_and_may_go_beyond_the_answer() -> None:
+def test_the_brokers_list_is_in_no_order_and_may_exceed_the_answer() -> None:
     log = [sent(0, 7), sent(1, 8), sent(2, 9), ended(3, 8, ABORT), ended(4, 7, ABORT), sent(5, 7), sent(6, 8)]
     shown = [ABORTED, ABORTED, DATA, CONTROL, CONTROL, DATA, ABORTED]
     assert kinds(log, (90, 9), (6, 8), (0, 7), (80, 7), (1, 8)) == shown

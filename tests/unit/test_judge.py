@@ -25,7 +25,7 @@ from kmirror.state.assignment import Recovery
 from tests.support.histories import OWN_ID
 from tests.support.judging import ANOTHER_ID, ASSIGNMENT, DESTINATION_ID, SOURCE_ID, producer, verdict
 
-AWAY = Trouble(Reason.SOURCE_UNREACHABLE, "nobody answers")
+AWAY = Trouble(Reason.SOURCE_UNREACHABLE, "no one answers")
 FOREIGN_ID = 7
 
 #: A destination that ends at 100, all of it ours and the same as in the source, which ends at 150.
@@ -141,7 +141,7 @@ def test_a_failed_lookup_comes_before_everything(changes: dict[str, object]) -> 
     assert verdict(seen(trouble=AWAY, **changes), 120) == Wait(AWAY)
 
 
-# -- going on ----------------------------------------------------------------------------------------------------------
+# -- continuing --------------------------------------------------------------------------------------------------------
 
 
 def test_one_history_continues_where_the_destination_ends() -> None:
@@ -203,7 +203,7 @@ def test_a_destination_that_lost_everything_is_not_begun_further_on_unasked() ->
 def test_a_source_that_does_not_show_the_tail_yet_is_waited_for(changes: dict[str, object]) -> None:
     """After an unclean election the new leader's high watermark may lag: it has other records there, and hides them.
 
-    Going on without the comparison would append the new history behind the old one's tail.
+    Continuing without the comparison would append the new history behind the old one's tail.
     """
     found = verdict(seen(**changes))
     assert isinstance(found, Wait)

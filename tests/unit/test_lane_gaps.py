@@ -423,7 +423,7 @@ def test_a_silent_source_that_returns_records_again_is_copied(copying: Shell) ->
 
 
 @pytest.mark.parametrize("high_watermark", [None, 9, 19])
-def test_offsets_above_the_high_watermark_are_not_left_out(copying: Shell, high_watermark: int | None) -> None:
+def test_offsets_above_the_high_watermark_are_not_omitted(copying: Shell, high_watermark: int | None) -> None:
     copying.fetch(stored(20), high_watermark=high_watermark)
     assert (queued(copying), copying.copy.intake.next_offset) == ([], 10)
     copying.fetch(stored(20), high_watermark=20)

@@ -159,7 +159,7 @@ def test_a_page_that_is_not_known_to_be_stored_is_stored_again() -> None:
 
 
 def test_reports_and_pages_together_have_all_rows_of_the_lane() -> None:
-    """Random work: partitions that move, stand still, come and go; every reader agrees after each report."""
+    """Random work: partitions that grow or not, come and go; every reader agrees after each report."""
     chance = random.Random(7)
     for _ in range(6):
         lane = Lane()

@@ -216,7 +216,7 @@ def test_a_batch_that_would_end_the_memory_waits_until_lost_requests_cannot_arri
     assert [batch.base_offset for batch in copying.send()] == [11]
 
 
-def test_a_lost_request_whose_numbers_would_fit_elsewhere_by_now_is_waited_for(copying: Shell) -> None:
+def test_a_lost_request_whose_numbers_would_now_fit_elsewhere_is_waited_for(copying: Shell) -> None:
     copying.fetch(stored(10))
     copying.send()
     copying.lose_destination()
@@ -282,7 +282,7 @@ def test_a_partition_behind_the_last_stable_offset_has_not_caught_up(shell: Shel
 
 
 def test_a_verdict_of_failure_is_final(shell: Shell) -> None:
-    failure = Fail(Reason.DESTINATION_WRITTEN, "somebody else", 7)
+    failure = Fail(Reason.DESTINATION_WRITTEN, "another client", 7)
     shell.inspect(facts(9), failure)
     assert (shell.status, shell.copy.retry.failure) == ("failed", failure)
     shell.fetch(stored(9))

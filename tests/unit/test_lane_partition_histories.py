@@ -3,7 +3,7 @@
 The model knows what a broker does with sequence numbers and markers (KIP-98), and plays against the copy everything
 that was seen to go wrong: it forgets producer ids whose last record is old, loses connections before or after an
 append, lets requests of a lost connection arrive seconds later, and lets a predecessor write on until its time is over.
-It stands for no broker in any other test; what real ones do is tested against real ones.
+It replaces no broker in any other test; what real ones do is tested against real ones.
 """
 
 from __future__ import annotations

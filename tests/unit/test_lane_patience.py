@@ -10,7 +10,7 @@ from kmirror.engine.lane.report import row_of
 from kmirror.errors import Reason
 from tests.support.partition_shell import DAY_MS, Shell, facts, stored
 
-AWAY = Trouble(Reason.SOURCE_UNREACHABLE, "nobody answers")
+AWAY = Trouble(Reason.SOURCE_UNREACHABLE, "no one answers")
 GONE = Trouble(Reason.SOURCE_TOPIC_DELETED, "no such topic", permanent_after_retries=True)
 
 

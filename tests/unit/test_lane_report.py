@@ -121,7 +121,7 @@ def test_a_long_gap_is_reported_with_what_is_left_and_its_speed_and_so_is_filler
     assert row(151, None) == (None, None)
 
 
-def test_a_partition_at_rest_is_observed_when_something_has_happened_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_partition_is_observed_when_something_has_happened_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(report, "now", lambda: clock)
     copies = [PartitionCopy(replace(ASSIGNMENT, partition=number)) for number in range(3)]
@@ -139,12 +139,12 @@ def test_a_partition_at_rest_is_observed_when_something_has_happened_to_it(monke
     assert look() == [0, 1, 2], "the first look is at all"
     for _ in range(10):
         look()
-    # a partition at rest has no change that goes unnoticed
+    # an idle partition has no change that stays unnoticed
     copies[0].source.last_stable_offset = copies[1].source.last_stable_offset = 11
     assert look() == []
     assert look(copies[1]) == [1]
     copies[1].progress.acknowledged = 11
-    assert look() == [1], "one that is not at rest is looked at without a word"
+    assert look() == [1], "one that is not idle is looked at without a word"
     # another assignment: all are observed
     assert look(partitions=copies[:1]) == [0]
     copies[0].progress.acknowledged = 11
@@ -175,7 +175,7 @@ def test_a_partition_that_is_put_off_ages(monkeypatch: pytest.MonkeyPatch) -> No
     assert row.source_seen_ms is not None
 
 
-def test_it_is_told_when_a_connection_to_the_source_broke_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reports_when_a_connection_to_the_source_broke_first(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(report, "now", lambda: clock)
     copy = PartitionCopy(ASSIGNMENT)

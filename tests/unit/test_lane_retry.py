@@ -14,11 +14,11 @@ from kmirror.errors import Reason
 from kmirror.state.records import ProgressRow
 from tests.support.partition_shell import ASSIGNMENT, EPOCH_MS, Shell, changed, facts, producer_state, stored
 
-WRITTEN = Fail(Reason.DESTINATION_WRITTEN, "somebody else", 10)
+WRITTEN = Fail(Reason.DESTINATION_WRITTEN, "another client", 10)
 RECREATED = Fail(Reason.SOURCE_TOPIC_RECREATED, "another id", 10)
 TRUNCATED = Fail(Reason.SOURCE_TRUNCATED, "20 records were deleted", 10)
 GONE = Trouble(Reason.SOURCE_TOPIC_DELETED, "no such topic", permanent_after_retries=True)
-SILENT = Trouble(Reason.SOURCE_UNREACHABLE, "nobody answers")
+SILENT = Trouble(Reason.SOURCE_UNREACHABLE, "no one answers")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What an engine tells its lanes and when: a lane at work is told what changes, and is started anew only in need."""
+"""What an engine sends its lanes and when: a running lane gets the changes, and is restarted only if it must be."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_running_lane_is_sent_changes_and_is_not_restarted(engine: Engine) -> 
     assert engine.notes == ["lane 0 of m runs, with 3 partitions"]
 
 
-def test_what_a_lane_gives_up_is_free_when_it_says_so(engine: Engine) -> None:
+def test_what_a_lane_releases_is_free_when_it_says_so(engine: Engine) -> None:
     assert not engine.lanes.is_free("b")
     engine.go("ac")
     assert not engine.lanes.is_free("b")
@@ -179,7 +179,7 @@ def test_what_a_lane_gives_up_is_free_when_it_says_so(engine: Engine) -> None:
     assert engine.hear(taken=1, given_up=1, rows="abc") == "ac|"
 
 
-def test_what_is_wanted_differently_comes_back_once_it_was_given_up(engine: Engine) -> None:
+def test_what_is_wanted_differently_comes_back_once_it_was_released(engine: Engine) -> None:
     recovered = replace(one("b"), recovery=Recovery(1))
     engine.go([one("a"), recovered, one("c")])
     engine.go()
@@ -233,7 +233,7 @@ def test_a_lane_that_missed_a_change_is_restarted_with_all_its_work(engine: Engi
     assert engine.lanes.revisions() == {}
     assert [a.topic for a in engine.specs[-1].assignments] == ["a", "c", "d"]
     assert engine.specs[-1].predecessor_may_write
-    # nobody knows what is still on its way to what it was to give up
+    # what is still on its way to what it was to release is unknown
     assert not engine.lanes.is_free("b")
     engine.lease.predecessor_may_write_until = 0.0
     assert engine.lanes.is_free("b")
@@ -285,7 +285,7 @@ def test_the_last_partition_ends_the_lane_and_the_next_one_begins_another(engine
 def test_a_lane_that_does_not_report_is_silent_whatever_run_of_it_is_started_again() -> None:
     engine = Engine(lanes=2)
     engine.go("ab")
-    # nobody has reported yet: nothing is known to be copied
+    # no lane has reported yet: nothing is known to be copied
     assert engine.lanes.silent(now()) == {0: None, 1: None}
     engine.hear(0)
     engine.hear(1)
@@ -395,7 +395,7 @@ def test_a_lane_that_does_not_come_leaves_all_as_it_was(engine: Engine, ends: bo
     engine.go("abc", at=ARRIVAL_SECONDS + 1)
     assert (engine.lanes.is_moving, engine.lanes.claims(), engine.reported) == (False, {0: Incarnation(1, 0)}, [])
     assert len(engine.cancelled) == (not ends)
-    # it had nothing: nobody has to wait for it
+    # it had nothing: no lane has to wait for it
     assert engine.lease.predecessor_may_write_until == 0.0
 
 

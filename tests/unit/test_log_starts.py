@@ -1,4 +1,4 @@
-"""A mirror's log start follows its source's after a while, and never beyond what the mirror has."""
+"""A mirror's log start follows its source's after a while, and never past what the mirror has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kmirror.engine.driver.log_starts import LogStarts
 P = TopicPartition("orders", 0)
 
 
-def test_a_start_is_followed_when_it_has_stood_for_the_delay() -> None:
+def test_a_start_is_followed_once_it_is_as_old_as_the_delay() -> None:
     starts = LogStarts(60)
     starts.observe({P: 100}, 0)
     assert starts.due({P: 500}, 59) == {}

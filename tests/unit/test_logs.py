@@ -29,7 +29,7 @@ def test_the_quick_seeds_hold_every_feature() -> None:
     assert set().union(*(build_log(seed).features for seed in QUICK_SEEDS)) == set(FEATURES)
 
 
-def test_what_is_expected_lies_within_the_log_in_order() -> None:
+def test_what_is_expected_is_within_the_log_in_order() -> None:
     for seed in QUICK_SEEDS:
         log = build_log(seed)
         offsets = [record.offset for record in log.expected]

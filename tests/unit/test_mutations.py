@@ -63,7 +63,7 @@ LIMITS = {"a": 1}
     ],
 )
 def test_a_place_is_found_by_its_function_and_its_shape(function: str, old: str, new: str, expected: str) -> None:
-    """Whatever its layout, and what its names are by now."""
+    """Whatever its layout, and what its names are now."""
     assert expected in changed(CODE, function, old, new)
 
 

@@ -249,7 +249,7 @@ def test_a_new_topic_begins_where_start_from_says() -> None:
     assert planned(decided(here=existing(), adopt=True, **LATEST)).is_start_open
 
 
-def test_records_that_are_there_decide_where_an_adopted_topic_goes_on() -> None:
+def test_records_that_are_there_decide_where_an_adopted_topic_continues() -> None:
     plan = planned(decided(here=existing(), adopt=True, end=5, **LATEST))
     assert (plan.is_start_open, plan.begun) == (False, frozenset({1}))
     row = refused(decided(here=existing(), adopt=True, end=5, **NAMED))

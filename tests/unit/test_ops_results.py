@@ -131,7 +131,7 @@ def test_list_has_exactly_these_keys() -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.NOT_AUTHORIZED, Reason.SECRET_UNRESOLVED])
-def test_what_someone_must_grant_or_set_is_refused_whoever_raises_it(reason: Reason) -> None:
+def test_what_someone_must_grant_or_set_is_refused_wherever_it_is_raised(reason: Reason) -> None:
     """Scripts run a command again after 6, which never helps here."""
     error = UnreachableError("no", None, reason)
     with pytest.raises(NamedClusterError) as named, naming_cluster("the source", Reason.SOURCE_UNREACHABLE):

@@ -160,7 +160,7 @@ def test_a_path_that_is_the_limit_is_named_with_its_connections() -> None:
     assert row(ENGINE, progress()).limited_by is None
 
 
-def test_a_long_gap_is_told_with_what_is_left_and_for_how_long() -> None:
+def test_a_long_gap_is_shown_with_what_is_left_and_for_how_long() -> None:
     found = row(ENGINE, progress(offsets_to_fill=1_200_000, offsets_per_second=16_000.0))
     assert PARTITIONS.document(found)["offsetsToFill"] == 1_200_000
     assert PARTITIONS.notes is not None
@@ -226,10 +226,10 @@ def test_a_link_that_refuses_the_engine_is_failed_whatever_a_look_from_here_find
 
 
 def test_a_source_that_is_silent_to_the_engine_is_unavailable_although_it_answers_here() -> None:
-    silent = progress(reason=Reason.SOURCE_UNREACHABLE, message="the source: nobody there")
+    silent = progress(reason=Reason.SOURCE_UNREACHABLE, message="the source: no one there")
     found = row(ENGINE, silent)
-    assert (found.topic_state, found.error_message) == (TopicState.SOURCE_UNAVAILABLE, "the source: nobody there")
-    assert row(ENGINE, silent, there=SILENT).error_message == "the source: nobody there"
+    assert (found.topic_state, found.error_message) == (TopicState.SOURCE_UNAVAILABLE, "the source: no one there")
+    assert row(ENGINE, silent, there=SILENT).error_message == "the source: no one there"
     refused = row(ENGINE, silent, there=down(UnreachableError("no", None, Reason.AUTHENTICATION_FAILED)))
     assert (refused.topic_state, refused.error_message) == (TopicState.LINK_FAILED, f"no; {NEXT_STEP}")
 
@@ -436,7 +436,7 @@ def test_a_mirror_topic_that_was_deleted_is_failed_whatever_bears_its_name(now_t
     assert found.destination_offset is None
     assert found.lag == (found.source_offset or 0) - (found.source_log_start or 0) > 0, "its whole log"
     assert f"{TOPIC.destination_topic_id}" in (found.error_message or "")
-    assert found.state_time_ms is None, "nobody knows when"
+    assert found.state_time_ms is None, "when is unknown"
     assert "FAILED since" not in (found.error_message or "")
 
 

@@ -152,7 +152,7 @@ def test_offsets_before_a_batch_are_a_hole() -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("start", [101, 105, 109])
-def test_records_before_the_start_are_left_out(codec: str, start: int) -> None:
+def test_records_before_the_start_are_omitted(codec: str, start: int) -> None:
     found = cut(batch(range(100, 110), codec=codec), start)
     assert [span(piece) for piece in found] == [("Run", start, 110)]
     assert read(found) == [record(offset) for offset in range(start, 110)]

@@ -35,7 +35,7 @@ def place(topic: str) -> TopicPartition:
 
 
 def plan(wanted: str, held: dict[int, str], *, lanes: int = 2, leaving: dict[int, str] | None = None) -> dict[int, str]:
-    """Return by lane what changes: letters that are given up, a plus, letters that are taken; `end` where it ends."""
+    """Return by lane what changes: letters that are released, a plus, letters that are taken; `end` where it ends."""
     has = {
         lane: Held(some(copies), [place(name) for name in (leaving or {}).get(lane, "")])
         for lane, copies in held.items()
@@ -69,12 +69,12 @@ def test_one_more_goes_to_the_lane_with_the_least_to_do_and_nothing_moves() -> N
     assert plan("abc", {0: "ab"}) == {1: "+c"}
 
 
-def test_one_less_is_given_up_by_the_lane_that_has_it() -> None:
+def test_one_less_is_released_by_the_lane_that_has_it() -> None:
     assert plan("acd", {0: "ab", 1: "cd"}) == {0: "b+"}
     assert plan("acde", {0: "ab", 1: "cd"}) == {0: "b+e"}
 
 
-def test_a_changed_assignment_is_given_up_and_taken_by_the_next_plan() -> None:
+def test_a_changed_assignment_is_released_and_taken_by_the_next_plan() -> None:
     before = some("abc")
     after = [before[0], replace(before[1], recovery=Recovery(1)), before[2]]
     assert changes(after, [0], {}, {0: Held(before)}) == {0: Change((place("b"),))}
@@ -89,7 +89,7 @@ def test_partitions_being_released_belong_to_no_other_lane() -> None:
 
 def test_a_lane_with_nothing_left_ends() -> None:
     assert plan("a", {0: "a", 1: "b"}) == {1: "b+-end"}
-    # also while the last of it is being given up
+    # also while the last of it is being released
     assert plan("a", {0: "a", 1: ""}, leaving={1: "b"}) == {1: "+-end"}
 
 

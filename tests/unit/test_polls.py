@@ -66,7 +66,7 @@ def test_a_partition_without_records_for_a_second_takes_no_part_any_more() -> No
     assert polls.seconds_left(NOW + 1.5) is None
 
 
-def test_what_another_fetch_brought_is_left_out() -> None:
+def test_what_another_fetch_brought_is_omitted() -> None:
     shell = copying()
     polls, moved = polls_of(shell)
     shell.fetch(stored(0, 5), stored(5, 5))

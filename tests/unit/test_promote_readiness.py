@@ -144,7 +144,7 @@ def test_equal_ends_count_only_if_a_lane_has_copied_up_to_there() -> None:
     behind = NOTHING_LACKS._replace(partition=1, destination_offset=9)
     assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind)[1])
     assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS)[1])
-    # where producers may go on, a report is always a moment old
+    # where producers may still write, a report is always a moment old
     assert lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind, idle_ms=None)[1] is None
 
 
@@ -203,7 +203,7 @@ def test_a_partition_that_is_added_before_the_stop_keeps_its_topic() -> None:
     assert late.blockers == {"t": "t-2 is new at the source and not mirrored yet"}
 
 
-def test_an_end_does_not_count_while_a_broker_that_may_lead_by_now_is_silent() -> None:
+def test_an_end_does_not_count_while_a_broker_that_may_be_the_leader_now_is_silent() -> None:
     source = Ends(10, 10)
     source.silent = frozenset({2})
     lag, what = lacks(source, Ends(10, 10))

@@ -68,7 +68,7 @@ def failing(error: Exception) -> None:
     raise error
 
 
-def test_it_says_what_it_waits_for_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_what_it_waits_for_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kmirror.ops.base.retrying.FIRST_PAUSE_S", 0.01)
     shown: list[tuple[str, str | None]] = []
     errors: list[Exception] = [TimedOutError("slow"), TimedOutError("slow"), OutcomeUnknown("silent")]

@@ -32,7 +32,7 @@ print(sum(int(start, 16) % (64 << 20) == 0 for start in starts))
 
 
 def arenas(how: str) -> int:
-    """Return how many arenas threads got beside the first, in a process that was told or was not."""
+    """Return how many arenas threads got beside the first, in a process that got the option or did not."""
     found = subprocess.run([sys.executable, "-c", _THREADS, how], capture_output=True, text=True, check=True)
     return int(found.stdout)
 

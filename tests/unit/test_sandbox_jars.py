@@ -1,6 +1,6 @@
 """Fetching Kafka's jars: what is asked for, where it is kept, and that a failed fetch leaves nothing behind.
 
-A shell script stands in for Java and Ivy here; the real fetch is what every test on real brokers begins with.
+A shell script replaces Java and Ivy here; the real fetch is what every test on real brokers begins with.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The store of a sandbox with tiered storage: how it is told to behave, and what is needed to make one.
+"""The store of a sandbox with tiered storage: how it is made to behave, and what is needed to make one.
 
-A shell script stands in for Java and its compiler here; tests/kafka/test_sandbox_store.py uses real ones.
+A shell script replaces Java and its compiler here; tests/kafka/test_sandbox_store.py uses real ones.
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ def test_a_client_shows_its_certificate_and_the_chain_above_it(keystore: str) ->
 
 
 def test_pem_in_the_properties_themselves() -> None:
-    """KIP-651: the blocks stand in the values, folded by continuation lines or with escaped line ends."""
+    """KIP-651: the blocks are in the values, folded by continuation lines or with escaped line ends."""
 
     def folded(text: str) -> str:
         return " \\\n    ".join(text.splitlines())

@@ -253,7 +253,7 @@ def test_the_page_refreshes_and_shows_when_it_gets_no_answer() -> None:
     page.run("(elements.filter.value = '', elements.heads.heard.click({ target: { dataset: { head: 'LAG' } } }), 0)")
     assert shown("heads", "innerHTML").count('aria-sort="descending"') == 1
 
-    # nothing comes: the clock goes on, and what is shown becomes old
+    # nothing comes: the clock runs on, and what is shown becomes old
     page.run("(clock += 30000, everySecond(), 0)")
     assert shown("alarm") == "What is shown here is 30s old and may be wrong."
     assert (shown("shown", "className"), shown("age", "className")) == ("old", "bad")

@@ -18,7 +18,7 @@ from kmirror.words import at_time
 
 
 class Store:
-    """Stand for a destination that answers at once, with an error, or when it is let; the answers are given."""
+    """Replace a destination that answers at once, with an error, or when it is let; the answers are given."""
 
     def __init__(self, *answers: EventPage | Exception) -> None:
         self.answers = list(answers)
@@ -74,7 +74,7 @@ def test_events_are_added_to_those_before_until_an_hour_is_over() -> None:
     assert read(events).trouble is None
     read(events)
     assert names(events._last) == ["old", "add", "pause"]
-    # a topic that is another one now is told from its beginning
+    # a topic that is another one now is read from its beginning
     assert names(read(events)) == ["new"]
     store.answers.append(page(event("old", 3_700_000), event("last"), topic_id="U"))
     reported = read(events)
@@ -111,7 +111,7 @@ def test_a_destination_that_hangs_holds_up_no_answer_and_makes_old_what_was_know
     assert names(late) == ["add"]
     since = at_time(events._known_until_ms or 0)
     assert late.trouble == f"events after {since} are not known: the destination has not answered yet"
-    # whoever closes does not wait, and the thread lets go of the destination when it comes back
+    # closing does not wait, and the thread lets go of the destination when it comes back
     reading = events._reading
     assert reading is not None
     events.close()

@@ -49,7 +49,7 @@ def test_usual_limits_are_found_with_few_questions() -> None:
     assert len(at_most(max_message_bytes=8_000_001, retention_ms=17 * DAY_MS)) <= 60
 
 
-def test_a_setting_that_may_not_be_set_at_all_is_left_out() -> None:
+def test_a_setting_that_may_not_be_set_at_all_is_omitted() -> None:
     def accepts(settings: Settings) -> bool:
         return not {"compression.type", TIME} & settings.keys()
 
@@ -62,7 +62,7 @@ def test_what_a_copy_needs_and_what_was_asked_for_by_name_is_never_changed() -> 
     assert settled_for({"cleanup.policy": "compact"}, lambda settings: True) is None
 
 
-def test_a_removal_is_kept_or_left_out_as_a_value_is() -> None:
+def test_a_removal_is_kept_or_omitted_as_a_value_is() -> None:
     changes: Settings = {TIME: "-1", "segment.ms": None}
     assert with_settled(changes, {TIME: None}) == {"segment.ms": None}
     assert with_settled(changes, {"segment.ms": None, "other": "1"}) == {TIME: "-1"}

@@ -1,4 +1,4 @@
-"""The archive for workers: what is in it, and when it is made anew."""
+"""The archive for workers: what is in it, and when it is made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running engine tells other threads: when they ask, and of what is stored only what stands at the log's end."""
+"""What a running engine tells other threads: when they ask, and of what is stored only what is at the log's end."""
 
 from __future__ import annotations
 

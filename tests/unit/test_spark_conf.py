@@ -1,4 +1,4 @@
-"""From a master and the user's own settings to what Spark is told; and what it says, told in our words."""
+"""From a master and the user's own settings to what Spark gets; and what it says, in our words."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_the_reason_of_a_failure_comes_from_the_record_or_a_report() -> None:
     loop = Failure(Reason.LOOP, "round", 7)
     assert failure_of(failed, None) == loop
     assert failure_of(replace(failed, state=PartitionState.STOPPING), LastReport(ROW, STOP, STOP + 1)) == loop
-    # a lane that looks at it again says MIRRORING before it knows: the record says when it goes on
+    # a lane that looks at it again says MIRRORING before it knows: the record says when it resumes
     assert failure_of(failed, LastReport(ROW, STOP, STOP + 1)) == loop
     assert failure_of(replace(failed, state=PartitionState.MIRRORING, reason=None), LastReport(ROW, STOP, STOP)) is None
     newer = ROW._replace(state=PartitionState.FAILED, reason=Reason.CORRUPT_BATCH, message="crc", failed_offset=9)

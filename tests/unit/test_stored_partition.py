@@ -121,7 +121,7 @@ PAUSED_TOPIC = TopicRecord(
 COPIED = replace(BEFORE, state=PartitionState.MIRRORING, last_mirrored_offset=None)
 
 
-def test_what_is_given_up_says_for_which_pause() -> None:
+def test_what_is_released_says_for_which_pause() -> None:
     report = row(last_epoch=8)
     assert released_record(COPIED, PAUSED_TOPIC, 3, report, 300) == replace(
         COPIED, state=PartitionState.PAUSED, state_time_ms=300, last_mirrored_epoch=8, pause_id="second pause"

@@ -1,4 +1,4 @@
-"""A stream passes whole frames on, and nobody waits for it, however the bytes come and go."""
+"""A stream passes whole frames on, and nothing waits for it, however the bytes arrive."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_large_buffer_is_used_again_once_it_is_given_back(ends: tuple[Stream, 
     assert next_frame().obj is first.obj
 
 
-def test_sending_goes_on_where_the_socket_stopped(ends: tuple[Stream, socket.socket]) -> None:
+def test_sending_continues_where_the_socket_stopped(ends: tuple[Stream, socket.socket]) -> None:
     stream, theirs = ends
     rng = random.Random(8)
     buffers = [rng.randbytes(rng.randrange(1, 4000)) for _ in range(3000)]

@@ -59,7 +59,7 @@ def test_what_a_newer_version_keeps_is_left_alone_and_not_taken_for_deleted(key:
 
 def test_a_lease_is_taken_when_the_engine_that_had_it_has_left() -> None:
     others = OtherEngines()
-    assert not others.has_left("m", 0.0), "nobody has looked"
+    assert not others.has_left("m", 0.0), "no one has looked"
     others.take("m", None, 0.0)
     assert others.has_left("m", 0.0)
     others.take("m", ENGINE, 10.0)

@@ -37,7 +37,7 @@ def ours(first: int, count: int = 1, name: str = "s", **fields: object) -> LogBa
 
 
 def aborted(first: int, count: int = 1) -> tuple[Log, int]:
-    """Return a source that begins with an aborted transaction, and where its marker stands."""
+    """Return a source that begins with an aborted transaction, and where its marker is."""
     stored = batch(first, count, producer_id=3, producer_epoch=0, base_sequence=0, transaction=1)
     return Log([stored, marker(first + count, 3, ABORT)], aborted=[(3, first, first + count)]), first + count
 

@@ -134,7 +134,7 @@ def test_what_is_refused(changes: dict[str, str], message: str, hint: str) -> No
     assert hint in str(refusal.value.hint)
 
 
-def test_a_secret_in_clear_is_one_wherever_it_stands() -> None:
+def test_a_secret_in_clear_is_one_wherever_it_is() -> None:
     assert literal_secrets(PROPERTIES) == []
     for changes in (
         {"sasl.jaas.config": f"{MODULE} clientSecret=hunter2;"},

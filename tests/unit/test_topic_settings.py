@@ -88,7 +88,7 @@ def test_settings_that_would_change_or_delete_the_copy_are_deferred_until_the_st
     }
 
 
-def test_a_setting_that_the_destination_does_not_know_is_left_out_and_reported() -> None:
+def test_a_setting_that_the_destination_does_not_know_is_omitted_and_reported() -> None:
     plan = settings_for(SOURCE, KNOWN)
     assert plan.left_out == ("some.day.invented",)
     assert "some.day.invented" not in plan.now

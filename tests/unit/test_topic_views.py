@@ -1,4 +1,4 @@
-"""What watchers of a run are shown of topics, and when it is made anew."""
+"""What watchers of a run are shown of topics, and when it is made again."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_all_views_are_rebuilt_while_anything_but_rows_may_change_them() -> None
     known.source_trouble, known.steady_since = KmirrorError("down", reason=Reason.SOURCE_UNREACHABLE), None
     assert {view.state for view in views.current()} == {"SOURCE_UNAVAILABLE"}
     known.source_trouble, known.steady_since = None, 9_000
-    # a partition that no lane reports on: nobody is steady
+    # a partition that no lane reports on: no lane is steady
     del known.rows[TopicPartition("a", 0)]
     assert [(view.state, view.lag, view.lag_as_of_ms) for view in views.current()] == [
         ("PENDING_MIRROR", None, None),

@@ -1,4 +1,4 @@
-"""Partitions that only one of the clusters has: what nobody copies is lag, what only the destination has is not."""
+"""Partitions that only one of the clusters has: what no lane copies is lag, what only the destination has is not."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_only_the_source_has_is_lag_from_its_log_start() -> None:
         assert judged.result is Outcome.TIMED_OUT
 
 
-def test_a_refusal_is_told_with_its_cause() -> None:
+def test_a_refusal_is_reported_with_its_cause() -> None:
     added = rows(cluster(3, {0: 100, 1: 70, 2: 5}), cluster(1, {0: 100}), REFUSED)[1:]
     assert [one.reason for one in added] == [Reason.NOT_AUTHORIZED] * 2
     assert all("TOPIC_AUTHORIZATION_FAILED" in str(one.error_message) for one in added)

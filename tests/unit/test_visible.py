@@ -1,4 +1,4 @@
-"""Views of a log are compared: equal ones pass, and every kind of difference is found and told."""
+"""Views of a log are compared: equal ones pass, and every kind of difference is found and reported."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def files_below(folder: Path) -> set[str]:
 
 
 def kept(*folders: str) -> set[str]:
-    """Return the files of these folders of the checkout; "" stands for its own, without the folders in it."""
+    """Return the files of these folders of the checkout; "" means its own, without the folders in it."""
     found = {path for folder in folders for path in (ROOT / folder).glob("**/*" if folder else "*") if path.is_file()}
     made = ("__pycache__", ".egg-info")
     return {name for path in found if not any(one in (name := str(path.relative_to(ROOT))) for one in made)}
