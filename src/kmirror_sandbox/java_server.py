@@ -28,11 +28,7 @@ from kmirror_sandbox.broker_config import (
 from kmirror_sandbox.cluster_spec import ClusterSpec, TokenSpec
 from kmirror_sandbox.jars import KafkaJars, token_server_jars
 from kmirror_sandbox.ports import LOOPBACK
-from kmirror_sandbox.process import ProcessIdentity, is_alive, spawn
-from kmirror.sandbox.broker_config import logging_option, logging_properties
-from kmirror.sandbox.jars import KafkaJars
-from kmirror.sandbox.process import ProcessIdentity, find_process, is_alive, spawn
-from kmirror.sandbox.spec import ClusterSpec
+from kmirror_sandbox.process import ProcessIdentity, find_process, is_alive, spawn
 
 _TAIL_LINES = 20
 

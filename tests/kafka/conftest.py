@@ -68,7 +68,7 @@ def mortal(cluster: SandboxCluster, request: pytest.FixtureRequest) -> SandboxCl
 
 @pytest.fixture(scope="module", params=[DEFAULT_KAFKA_VERSION, *of_long(FORGETFUL_VERSIONS)])
 def quick_to_forget(request: pytest.FixtureRequest) -> SandboxCluster:
-    """Return a cluster that looks for expired producer ids all the time, of a version that can be told to."""
+    """Return a cluster that looks for expired producer ids all the time, of a version that can be set to."""
     return forgetful_cluster(request, request.param)
 
 

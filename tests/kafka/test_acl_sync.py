@@ -241,7 +241,7 @@ def test_a_source_that_suddenly_returns_no_acls_takes_none_away(
     assert set(reads) <= here(pair)
 
 
-def test_a_filter_chooses_and_what_is_about_everything_is_narrowed(
+def test_a_filter_chooses_and_what_applies_to_everything_is_narrowed(
     pair: Pair, mirror: tuple[Destination, str, RightsJob]
 ) -> None:
     destination, name, _ = mirror
@@ -412,7 +412,7 @@ def test_users_that_are_missing_are_reported_as_they_cannot_be_copied(
 
 
 def test_commands_to_copy_carry_no_poison(pair: Pair, mirror: tuple[Destination, str, RightsJob]) -> None:
-    """Whoever may change ACLs at the source chooses their hosts and principals, and the names of groups."""
+    """A client that may change ACLs at the source chooses their hosts and principals, and the names of groups."""
     destination, name, _ = mirror
     topic, group = unique_topic(), unique_topic("g; touch owned #")
     (writes,) = acls("topic", topic, "$(touch owned)", "WRITE")

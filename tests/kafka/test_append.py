@@ -183,7 +183,7 @@ def test_any_timestamp_is_taken_with_the_settings_of_a_mirror(leader: Leader, ti
     assert leader.append(batch_of(timestamp=timestamp), 0) == (0, 0)
 
 
-def test_a_timestamp_beyond_the_limit_is_refused(cluster: SandboxCluster) -> None:
+def test_a_timestamp_above_the_limit_is_refused(cluster: SandboxCluster) -> None:
     limits = {"message.timestamp.before.max.ms": str(DAY_MS), "message.timestamp.after.max.ms": str(DAY_MS)}
     if is_older(cluster.kafka_version, "3.6"):
         limits = {"message.timestamp.difference.max.ms": str(DAY_MS)}

@@ -204,7 +204,7 @@ def test_who_was_shut_out_writes_nothing(cluster: SandboxCluster, client: Cluste
 
 @pytest.fixture
 def wire(wired: tuple[SandboxCluster, LateWire], monkeypatch: pytest.MonkeyPatch) -> Iterator[LateWire]:
-    """Return the wire; what is on its way on it takes less than half a second, so nobody waits longer."""
+    """Return the wire; what is on its way on it takes less than half a second, so nothing waits longer."""
     monkeypatch.setattr("kmirror.cluster.append.SETTLE_S", 0.5)
     monkeypatch.setattr("kmirror.cluster.client._RETRY_PAUSE", 0.01)
     yield wired[1]

@@ -181,7 +181,7 @@ def test_a_network_that_loses_requests_loses_and_repeats_nothing(
 def test_leaders_that_die_and_move_lose_and_repeat_nothing(
     three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is killed with requests on their way; its partitions go on at the others, the others' do all the while."""
+    """One is killed with requests on their way; its partitions continue at the others, the others' do all the while."""
     for module in (append, pipeline):
         monkeypatch.setattr(module, "SETTLE_S", 0.5)
     topic = create_topic(

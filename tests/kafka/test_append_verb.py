@@ -148,7 +148,7 @@ def test_a_mirror_topic_is_left_alone_until_it_is_paused(
     assert {end.result, after.result} == {Outcome.DONE, Outcome.REFUSED}, "the stop may have written a marker"
 
 
-def test_what_ends_half_way_says_from_where_to_go_on(
+def test_what_ends_half_way_says_from_where_to_continue(
     cluster_pair: ClusterPair, destination: Destination, write: Write
 ) -> None:
     topic = unique_topic()

@@ -146,7 +146,7 @@ def test_a_log_that_starts_above_0(cluster: SandboxCluster) -> None:
     assert_saved(cluster, topic, archive, [(0, 1030)])
 
 
-def test_filler_of_ours_is_left_out(cluster: SandboxCluster) -> None:
+def test_filler_of_ours_is_omitted(cluster: SandboxCluster) -> None:
     topic = make_topic(cluster)
     left_over = Record(0, now_ms(), FILLER_KEY, None)
     with Leader(cluster, topic) as leader:

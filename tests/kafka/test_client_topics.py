@@ -29,7 +29,7 @@ def client(destination_cluster: SandboxCluster) -> Iterator[ClusterClient]:
 
 
 def topics(cluster: SandboxCluster) -> set[str]:
-    """Return the topics there are, as librdkafka is told."""
+    """Return the topics there are, as librdkafka lists them."""
     return set(AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=30).topics)
 
 

@@ -135,7 +135,7 @@ def test_failing_back_is_to_create_and_add_again_where_the_logs_agree(
     rows = {row["topic"]: row for row in done["results"] if row["topic"]}
     assert rows[agreeing]["result"] == "DONE"
     assert rows[parted]["result"] == "REFUSED"
-    # with the numbers, and what goes on from there
+    # with the numbers, and what continues from there
     assert "1 record" in rows[parted]["message"], rows[parted]
     assert "failback" in done["error"]["hint"], done["error"]
     with Destination.open({"bootstrap.servers": cluster_pair.source.bootstrap_servers}) as a:

@@ -1,4 +1,4 @@
-"""A source that accepts connections and answers nothing: nobody says how far behind the copy is, but for what it was.
+"""A source that accepts connections and answers nothing: nothing says how far behind the copy is, but for what it was.
 
 The lanes are threads of the test; the source is a real broker, frozen.
 """

@@ -1,6 +1,6 @@
 """An engine between two real clusters whose lanes do not run: what they would report is written by the test.
 
-What is looked at is what the engine makes of it: what lanes are told to do, what is remembered, what is told.
+What is looked at is what the engine makes of it: what lanes are sent, what is stored, what is reported.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_an_emptied_log_is_reached_where_it_begins_and_not_while_filler_leads_th
         assert f"{topic}-0 starts at offset 5, where its source's log starts" in noted(run)
 
 
-def test_a_partition_at_rest_is_complete_though_it_reported_before_the_source(
+def test_an_idle_partition_is_complete_though_it_reported_before_the_source(
     destination: Destination, mirror: str, topic: str
 ) -> None:
     add(destination, mirror, selector(topic))

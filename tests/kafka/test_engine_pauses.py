@@ -31,7 +31,7 @@ def operator(destination: Destination) -> Iterator[Operator]:
 
 
 class Operator:
-    """Somebody who pauses and resumes while the test has the engine work."""
+    """An operator who pauses and resumes while the test has the engine work."""
 
     def __init__(self, destination: Destination, pool: ThreadPoolExecutor) -> None:
         self._destination, self._pool = destination, pool
@@ -49,7 +49,7 @@ def results_of(done: Future[VerbResult], topic: str) -> list[Outcome]:
     return [row.result for row in done.result(20).results if row.topic == topic]
 
 
-def test_a_pause_right_after_a_resume_waits_until_the_engine_has_given_up_what_it_copies_again(
+def test_a_pause_right_after_a_resume_waits_until_the_engine_has_released_what_it_copies_again(
     destination: Destination, operator: Operator, mirror: str, topic: str
 ) -> None:
     add(destination, mirror, selector(topic))
@@ -99,7 +99,7 @@ def test_an_engine_answers_what_was_paused_before_it_came(
 ) -> None:
     add(destination, mirror, selector(topic))
     alone = operator.pause(mirror)
-    # nobody is there who could answer
+    # no engine is there that could answer
     assert results_of(alone, topic) == [Outcome.DONE]
     with Run(destination, mirror) as run:
         again = operator.pause(mirror)
@@ -131,7 +131,7 @@ def test_an_add_under_way_is_not_interfered_with(
     with Run(destination, mirror) as run:
         claim = TopicRecord(mirror, topic, topic, None, None, DesiredState.PAUSED, 1, TopicOrigin.CREATED, PENDING_ADD)
         change(destination, mirror, lambda _: Changes((claim,)))
-        # nobody copies to it yet, and what the `add` writes of its partitions must not be overwritten
+        # no lane copies to it yet, and what the `add` writes of its partitions must not be overwritten
         done = operator.pause(mirror)
         run.until(done.done)
         assert results_of(done, topic) == [Outcome.NOOP]

@@ -66,7 +66,7 @@ def test_without_records_after_the_fork_only_the_delta_is_copied_twice_in_a_row(
     with LocalEngine(trip.at_a, trip.mirror, [GroupSyncJob(trip.mirror, trip.at_a.properties)]) as engine:
         engine.catch_up()
         trip.assert_same(topic, 2)
-        # what stood there from before was taken for kmirror's
+        # what was there from before was taken for kmirror's
         wait_until(lambda: committed(trip.a, group, topic) == {0: 52})
         wait_until(lambda: all(row.initial_copy_complete for row in describe(trip.at_a, trip.mirror)))
         promoted = promote(trip.at_a, PromoteRequest(trip.mirror, idle_ms=0, timeout_ms=120_000))
@@ -191,7 +191,7 @@ def test_what_is_refused(trip: Trip) -> None:
     for protocol in ("classic", "consumer"):
         with member(trip.a, group, topic, protocol), pytest.raises(RefusedError) as refused:
             trip.back()
-        # whoever has died is in the group until its session is over
+        # a dead member is in the group until its session is over
         assert re.search(
             rf"at 2\S+Z that .*: group {group} \({topic}\): rdkafka on 127.0.0.1 \(member \S+\)$", str(refused.value)
         )
@@ -230,7 +230,7 @@ def test_what_is_refused(trip: Trip) -> None:
 
 @pytest.mark.long
 def test_cut_off_after_each_step_and_run_again(trip: Trip) -> None:
-    """Of one topic nothing lies beyond, of two something does; each run ends right after another step."""
+    """Of one topic nothing is past the fork, of two something is; each run ends right after another step."""
     clean, group, dirty = unique_topic(), unique_topic("g"), [unique_topic(), unique_topic()]
     trip.go(clean, *dirty)
     commit(trip.a, group, clean, {0: 2})

@@ -62,7 +62,7 @@ class Compacted(CompactedTopic):
     """The same topic on A and on B, one after the other."""
 
     def at(self, cluster: SandboxCluster) -> Compacted:
-        """Go on writing on another cluster."""
+        """Write to another cluster from now on."""
         self.cluster = cluster
         return self
 
@@ -200,7 +200,7 @@ def secured(guarded_pair: GuardedPair, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def file_for(cluster: SandboxCluster, name: str) -> dict[str, str]:
-    """Return the properties of a mirror's file: no secret stands in it."""
+    """Return the properties of a mirror's file: no secret is in it."""
     login = {"sasl.jaas.config": f"${{env:KM_LOGIN_{name}}}"}
     return {**cluster.client_properties("kmirror"), **login, "sync.topic.acls.enabled": "true"}
 
@@ -222,7 +222,7 @@ def test_there_and_back_between_secured_clusters(secured: Secured) -> None:
         assert done.result.exit_code == 0, done.result
         assert done.result.warnings == ()
         assert secured.app_writes(b)
-        assert secured.app_writes(a), "nobody has told A"
+        assert secured.app_writes(a), "A does not let it write"
         lost = secured.rows(a)[1:]
         request = FailbackRequest(mirror, file_for(b, "B"), strategy=Strategy.RECREATE, watch_s=0.1)
         back = failback(at_a, request)

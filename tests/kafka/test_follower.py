@@ -12,12 +12,10 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now
-from kmirror.engine.lane.control import STATE_PARTITION, append_to
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.engine.lane.control import STATE_PARTITION, LaneControl, append_to
 from kmirror.engine.lane.report import RowChanges
 from kmirror.engine.spec import LaneSpec
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.lane import Mirror
 from tests.support.leader import create_topic
@@ -48,7 +46,7 @@ def test_a_throttled_answer_is_not_the_end_of_a_partition(destination_cluster: S
     assert read == [value.encode() for value in values]
 
 
-def test_a_lane_that_is_throttled_does_not_go_on_writing_when_another_engine_has_taken_over(
+def test_a_lane_that_is_throttled_stops_writing_when_another_engine_has_taken_over(
     source_cluster: SandboxCluster, destination_cluster: SandboxCluster
 ) -> None:
     client_id = unique_topic("slow")

@@ -162,7 +162,7 @@ def test_below_a_log_start_nothing_is_known(twins: Twins) -> None:
     assert twins.find(topic).fork == Fork(310, True, None)
 
 
-def test_transactions_and_the_markers_that_stand_for_them(twins: Twins) -> None:
+def test_transactions_and_the_markers_in_their_place(twins: Twins) -> None:
     """Aborted records and markers here, markers there, and a fork behind them, or among them."""
     topic = twins.topic(2)
     settings = {"bootstrap.servers": twins.pair.source.bootstrap_servers, "transactional.id": topic}

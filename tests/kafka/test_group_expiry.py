@@ -1,4 +1,4 @@
-"""Committed offsets expire at the destination, where a synced group has no members; a minute stands for the week."""
+"""Committed offsets expire at the destination, where a synced group has no members; a minute represents the week."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_check_says_how_long_the_destination_keeps_offsets(shared: GroupScene) -
     )
 
 
-def test_what_has_vanished_is_put_back_where_nobody_else_uses_the_group(shared: GroupScene) -> None:
+def test_what_has_vanished_is_restored_where_no_one_else_uses_the_group(shared: GroupScene) -> None:
     destination = shared.pair.destination
     lose_source(shared)
     delete_offsets(destination, shared.group)
@@ -199,7 +199,7 @@ def test_what_the_source_has_dropped_is_dropped(shared: GroupScene, monkeypatch:
     assert (shared.here(), shared.here(moving)) == (None, 3)
 
 
-def test_one_topic_of_a_group_is_dropped_while_it_goes_on_with_another(
+def test_one_topic_of_a_group_is_dropped_while_it_continues_with_another(
     shared: GroupScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair, first, second = shared.pair, shared.topic, unique_topic()

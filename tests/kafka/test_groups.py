@@ -245,7 +245,7 @@ def test_topics_that_are_not_copied_wait(scene: GroupScene, standing: str) -> No
     assert scene.here() == 40
 
 
-def test_a_source_topic_that_is_another_one_by_now(scene: GroupScene) -> None:
+def test_a_source_topic_that_is_another_one_now(scene: GroupScene) -> None:
     delete_topic(scene.pair.source, scene.source_topic)
     make_topic(scene.pair.source, scene.source_topic)
     scene.at_source(40)

@@ -1,4 +1,4 @@
-"""A source topic that gets more partitions while it is mirrored: what nobody copies is lag, and never left behind.
+"""A source topic that gets more partitions while it is mirrored: what no lane copies is lag, and never left behind.
 
 Each verb is tried on such a topic at each moment: before its engine knows, while the destination refuses to add the
 partitions, when they exist but are not copied, when they are copied in part, and in full.
@@ -69,7 +69,7 @@ def lacking(trip: Trip, topic: str) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("moment", moments(Moment.UNSEEN, Moment.REFUSED))
-def test_what_nobody_copies_is_lag(trip: Trip, moment: Moment) -> None:
+def test_what_no_lane_copies_is_lag(trip: Trip, moment: Moment) -> None:
     with grown(trip, moment) as topic:
         library = kmirror.Client(trip.b.bootstrap_servers)
         done = wait(trip.at_b, trip.mirror, Condition.CAUGHT_UP, 1)
@@ -278,7 +278,7 @@ def test_a_source_that_is_gone_leaves_an_unknown_loss(trip: Trip) -> None:
     assert "the number of its records is unknown" in str(lost.results[1].message)
 
 
-def test_partitions_that_only_the_destination_has_are_told(trip: Trip) -> None:
+def test_partitions_that_only_the_destination_has_are_reported(trip: Trip) -> None:
     with grown(trip, Moment.COPIED) as topic:
         grow(trip.b, topic, PARTITIONS + 1)
         (extra,) = (row for row in describe(trip.at_b, trip.mirror) if row.partition == PARTITIONS)

@@ -88,7 +88,7 @@ def test_batches_larger_than_a_fetch_asks_for_are_carried_too(mirror: Mirror) ->
     assert_same(mirror, topic, 6)
 
 
-def test_a_lane_goes_on_where_another_ended(mirror: Mirror) -> None:
+def test_a_lane_continues_where_another_ended(mirror: Mirror) -> None:
     topic = mirror.topic(partitions=2)
     fill(mirror, topic, 500)
     first = mirror.start()

@@ -82,7 +82,7 @@ def test_a_request_for_markers_of_unknown_outcome_never_shifts_the_log(
     lane = mirror.start()
     mirror.wait_copied(lane)
     mirror.stop(lane)
-    wire.deliver()  # by now it is refused: it would come behind the markers that followed it
+    wire.deliver()  # now it is refused: it would come behind the markers that followed it
     assert mirror.destination_ends() == mirror.source_ends()
     assert_alike(mirror, topic)
 

@@ -1,6 +1,6 @@
 """Lanes that change executors, and lanes that come and go, while they copy: the copy is the same, and continues.
 
-Threads stand for the executors of a Spark cluster.
+Threads replace the executors of a Spark cluster.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def marking(cluster: SandboxCluster) -> Iterator[Marking]:
         yield Marking(leader)
 
 
-# -- offsets that nobody is shown -------------------------------------------------------------------------------------
+# -- offsets that are never shown -------------------------------------------------------------------------------------
 
 
 def test_markers_take_offsets_and_no_consumer_is_shown_them(cluster: SandboxCluster, marking: Marking) -> None:
@@ -145,7 +145,7 @@ def test_a_log_end_is_returned_by_the_leader_of_this_epoch_only(marking: Marking
 # -- the guard's sequence ---------------------------------------------------------------------------------------------
 
 
-def test_the_sequence_and_the_list_of_repeats_go_on_across_markers(marking: Marking) -> None:
+def test_the_sequence_and_the_list_of_repeats_continue_across_markers(marking: Marking) -> None:
     leader = marking.leader
     now = young()
     assert leader.append(batch_of(3, timestamp=now), 50) == (0, 0)

@@ -30,7 +30,7 @@ PROGRAM = Path(__file__).parent.parent / "support" / "other_tools" / "Translate.
 
 
 def asked_in_java(bootstrap_servers: str, alias: str, group: str) -> set[str]:
-    """Return what a Java program for MirrorMaker 2 is told."""
+    """Return what a Java program for MirrorMaker 2 is given."""
     jars = kafka_jars(None, os.environ, lambda line: None, ["connect-mirror", "kafka-tools"])
     command = [str(java()), "-cp", jars.classpath, "-Dlog4j2.level=OFF", "-XX:TieredStopAtLevel=1", str(PROGRAM)]
     arguments = [*command, bootstrap_servers, alias, group]

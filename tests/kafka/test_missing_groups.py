@@ -78,7 +78,7 @@ def test_groups_without_a_coordinator_are_missing_and_not_gone(
         assert [one.group for one in live_groups(destination, [topic])] == [group]
         with without_coordinators(cluster):
             groups = ClusterGroups(destination.client)
-            # what goes on with the groups there are is not held up
+            # the work on the groups there are is not delayed
             assert group not in groups.listed(whole=False)
             for question in (
                 groups.listed,

@@ -480,5 +480,5 @@ def test_what_takes_long_to_fill_is_warned_of_with_its_cost(
         "the right to write markers"
     )
     assert add(destination, name, topics).warnings == (below, holes)
-    # they are mirror topics by now
+    # they are mirror topics now
     assert add(destination, name, topics).warnings == ()

@@ -1,4 +1,4 @@
-"""`check` tells line by line what would work, and goes on after what does not."""
+"""`check` says line by line what would work, and continues after what does not."""
 
 from __future__ import annotations
 

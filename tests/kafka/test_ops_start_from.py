@@ -37,7 +37,7 @@ def topic(cluster_pair: ClusterPair) -> str:
 
 
 def first_offsets(destination: Destination, mirror: str, topic: str) -> dict[int, int | None]:
-    """Return what is remembered; it stands in the partitions' records and nowhere else."""
+    """Return what is stored; it is in the partitions' records and nowhere else."""
     record = destination.state().topic(mirror, topic)
     assert record is not None
     assert (record.pending_operation, record.first_offsets) == (None, None)
@@ -165,7 +165,7 @@ def adoptable(pair: ClusterPair, topic: str, records: int) -> None:
     produce(pair.destination, topic, VALUES[:records])
 
 
-def test_what_an_adopted_topic_holds_decides_where_it_goes_on(
+def test_what_an_adopted_topic_holds_decides_where_it_continues(
     cluster_pair: ClusterPair, destination: Destination, topic: str
 ) -> None:
     adoptable(cluster_pair, topic, 2)

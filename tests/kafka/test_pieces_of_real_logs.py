@@ -26,7 +26,7 @@ from tests.support.real_logs import CODECS, CompactedTopic, producer_of
 from tests.support.shared_clusters import forgetful_cluster
 from tests.support.visible import COMMITTED, Bounds, assert_shows, assert_sound, bounds_of, shown
 
-#: Beyond this many offsets a log's beginning is made of filler, as a mirror's is.
+#: Above this many offsets a log's beginning is made of filler, as a mirror's is.
 FEW = 300
 
 

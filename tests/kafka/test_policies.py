@@ -203,7 +203,7 @@ def test_the_limit_is_raised_as_far_as_it_may_once_a_batch_was_too_large(trip: T
     assert synced(trip, topic) == []
 
 
-def test_a_batch_beyond_the_limit_fails_its_partition_with_its_size(trip: Trip) -> None:
+def test_a_batch_above_the_limit_fails_its_partition_with_its_size(trip: Trip) -> None:
     topic = unique_topic()
     make_old_topic(trip.a, topic, max_message_bytes="20000000")
     producer = whole_batches(topic, {**properties_of(trip.a), "message.max.bytes": 20_000_000})

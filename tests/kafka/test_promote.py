@@ -101,7 +101,7 @@ def test_a_producer_that_continues_keeps_only_its_topic(cluster_pair: ClusterPai
         (missing,) = [row for row in done.result.results if row.topic == busy]
         assert missing.result is Outcome.TIMED_OUT
         assert "producers" in str(missing.message) or "records" in str(missing.message)
-        # run again, it goes on
+        # run again, it continues
         again = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=120_000))
         assert again.result.exit_code == 0, again.result
 

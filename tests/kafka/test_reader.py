@@ -247,7 +247,7 @@ def test_a_fetch_without_a_session_leaves_none_at_the_broker(
 
 
 def test_an_incremental_session_returns_only_news(cluster: SandboxCluster) -> None:
-    """The broker remembers wanted partitions; forgotten ones are left out; a lost session is started again."""
+    """The broker remembers wanted partitions; forgotten ones are omitted; a lost session is started again."""
     topic = create_topic(cluster, partitions=3)
     with Leader(cluster, topic) as leader:
         session = FetchSession("kmirror", 13)

@@ -1,4 +1,4 @@
-"""FAILED partitions are looked at again by the running engine: what was mended goes on, what needs consent does not.
+"""FAILED partitions are looked at again by the running engine: what was mended is copied, what needs consent is not.
 
 Once, a partition that FAILED was left alone by its lane for good. A right that was given back, a setting that was
 mended or a source topic that was there again changed nothing until an operator typed `recover`, or started the engine

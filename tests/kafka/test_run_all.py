@@ -54,7 +54,7 @@ def test_mirrors_come_and_go(
         wait_until(lambda: "waiting for a mirror: the destination has none to copy" in engine.output)
         refused = typed(destination, "run", "--all", "--until-caught-up")
         assert (refused.returncode, "there is no mirror to copy" in refused.stderr) == (3, True), refused
-        # one whose source is down, and one of which nobody knows the password
+        # one whose source is down, and one whose password is unknown
         store(destination, "down", {"bootstrap.servers": "127.0.0.1:1"})
         store(destination, "locked", {**SECURED, "sasl.jaas.config": "${env:KM_NOT_THERE_AT_ALL}"})
         store(destination, "forbidden", {**SECURED, "sasl.jaas.config": "${env:NOT_FOR_MIRRORS}"})
@@ -91,7 +91,7 @@ def test_mirrors_come_and_go(
         listed = {row["mirror"]: row["reason"] for row in json.loads(typed(destination, "list", "--json").stdout)}
         assert listed == {second.mirror: None, "down": None}
 
-        # one that stands by takes over what the first one leaves, and holds nothing against it
+        # a standby takes over what the first one leaves, and holds nothing against it
         standby = Engine(destination, None, tmp_path / "standby.out", "--standby", with_spark=False)
         try:
             wait_until(lambda: "* waiting" in standby.output)
@@ -102,7 +102,7 @@ def test_mirrors_come_and_go(
         finally:
             standby.destroy()
 
-        # what cannot be copied to its end is told by the exit code, and holds up nothing
+        # what cannot be copied to its end is reported by the exit code, and delays nothing
         second.fill(10)
         done = kmirror(destination, "run", "--all", "--until-caught-up", "--json", with_spark=False)
         rows = [(row["topic"], row["result"], row["reason"]) for row in json.loads(done.stdout)["results"]]

@@ -171,8 +171,8 @@ def test_a_port_taken_meanwhile_is_chosen_again(make_cluster: MakeCluster, monke
 KILLED_START = """
 import os, signal, sys
 from pathlib import Path
-from kmirror.sandbox import server
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox import server
+from kmirror_sandbox.cluster import SandboxCluster
 
 def killed(*arguments):
     spawn(*arguments)

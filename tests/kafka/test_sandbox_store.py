@@ -46,7 +46,7 @@ def polled(consumer: Consumer, topic: str, seconds: float) -> bytes | str | None
     return str(message.error()) if message.error() else message.value()
 
 
-def test_old_segments_are_only_in_the_store_which_behaves_as_it_is_told(
+def test_old_segments_are_only_in_the_store_which_behaves_as_it_is_set(
     tiered: SandboxCluster, consumer: Consumer
 ) -> None:
     store = tiered.store

@@ -163,7 +163,7 @@ def test_a_topic_belongs_to_one_active_mirror(three: Three, topic: str) -> None:
     assert add(three.at_c, new_mirror(three.at_c, three.a, topic_prefix="copy."), selector(topic)).exit_code == 0
 
 
-def test_a_mirror_of_a_lost_source_goes_on_from_its_sibling_without_a_new_copy(three: Three, topic: str) -> None:
+def test_a_mirror_of_a_lost_source_continues_from_its_sibling_without_a_new_copy(three: Three, topic: str) -> None:
     make_topic(three.a, topic, retention_ms="-1")
     mirrors = {}
     for destination, cluster, held in ((three.at_b, three.b, 5), (three.at_c, three.c, 3)):

@@ -69,7 +69,7 @@ every_trouble = pytest.mark.parametrize(
 )
 #: How long readers ask a store again that stays too slow or fails, in seconds; 30 by default.
 PATIENCE_S = 5.0
-#: Exit codes of a verb that could not do its work: a quota lets it go on, only slowly; a failing store says so.
+#: Exit codes of a verb that could not do its work: a quota lets it continue, only slowly; a failing store says so.
 CODES: dict[Trouble, set[int]] = {slow: {5}, limited: {0, 5}, failing: {3, 4, 5, 6}}
 #: How long to look at what must not happen.
 WATCHED_S = 6.0
@@ -77,7 +77,7 @@ WATCHED_S = 6.0
 
 @pytest.fixture(autouse=True)
 def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have readers give up soon, unless a quota lets them go on slowly."""
+    """Have readers give up soon, unless a quota lets them continue slowly."""
     if request.node.callspec.params["trouble"] is not limited:
         monkeypatch.setattr("kmirror.cluster.reader.usual_patience_s", lambda _: PATIENCE_S)
 

@@ -172,7 +172,7 @@ def produce_with(cluster: SandboxCluster, topic: str, value: str) -> None:
 
 
 def test_a_password_that_is_refused_is_looked_for_in_its_file(guarded_cluster: SandboxCluster, tmp_path: Path) -> None:
-    """As for a destination, whose login nobody renews: new connections, and what writes the state, take the new one."""
+    """As a destination, whose login is not renewed: new connections, and what writes the state, take the new one."""
     cluster, user, file = guarded_cluster, "nobody", tmp_path / "login"
     properties = cluster.client_properties(user)
     line, first, second = properties["sasl.jaas.config"], "nobody-secret", "changed-secret"

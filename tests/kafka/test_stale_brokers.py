@@ -88,7 +88,7 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         assert gone_topics(asked, [record(other, other_id)], asked.metadata([other]).topics) == {other}
     with cut_off(three_brokers, topic) as (stale, knowing), client(stale) as asked:
         found = asked.metadata([topic, other]).topics
-        # nobody can tell a new topic from a deleted one here
+        # a new topic looks like a deleted one here
         assert [found[name].error_code for name in (topic, other)] == [Code.BROKER_NOT_AVAILABLE] * 2
         assert set(asked.topic_errors([other_id]).values()) == {Code.BROKER_NOT_AVAILABLE}
         assert not gone_topics(asked, [record(other, other_id)], found)

@@ -1,6 +1,6 @@
 """Stored state stays readable while one of three brokers is down, and that costs next to nothing.
 
-librdkafka's admin client went on asking the broker that was down, in a loop of two threads, 45 % of a core for each
+librdkafka's admin client kept asking the broker that was down, in a loop of two threads, 45 % of a core for each
 store; nothing was read until the broker was back.
 """
 

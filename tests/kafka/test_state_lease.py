@@ -32,7 +32,6 @@ from kmirror.state.store import StateStore
 from kmirror.state.writer import StateWriter
 from tests.support.spawned import PROCESSES
 from tests.support.stores import LostAnswers, state_store
-from tests.support.stores import state_store
 from tests.support.waiting import PATIENCE_S
 
 ME = EngineIdentity.of_this_process("app-me", "local[*]")

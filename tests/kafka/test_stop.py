@@ -77,7 +77,7 @@ def test_a_failover_with_a_living_engine_and_a_live_source(cluster_pair: Cluster
         (topic, partition, Outcome.DONE, 0 if partition else 3, 0) for topic in topics for partition in range(2)
     }
     for topic in topics:
-        # one invisible marker each, which shuts out whoever wrote before
+        # one invisible marker each, which fences who wrote before
         assert end_of(destination, topic) == 4
         assert [record.value for record in shown(cluster_pair.destination, topic)] == [b"one", b"two", b"three"]
         assert settings_of(cluster_pair.destination, topic)["max.message.bytes"] == "2000000"
@@ -147,7 +147,7 @@ def test_remove_leaves_other_topics_alone_and_can_be_reverted(
         assert done.result.exit_code == 0, done.result
         assert said(drill.result) == said(done.result)
         assert [(r.result, r.last_mirrored_offset) for r in done.result.results] == [(Outcome.DONE, 3)]
-        # the engine gave it up and said so: no marker was needed, so the copy can go on where it ended
+        # the engine released it and said so: no marker was needed, so the copy can resume where it ended
         assert end_of(destination, removed) == 3
         produce(cluster_pair.source, removed, ["four"])
         produce(cluster_pair.source, kept, ["four"])

@@ -1,6 +1,6 @@
 """What a stop says was lost is true: asked of the source at the time, FAILED partitions and foreign records included.
 
-Seen before: `describe` said lag 100, and the failover after it "0 records known beyond it", from a look minutes old. A
+Seen before: `describe` said lag 100, and the failover after it "0 records known after it", from a look minutes old. A
 partition that had FAILED was stopped without a word on it. A foreign record at offset 100 made the last mirrored offset
 101.
 """
@@ -141,7 +141,7 @@ def test_a_failed_partition_says_why_and_counts(cluster_pair: ClusterPair, desti
 def test_the_last_mirrored_offset_is_where_the_sources_records_end(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:
-    """Nobody has noticed the foreign records when these topics are stopped."""
+    """The foreign records were not noticed when these topics are stopped."""
     found, other, adopted = unique_topic(), unique_topic(), unique_topic()
     mirror = mirrored(cluster_pair.source, destination, found)
     for topic in (other, adopted):

@@ -69,7 +69,7 @@ def test_switchover_there_and_back(trip: Trip) -> None:
     said = [one for one in events(trip.at_b, trip.mirror) if "writableSinceMs" in one.details]
     assert {one.result for one in said} == {"RETURN"}
     assert committed(trip.b, group, topic) == {0: 2}
-    # the mirror of that name that copies is on A now: who asks B is told so
+    # the mirror of that name that copies is on A now: who asks B learns that
     for stopped in (promote(trip.at_b, PromoteRequest(trip.mirror)), failover(trip.at_b, trip.mirror)):
         assert stopped.result.exit_code == 0
         told = [warning for warning in stopped.result.warnings if "the live one is" in warning]

@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 KEY = "throttle.bytes.per.second"
 LIMIT = 400_000
 PARTITIONS, RECORDS, SIZE = 4, 3000, 1000
-#: What may come beyond the limit: what a busy machine has held up for two seconds, and an answer that was under way.
+#: What may come above the limit: what a busy machine has delayed for two seconds, and an answer that was under way.
 BURST = 2.2 * LIMIT
 
 
@@ -80,7 +80,7 @@ def test_lanes_share_the_limit_and_follow_a_change(cluster_pair: ClusterPair, de
         assert value(found, "kmirror_topic_records_copied_total", mirror=mirror, topic=topic) == RECORDS
         assert (value(found, "kmirror_topic_bytes_copied_total", mirror=mirror, topic=topic) or 0) >= RECORDS * SIZE
         batches = value(found, "kmirror_batches_copied_total", mirror=mirror) or 0
-        # put together, but never beyond a megabyte
+        # put together, but never above a megabyte
         assert batches >= RECORDS * SIZE / (1 << 20)
         # one request carries batches of several partitions
         assert 0 < (value(found, "kmirror_produce_duration_seconds_count", mirror=mirror) or 0) <= batches

@@ -17,7 +17,7 @@ from tests.support.mirrors import make_topic, new_mirror, produce, selector
 
 @pytest.fixture
 def mirror(cluster_pair: ClusterPair, destination: Destination) -> str:
-    """Return a mirror of two topics; nobody copies it."""
+    """Return a mirror of two topics; no engine copies it."""
     topics = [unique_topic("clicks"), unique_topic("orders")]
     for number, topic in enumerate(topics):
         make_topic(cluster_pair.source, topic, 2)

@@ -48,12 +48,12 @@ def plan_for(cluster: SandboxCluster, topic: str, cut_offset: int, partition: in
 
 
 def truncate(plan: Path, log_dir: Path, *flags: str) -> int:
-    """Run the command, as somebody would type it."""
+    """Run the command, as someone would type it."""
     return main(["truncate-logs", "--plan", str(plan), "--log-dir", str(log_dir), "--yes", *flags])
 
 
 def is_unlocked(log_dir: Path) -> bool:
-    """Tell whether nobody holds a log directory's lock."""
+    """Return whether no process holds a log directory's lock."""
     with locked_by_another(log_dir) as answer:
         return answer == "locked"
 
@@ -102,7 +102,7 @@ def own_batches(batches: Sequence[DumpedBatch], end: int) -> list[DumpedBatch]:
 
 
 def cut_and_look(cluster: SandboxCluster, tmp_path: Path) -> None:
-    """Cut a log with transactions in its fourth segment, and prove that the broker goes on from there."""
+    """Cut a log with transactions in its fourth segment, and prove that the broker continues from there."""
     topic = create_topic(cluster, settings=SHORT_SEGMENTS)
     bystander = create_topic(cluster, settings=SHORT_SEGMENTS)
     write_history(cluster, topic, 6)

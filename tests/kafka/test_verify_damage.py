@@ -29,15 +29,15 @@ from tests.support.stored_mirror import Side, StoredMirror
 #: In what kind of batch, what goes wrong, and to which of the records that it can happen to.
 CASES = (
     ("a batch with holes", "a record is lost inside a run", 0),
-    ("a batch with holes", "a record stands in the hole behind it", -1),
+    ("a batch with holes", "a record is in the hole behind it", -1),
     ("a delete horizon", "a header is lost", 0),
     ("a committed transaction", "a record is lost", -1),
     ("an aborted transaction", "a record of an aborted transaction is shown", 0),
     ("LogAppendTime", "a timestamp is a millisecond off", -1),
     ("format 0", "a timestamp is a millisecond off", 0),
-    ("format 1", "all that follows stands one offset further on", 1),
+    ("format 1", "all that follows is one offset further on", 1),
     ("a wrapper", "a record is lost", 1),
-    ("a late start", "a record stands in the hole before it", 0),
+    ("a late start", "a record is in the hole before it", 0),
     ("any batch", "a timestamp is a millisecond off", 0),
     ("any batch", "a record is lost", -1),
 )

@@ -1,4 +1,4 @@
-"""One state, whoever shows it: `list`, `describe`, the page and its JSON, metrics, and the log of the run.
+"""One state, whatever shows it: `list`, `describe`, the page and its JSON, metrics, and the log of the run.
 
 Once, a mirror topic that was deleted was FAILED in `describe`, ACTIVE with lag 0 in metrics and in the log, and there
 was no event.

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Self
 
 from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.waiting import PATIENCE_S
 
 #: The session leader opens the terminal first, which makes it theirs: Ctrl-C and changes of size reach them.
