@@ -104,7 +104,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # else each of the many processes that tests start would compile anew what it imports
+    # else each of the many processes that tests start would compile again what it imports
     sys.dont_write_bytecode = False
     # a run in the background, or under nohup, ignores these, and so would all that it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)

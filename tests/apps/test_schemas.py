@@ -43,7 +43,7 @@ class Registry:
 
 
 class Application:
-    """A producer of records with the id of their schema; names stand for schemas."""
+    """A producer of records with the id of their schema; names mean schemas."""
 
     def __init__(self, cluster: SandboxCluster) -> None:
         self.schemas, self.records = unique_topic("_schemas"), unique_topic("records")

@@ -134,7 +134,7 @@ def test_a_checkpoint_stays_good(cluster_pair: ClusterPair, tmp_path: Path) -> N
             assert Counter(job.run(a)) == job.unmoved_values() - gone == values(a, job.topic, PARTITIONS)
             journey.wait()
 
-            # unplanned, and the checkpoint is ahead of what is left: Spark says so instead of going on
+            # unplanned, and the checkpoint is ahead of what is left: Spark says so instead of continuing
             journey.kill_engine()
             job.write(a)
             before = Counter(job.run(a))

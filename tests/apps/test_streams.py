@@ -191,7 +191,7 @@ def test_an_application_with_state_moves_and_comes_back(
         application.write(a)
         application.wait_until_all_is_counted(a)
 
-        # planned: it is stopped while lines are left to count, and goes on with the state that it has
+        # planned: it is stopped while lines are left to count, and resumes with the state that it has
         application.write(a, 300)
         application.stop()
         journey.promote()
@@ -282,7 +282,7 @@ def test_standbys_move_with_their_application(protocol: str, cluster_pair: Clust
         listed = kafka_tool("kafka-streams-groups.sh", "--bootstrap-server", b.bootstrap_servers, "--list")
         assert (application.name in listed.decode().split()) == (protocol == "streams")
 
-        # standbys go on with the state that they have, and when a process dies at the other cluster, it is there
+        # standbys resume with the state that they have, and when a process dies at the other cluster, it is there
         wait_until(application.followed_from)
         assert min(application.followed_from()) > 0
         application.programs[0].kill()
@@ -290,7 +290,7 @@ def test_standbys_move_with_their_application(protocol: str, cluster_pair: Clust
         application.wait_until_all_is_counted(b)
         assert_each_word_was_counted_once(application, b)
 
-        # unplanned, and nothing is lost: with what the groups have committed, it goes on with the state that it has
+        # unplanned, and nothing is lost: with what the groups have committed, it resumes with the state that it has
         application.programs[1].stop()
         journey.wait()
         wait_until(lambda: is_synced(journey, application.name))

@@ -103,7 +103,7 @@ def test_a_transactional_application_moves_and_comes_back(cluster_pair: ClusterP
             assert values_in_order(there, application.output, PARTITIONS) == unmoved
             application.program.stop()
 
-        # unplanned, under load: what the engine has not copied is told, and the rest is done at least once
+        # unplanned, under load: what the engine has not copied is reported, and the rest is done at least once
         application.start(a)
         write(a, 1_000)
         journey.kill_engine()

@@ -23,7 +23,7 @@ SECRET = "hunter2-of-this-host"
 
 @pytest.fixture(autouse=True)
 def default_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Give this process the policy of a host on which nobody has configured one."""
+    """Give this process the policy of a host on which no one has configured one."""
     for name in (*TRUST_VARIABLES, "KMIRROR_CONFIG", "CREDENTIALS_DIRECTORY", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

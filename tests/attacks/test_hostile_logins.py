@@ -155,7 +155,7 @@ FAIL: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("where", FAIL)
-def test_what_a_reference_stands_for_is_in_no_error(where: str) -> None:
+def test_the_secret_behind_a_reference_is_in_no_error(where: str) -> None:
     with pytest.raises(KmirrorError) as refused:
         client_config(FAIL[where], {"OWN": SECRET, "LINE": f"{SECRET} required;"})
     assert SECRET.lower() not in f"{refused.value.message} {refused.value.hint} {refused.value!r}".lower()

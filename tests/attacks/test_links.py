@@ -19,7 +19,7 @@ from kmirror.ops.failback.truncate_logs import undo_truncation
 from tests.support.cutting import CUT_AT_40, SEGMENTS, KillAfter, Killed, cut, outcomes
 from tests.support.log_dirs import add_partition, contents, make_log_dir, own_files
 
-#: Whom the log directory belongs to: somebody else if the tests run as root.
+#: Whom the log directory belongs to: another user if the tests run as root.
 BROKER = 65534 if os.geteuid() == 0 else os.geteuid()
 GROUP = 65534 if os.geteuid() == 0 else os.getegid()
 SECRET = "root's, and no broker's\n"

@@ -1,4 +1,4 @@
-"""Commands whose output nobody takes: a full disk, a stream that the caller closed, a terminal that hung up.
+"""Commands whose output no one takes: a full disk, a stream that the caller closed, a terminal that hung up.
 
 The exit code says what happened to the clusters, and an engine does not die of its own output.
 """

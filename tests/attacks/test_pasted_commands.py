@@ -1,4 +1,4 @@
-"""Commands that operators copy into a shell, with names in them that somebody chose to do harm there.
+"""Commands that operators copy into a shell, with names in them that an attacker chose.
 
 Names come from the source, the destination and the state on it: an ACL's host may be `1.2.3.4; touch owned #`.
 """

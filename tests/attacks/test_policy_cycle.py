@@ -78,7 +78,7 @@ def test_there_and_back_under_a_strict_policy(
     with Destination.open(b.client_properties()) as at_b, LocalEngine(at_b, mirror) as engine:
         engine.catch_up()
 
-    # without `sources`, or for a mirror that this host could not use, one is told when it is created
+    # without `sources`, or for a mirror that this host could not use, this is reported when it is created
     another = ("--mirror", unique_topic("m"), *to_b[2:], "--mirror-config", site.mirror_file(a), "--dry-run")
     with monkeypatch.context() as patch:
         patch.delenv("KMIRROR_TRUST_SOURCES")

@@ -309,13 +309,13 @@ def test_topic_settings() -> None:
         state=SettingState.PENDING,
         why="it is to be",
     )
-    untold = TopicSettingRow(mirror="m", topic="b.u", source_topic="u", why="nobody tells")
+    untold = TopicSettingRow(mirror="m", topic="b.u", source_topic="u", why="no one tells")
     screen = piped()
     TableOutput(screen).rows(TOPIC_SETTINGS, [row, untold])
     assert written(screen)[0].splitlines() == [
         "MIRROR  TOPIC  KEY             SOURCE          DESTINATION  STATE    WHY",
         'm       b.t    cleanup.policy  compact,delete  ""           PENDING  it is to be',
-        "m       b.u    -               -               -            -        nobody tells",
+        "m       b.u    -               -               -            -        no one tells",
     ]
     screen = piped()
     JsonOutput(screen).rows(TOPIC_SETTINGS, [row])

@@ -141,7 +141,7 @@ HALF = WorkView("archiving orders", 0.0, 20.0, "offset", 1_000_000, 4_000_000)
         (WorkView("starting", 0.5, 0.0, "broker", 0, 1), Speed(0.0), 0.9, "    0s  starting  0 %  0 of 1 broker"),
     ],
 )
-def test_how_work_stands(view: WorkView, speed: Speed, at: float, line: str) -> None:
+def test_how_far_work_is(view: WorkView, speed: Speed, at: float, line: str) -> None:
     assert progress.work_line(view, speed, at) == line
 
 

@@ -43,7 +43,7 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_what_is_written_is_on_disk_under_a_name_that_nobody_can_foresee(
+def test_what_is_written_is_on_disk_under_a_name_that_no_one_can_foresee(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "dr.html"

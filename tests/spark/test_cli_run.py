@@ -55,7 +55,7 @@ def test_run_until_caught_up_then_verify(
         (topic, 0, "DONE", 0),
         (topic, 1, "DONE", 0),
     ]
-    # the group was committed here too: it is left alone, and that is told
+    # the group was committed here too: it is left alone, and that is reported
     assert [(row["group"], row["result"]) for row in document["groups"]] == [(group, "REFUSED")]
     assert f"group {group} of {mirror} is not in sync with the source" in ran.stderr
     waited = typed(destination_cluster, "wait", "--mirror", mirror, "--for", "caught-up", "--timeout", "1s")

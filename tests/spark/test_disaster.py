@@ -82,7 +82,7 @@ def test_the_source_is_killed_and_a_frozen_engine_wakes_up_later(
     load = Load(pair)
     pair.wait_until_copying(engine)
     with Destination.open(properties_of(destination)) as opened:
-        # what the source holds was told of every partition once
+        # what the source holds was reported of every partition once
         wait_until(lambda: len(last_known(opened, pair.mirror)) == len(pair.partitions), 60)
     time.sleep(chance.uniform(0, 2))
     tree = engine.tree()

@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 
 def busy_executor(spark: StandaloneSpark) -> tuple[Process, list[Process]]:
-    """Return the JVM of an executor in which lanes run, and its Python workers; an executor without any is left out."""
+    """Return the JVM of an executor in which lanes run, and its Python workers; an executor without any is omitted."""
     executors = [tree(pid) for pid in spark.executor_pids()]
     jvm, _, *workers = next(processes for processes in executors if len(processes) > 2)
     return jvm, workers

@@ -63,7 +63,7 @@ def campaign(pair: Pair, kills: int, chance: random.Random, age_days: int = 0) -
         assert tree.workers, f"no workers found:\n{engine.output[-2000:]}"
         way(tree)
         if name == "workers":
-            # The driver lives: Spark replaces them, and the copy goes on by itself.
+            # The driver lives: Spark replaces them, and the copy resumes by itself.
             assert not wait_gone(tree.workers, 5)
             pair.wait_until_copying(engine)
             tree = engine.tree()

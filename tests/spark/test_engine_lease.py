@@ -35,7 +35,7 @@ def test_second_engine_is_refused_and_take_over_ends_the_first(
 
 
 @pytest.mark.long
-def test_standby_goes_on_where_the_first_ends(
+def test_standby_continues_where_the_first_ends(
     source_cluster: SandboxCluster, slow_destination: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:
     pair = make_pair(source_cluster, slow_destination)

@@ -156,7 +156,7 @@ class Campaign:
             self.engine = self.mirror.engine()
 
     def kill_broker(self, way: str, partition: Place, engine: Engine) -> None:
-        """Kill a partition's leader, start it again at once, and wait until the same engine goes on."""
+        """Kill a partition's leader, start it again at once, and wait until the same engine resumes."""
         mirror = self.mirror
         if way == SOURCE:
             cluster, leader = mirror.source, mirror.source.brokers[0].node_id

@@ -152,7 +152,7 @@ def test_groups_move_under_load(cluster_pair: ClusterPair, tmp_path: Path) -> No
             made.callback(member.destroy)
         wait_until(lambda: all(len(member.values) > 500 for member in members.values()), 60)
         wait_until(lambda: all(len(committed(destination, group, topic)) == PARTITIONS for group in groups), 90)
-        # sync, stop, start there; the producer goes on
+        # sync, stop, start there; the producer still writes
         for group, member in members.items():
             member.stop()
             read[group] += member.values

@@ -1,6 +1,6 @@
 """Healthy means that records flow: no worker, a frozen engine, no engine are each said everywhere, and by name.
 
-Once a Spark master stood without its only worker, 40,000 records waited, and everything said that all was well.
+Once a Spark master was without its only worker, 40,000 records waited, and everything said that all was well.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_a_broken_archive_is_harmless(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_archive_with_which_java_does_not_start_is_given_up(tmp_path: Path) -> None:
+def test_an_archive_with_which_java_does_not_start_is_dropped(tmp_path: Path) -> None:
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(

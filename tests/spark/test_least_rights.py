@@ -83,7 +83,7 @@ class Place:
         return self.clusters["destination"].client_properties("kmirror")
 
     def is_told(self, state: str, reason: str | None, *topics: str) -> bool:
-        """Tell whether this is what an administrator of the destination is told of these topics."""
+        """Tell whether this is what an administrator of the destination reads of these topics."""
         config = ("--command-config", str(self.admin_config["destination"]))
         reported = typed(self.clusters["destination"], "describe", "--mirror", "m", "--json", *config)
         rows = {row["topic"]: (row["topicState"], row["reason"]) for row in json.loads(reported.stdout)}
@@ -318,7 +318,7 @@ def copied_while_its_login_changes(place: Place, config: tuple[str, str]) -> Non
 
 
 def survives_another_password_at_the_destination(place: Place) -> None:
-    """Change it there and in the file; when the broker has restarted, nobody is let in with the old one."""
+    """Change it there and in the file; when the broker has restarted, no one is let in with the old one."""
     where, file = place.clusters["destination"], place.command_config.with_name("command-login")
     line = file.read_text()
     place.set_password("rotated-secret", "destination")

@@ -75,7 +75,7 @@ os.wait()
 """
     process = int(run(code))
 
-    # The output ends when the last process that holds it has ended, so the worker is gone by now.
+    # The output ends when the last process that holds it has ended, so the worker is gone now.
     assert not tree(process)
 
 

@@ -322,7 +322,7 @@ def test_a_password_that_is_changed_at_the_source_and_changed_back(guarded: Make
     made.wait_for_end(engine, "t", 10)
     made.set_password("another one")
     made.write("t")
-    made.wait_for_end(engine, "t", 20)  # connections that are there go on
+    made.wait_for_end(engine, "t", 20)  # connections that are there stay
     mirror.source.stop()
     mirror.source.start()
     row = row_when(mirror, "t", lambda row: row["topicState"] == "LINK_FAILED" and "since" in row["errorMessage"])

@@ -1,6 +1,6 @@
 """Every kind of log that real software makes, mirrored at the same offsets; librdkafka and Kafka's tools compare.
 
-All cases share two brokers whose cleaners are never idle. What stands still is copied by one engine; what goes on is
+All cases share two brokers whose cleaners are never idle. What does not change is copied by one engine; what does is
 written while another one runs.
 """
 
@@ -59,14 +59,14 @@ def destination(forgetful: ForgetfulCluster) -> SandboxCluster:
     return forgetful.cluster
 
 
-# -- logs that stand still ---------------------------------------------------------------------------------------------
+# -- logs that do not change -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def still(
     source: SandboxCluster, destination: SandboxCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mirrored]:
-    """Return a mirror whose source stands still, when it is copied."""
+    """Return a mirror whose source does not change, when it is copied."""
     with ThreadPoolExecutor(4) as pool:  # it is mostly waiting
         for made in [pool.submit(make, source, name) for name, make in STILL.items()]:
             made.result()
@@ -79,7 +79,7 @@ def still(
 
 
 @pytest.mark.parametrize("name", STILL)
-def test_a_log_at_rest(still: Mirrored, name: str) -> None:
+def test_a_log_that_does_not_change(still: Mirrored, name: str) -> None:
     row = still.rows()[name, 0]
     assert row["state"] != "FAILED", row
     # fit for readers; no engine runs any more
@@ -112,7 +112,7 @@ def test_the_sources_were_what_they_are_called(still: Mirrored) -> None:
 
 @pytest.fixture(scope="module")
 def tiered(started_tiered_pair: TieredPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirrored]:
-    """Return a mirror of tiered topics that stand still, when it is copied; its own topics are tiered too."""
+    """Return a mirror of tiered topics that do not change, when it is copied; its own topics are tiered too."""
     source, destination = started_tiered_pair.source, started_tiered_pair.destination
     with ThreadPoolExecutor(4) as pool:
         for made in [pool.submit(make, source, name) for name, make in TIERED_LOGS.items()]:
@@ -161,7 +161,7 @@ OPEN = ("commit", "abort", "kill")
 
 @dataclass
 class Live:
-    """A running mirror of everything that goes on while it runs."""
+    """A running mirror of everything that changes while it runs."""
 
     transactions: str
     open: dict[str, str]
@@ -187,7 +187,7 @@ def live(
         create_topics(source, {transactions: FOREVER}, PARTITIONS)
         create_topics(source, dict.fromkeys(open_topics.values(), FOREVER))
         compacting = CompactedTopic(source, unique_topic("compacting"), {})
-        # the source leaves this one alone, and so does the destination until it is told otherwise
+        # the source leaves this one alone, and so does the destination until it is changed
         cleaned_there = CompactedTopic(source, unique_topic("cleaned-there"), {"min.compaction.lag.ms": str(DAY_MS)})
         single = (*open_topics.values(), compacting.topic, cleaned_there.topic)
         topics = {transactions: PARTITIONS, **dict.fromkeys(single, 1)}

@@ -115,7 +115,7 @@ def test_two_thousand_topics_and_one_more(
         took = wait_for(engine, lambda: held(client, topics, 2) == TOPICS, 120)
         record_property("seconds until all of the others have a new record", round(took, 1))
         wait_for(engine, lambda: held(client, ["many-one-more"]) == 1, 60)
-        # one lane took it; none was started anew, this one as little as the other
+        # one lane took it; none was restarted, this one as little as the other
         assert lanes() == before
         assert sum(revisions().get(lane, 0) != reported.get(lane, 0) for lane in before) == 1
         failed = [p for t in topics for p in opened.state().partitions("m", t) if p.state is PartitionState.FAILED]

@@ -208,7 +208,7 @@ def test_topics_of_all_names_and_settings_are_found_and_mirrored_as_they_are(
 
 
 def topics_text(cluster: SandboxCluster, topic: str) -> str:
-    """Return the values of a topic's third partition, where there is one by now."""
+    """Return the values of a topic's third partition, where there is one now."""
     admin = AdminClient(properties_of(cluster))
     if len(admin.list_topics(timeout=30).topics[topic].partitions) < 3:
         return ""

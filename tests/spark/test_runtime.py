@@ -88,7 +88,7 @@ def die(argument: None, attempt: int) -> None:
 
 
 def beat(file: Path, attempt: int) -> None:
-    """Write the process id, then go on writing for ever."""
+    """Write the process id, then keep writing for ever."""
     while True:
         with file.open("a") as heartbeat:
             heartbeat.write(f"{os.getpid()}\n")
@@ -163,7 +163,7 @@ def test_a_worker_that_dies_is_replaced(spark: SparkRuntime) -> None:
     assert spark.submit("die at first", die_at_first, None).result(60) == 1
 
 
-def test_a_function_that_kills_every_worker_is_given_up(spark: SparkRuntime) -> None:
+def test_a_function_that_kills_every_worker_is_not_retried(spark: SparkRuntime) -> None:
     with pytest.raises(TaskFailedError, match=r"aborted die: .*4 times") as caught:
         spark.submit("die", die, None).result(60)
 

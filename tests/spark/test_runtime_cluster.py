@@ -58,7 +58,7 @@ def look_around(seconds: float, attempt: int) -> tuple[int, list[str]]:
 
 
 def stay(file: Path, attempt: int) -> str:
-    """Write the process id and its executor's, go on until `end` exists beside it."""
+    """Write the process id and its executor's, run until `end` exists beside it."""
     with file.open("a") as lines:
         lines.write(f"{os.getpid()} {os.getppid()}\n")
     while not (file.parent / "end").exists():

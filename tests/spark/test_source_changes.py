@@ -1,4 +1,4 @@
-"""What becomes of a mirror whose source changes: nothing is skipped, spliced or repaired without being told.
+"""What becomes of a mirror whose source changes: nothing is skipped, spliced or repaired without a report.
 
 Each case has a mirror of its own, worked through the command line.
 """
@@ -51,13 +51,13 @@ LOST = "its 150 records 1000 to 1149 were deleted before they were copied"
 
 
 def assert_truncated(mirror: Mirrored) -> None:
-    """Check what is told of the loss, word for word."""
+    """Check what is reported of the loss, word for word."""
     topic = only_topic(mirror)
     row = mirror.rows()[topic, 0]
     assert (row["state"], row["topicState"], row["reason"]) == ("FAILED", "FAILED", "SOURCE_TRUNCATED")
     since = re.search("FAILED since ([0-9-]+T[0-9:]+Z)", row["errorMessage"])
     assert since
-    # behind it stands what the mirror keeps that the source has deleted
+    # behind it is what the mirror keeps that the source has deleted
     assert row["errorMessage"].startswith(
         f"source log truncation detected at position 1000: the source starts at offset 1150 and ends at 1200; {LOST}; "
         f"FAILED since {since[1]}; "
@@ -81,7 +81,7 @@ def test_records_lost_while_no_engine_ran(mirror: Mirrored) -> None:
     assert LOST in engine.output
     assert_truncated(mirror)
     assert bounds_of(mirror.destination, only_topic(mirror)) == Bounds(0, 1000)
-    # what nobody accepted is not done
+    # what no one accepted is not done
     refused = recover(mirror, code=3)
     assert refused["results"][0]["result"] == "REFUSED"
     assert "--accept-loss" in refused["error"]["hint"]

@@ -1,6 +1,6 @@
 """Many histories at once in one mirror: each partition is judged by itself, and nothing is repaired unasked.
 
-What differs for good is told with offsets and numbers; what only looks odd raises no alarm. Two brokers are shared by
+What differs is reported with offsets and numbers; what only looks odd raises no alarm. Two brokers are shared by
 the cases on single brokers; each has a mirror of its own, worked through the command line.
 """
 
@@ -66,7 +66,7 @@ def is_failed(row: Row) -> bool:
 
 
 def said(row: Row) -> str:
-    """Return what is told of a FAILED partition, without since when and what to type."""
+    """Return what is reported of a FAILED partition, without since when and what to type."""
     assert row["state"] == "FAILED", row
     reported, _, rest = row["errorMessage"].partition("; FAILED since ")
     assert re.match("[0-9-]+T[0-9:]+Z; ", rest), row["errorMessage"]
@@ -94,12 +94,12 @@ class Histories:
             self.compacted.write_round()
         write_and_abort(self.source, self.name("aborted"), 20)
         self.before: dict[str, list[VisibleRecord]] = {}
-        #: Who wrote to a mirror topic, as it is told.
+        #: Who wrote to a mirror topic, as it is reported.
         self.writers: dict[str, str] = {}
         self.ids: dict[str, str | None] = {}
 
     def begin(self) -> None:
-        """Create the mirror, have somebody else write to it before its engine does, and copy."""
+        """Create the mirror, have another client write to it before its engine does, and copy."""
         self.mirror.create("refresh.interval.seconds=1", "retry.timeout.ms=3000", "follow.log.start=false")
         self.writers["early"] = write_idempotently(self.destination, self.name("early"), 7)
         self.writers["early_and_alone"] = write_plainly(self.destination, self.name("early_and_alone"), 7)
@@ -145,11 +145,11 @@ class Histories:
         self.compacted.freeze()
 
     def wait_until_judged(self) -> None:
-        """Wait until every topic that cannot go on is FAILED, while an engine runs."""
+        """Wait until every topic that cannot be copied is FAILED, while an engine runs."""
         wait_until(lambda: {row[0] for row, reported in self.rows().items() if is_failed(reported)} == FAILED, 90)
 
     def assert_judged(self) -> None:
-        """Check what is told of each, word for word, and that nothing else was done."""
+        """Check what is reported of each, word for word, and that nothing else was done."""
         rows = self.rows()
         names = {which: self.name(which) for which, _ in rows}
         assert {which for (which, _), row in rows.items() if row["state"] == "FAILED"} == FAILED
@@ -213,7 +213,7 @@ class Histories:
         assert topic_id(self.destination, names["deleted"]) is None
         assert bounds_of(self.destination, names["replaced"]) == Bounds(0, 0)
         assert bounds_of(self.destination, names["gone"]) == Bounds(0, 1000)
-        # and the others went on
+        # and the others were still copied
         assert_mirrored(self.source, self.destination, names["truncated"], 1)
         assert_mirrored(self.source, self.destination, names["larger"])
         assert archived(self.mirror, names["larger"]) == self.before["larger"]
@@ -255,10 +255,10 @@ class Histories:
         assert {which for (which, _), row in rows.items() if row["state"] == "FAILED"} == HOPELESS
 
 
-#: To which somebody else wrote, before the first copy or later.
+#: To which another client wrote, before the first copy or later.
 EARLY = {"early", "early_and_alone"}
 WRITTEN = EARLY | {"anonymous", "idempotent", "in_transaction", "grown"}
-#: What cannot go on, and what is not helped by anything that is done here.
+#: What cannot be copied, and what is not helped by anything that is done here.
 FAILED = WRITTEN | {"truncated", "replaced", "deleted", "gone"}
 HOPELESS = {"replaced", "gone"}
 
@@ -273,7 +273,7 @@ def histories(source: SandboxCluster, destination: SandboxCluster, tmp_path: Pat
 
 
 def help_as_told(histories: Histories) -> dict[str, Any]:
-    """Do what is told to do for what is FAILED; return what `recover` says."""
+    """Do what the next steps of FAILED say; return what `recover` says."""
     mirror, deleted = histories.mirror, histories.name("deleted")
     assert f"kmirror add --mirror {mirror.name} --topics {deleted}" in histories.rows()["deleted", 0]["errorMessage"]
     mirror.run("add", "--topics", deleted)

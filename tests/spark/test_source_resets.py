@@ -38,7 +38,7 @@ def mirror(cluster_pair: ClusterPair, tmp_path: Path) -> Iterator[Mirrored]:
 
 
 def recreate(mirror: Mirrored, records: int, partitions: int = 2) -> None:
-    """Delete the source's topic and create it anew."""
+    """Delete the source's topic and create it again."""
     topic = only_topic(mirror)
     delete_topic(mirror.source, topic)
     create_topics(mirror.source, {topic: FOREVER}, partitions)

@@ -148,7 +148,7 @@ def test_the_source_elects_a_leader_that_lacks_records(
         diverged = {topics["running", case] for case in CASES}
         wait_until_failed(mirrors["running"], engine, diverged)
         assert_told("running")
-        # what did not part goes on; what has no leader is waited for, though the time for retries is over
+        # what did not part is copied; what has no leader is waited for, though the time for retries is over
         wait_until(lambda: mirrors["running"].rows()[same, 0]["destinationOffset"] == 1100, 60)
         row = mirrors["running"].rows()[alone, 0]
         assert (row["state"], row["reason"]) == ("MIRRORING", "SOURCE_UNREACHABLE"), row

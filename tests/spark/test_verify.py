@@ -198,7 +198,7 @@ def test_topics_in_every_condition(mirror: StoredMirror, cluster_pair: ClusterPa
 def test_a_large_partition_is_compared_in_pieces_at_once(
     mirror: StoredMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pieces of one partition run side by side; of several differences the first is told; a sample looks at less."""
+    """Pieces of one partition run side by side; of several differences the first is shown; a sample looks at less."""
     monkeypatch.setattr("kmirror.engine.bulk.ranges._SMALLEST_TASK_BYTES", 100_000)
     source, destination = mirror.source, mirror.destination
     topic = mirror.topic("large")

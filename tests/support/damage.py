@@ -204,9 +204,9 @@ DAMAGES = {
     "an empty value has become null": Damage(
         lambda original: [one for one in original.records if one.value == b""], _take_empty_for_null
     ),
-    "a record stands in the hole behind it": Damage(_before_holes, _move_on),
-    "a record stands in the hole before it": Damage(_behind_holes, _move_back),
-    "all that follows stands one offset further on": Damage(lambda original: original.needed, _move_all_on),
+    "a record is in the hole behind it": Damage(_before_holes, _move_on),
+    "a record is in the hole before it": Damage(_behind_holes, _move_back),
+    "all that follows is one offset further on": Damage(lambda original: original.needed, _move_all_on),
     "a record of an aborted transaction is shown": Damage(
         lambda original: [one for one in original.hidden if original.is_needed(one)], _show
     ),

@@ -241,7 +241,7 @@ class Pair:
         deadline = time.monotonic() + seconds
         while any(end <= before[p] for p, end in self._ends(self._at_destination).items()):
             assert engine.process.poll() is None, f"the engine ended by itself:\n{engine.output[-4000:]}"
-            assert time.monotonic() < deadline, f"some partitions stand still:\n{engine.output[-4000:]}"
+            assert time.monotonic() < deadline, f"some partitions do not move:\n{engine.output[-4000:]}"
             time.sleep(0.1)
 
     def add_partitions(self, count: int) -> None:

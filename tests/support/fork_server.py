@@ -93,7 +93,7 @@ def _tell_who_has_ended(running: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with running.pop(pid) as connection, suppress(OSError):  # whoever asked may be gone
+        with running.pop(pid) as connection, suppress(OSError):  # the client may be gone
             connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
 

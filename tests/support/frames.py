@@ -1,4 +1,4 @@
-"""Frames as they come and go on a stream."""
+"""Frames as they arrive on a stream."""
 
 from __future__ import annotations
 

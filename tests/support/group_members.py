@@ -124,7 +124,7 @@ class JavaMember:
 
 
 class Load:
-    """A producer that writes until told to stop; records carry numbers, from `first` on."""
+    """A producer that writes until asked to stop; records carry numbers, from `first` on."""
 
     def __init__(self, cluster: SandboxCluster, topic: str, partitions: int, *, first: int = 0) -> None:
         self._first = self.sent = first

@@ -108,7 +108,7 @@ def member(cluster: SandboxCluster, group: str, topic: str, protocol: str = "cla
     thread = threading.Thread(target=poll)
     thread.start()
     try:
-        assert is_in.wait(60), "nobody let the member in"
+        assert is_in.wait(60), "the member was not let in"
         yield
     finally:
         stop.set()
@@ -141,7 +141,7 @@ def killed_member(cluster: SandboxCluster, group: str, topic: str, client_id: st
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "in\n", "nobody let the member in"
+            assert process.stdout.readline() == "in\n", "the member was not let in"
         finally:
             process.kill()
 

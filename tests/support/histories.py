@@ -180,7 +180,7 @@ class History:
     happened: set[str]
 
     def evidence(self) -> Mapping[int, bool]:
-        """Return by offset whether the logs agree; offsets without evidence are left out."""
+        """Return by offset whether the logs agree; offsets without evidence are omitted."""
         ours, theirs = self.destination.shown(), self.source.shown()
         quiet_here, quiet_there = self.destination.silent(), self.source.silent()
         low = max(self.source.start, self.destination.start)

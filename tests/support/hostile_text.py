@@ -1,4 +1,4 @@
-"""Names and messages as somebody writes them who wants to do harm: to a shell, a terminal, a page or a log."""
+"""Names and messages as an attacker writes them: to a shell, a terminal, a page or a log."""
 
 from __future__ import annotations
 

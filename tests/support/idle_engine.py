@@ -121,7 +121,7 @@ class Run:
         return found
 
     def begins(self) -> dict[tuple[str, int], tuple[int, bool]]:
-        """Return where the lane that was started last is told to begin: first offset and `begun`."""
+        """Return where the lane that was started last must begin: first offset and `begun`."""
         reported = self.lanes.specs[-1].assignments if self.lanes.specs else ()
         return {(a.topic, a.partition): (a.first_offset, a.begun) for a in reported}
 

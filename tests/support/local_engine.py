@@ -70,7 +70,7 @@ class Threads:
         """Let it end by itself."""
 
     def failures_of_executors(self, *_: object) -> list[Exception]:
-        """Ask nobody: the threads are on this machine."""
+        """Ask no one: the threads are on this machine."""
         return []
 
     def is_waiting(self, name: str) -> bool:

@@ -124,7 +124,7 @@ def librdkafka_records(
 ) -> list[ReadRecord]:
     """Read a partition from its start to its current end with librdkafka, checksums verified.
 
-    The end is the high watermark, or the last stable offset with isolation read_committed. A consumer is never told of
+    The end is the high watermark, or the last stable offset with isolation read_committed. A consumer never learns of
     it if no batch is left in the offsets before it; then it counts as reached when several fetches have returned
     nothing.
     """

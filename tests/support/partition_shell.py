@@ -170,7 +170,7 @@ class Shell:
             assert not copy.may_send(self.wall)
             assert not copy.wants_records
         if copy.status in {Status.WAITING, Status.INSPECTING}:
-            assert not flying, "batches are in flight while nobody waits for them"
+            assert not flying, "batches are in flight while nothing waits for them"
         held = {id(batch.frame) for batch in (*queued, *flying)}
         for frame in self.frames:
             assert frame.pending >= 0

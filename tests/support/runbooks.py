@@ -89,7 +89,7 @@ class Operator:
             for process in tree(running.pid):
                 process.kill()
             running.wait()
-        assert kind or not self._left, f"nobody has typed {[block.text for block in self._left]}"
+        assert kind or not self._left, f"these were not typed: {[block.text for block in self._left]}"
 
     def follow(self, section: str) -> str:
         """Type everything under the headings that begin so, and return the output."""

@@ -38,7 +38,7 @@ class Shell:
 
 
 def find_shell(name: str, search_path: str | None = None) -> Shell:
-    """Return a shell: the installed one (`search_path` stands in for PATH), or one downloaded for the tests."""
+    """Return a shell: the installed one (`search_path` replaces PATH), or one downloaded for the tests."""
     installed = shutil.which(name, path=search_path)
     if installed:
         return Shell(name, installed)

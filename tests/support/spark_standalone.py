@@ -31,7 +31,7 @@ from tests.support.class_archive import java
 _START_TIMEOUT_S = 150.0
 _EXECUTOR = b"CoarseGrainedExecutorBackend"
 
-#: What master and workers are told besides their command line.
+#: What master and workers get besides their command line.
 _SETTINGS = "spark.properties"
 
 
@@ -214,7 +214,7 @@ def _kill_sessions(jvms: list[subprocess.Popen[bytes]]) -> None:
 def _session(leader: int) -> list[int]:
     """Return the pids of a session's processes that run or are frozen.
 
-    After the name, a line of /proc/PID/stat goes on with state, parent, process group, session (proc_pid_stat(5)).
+    After the name, a line of /proc/PID/stat continues with state, parent, process group, session (proc_pid_stat(5)).
     """
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):

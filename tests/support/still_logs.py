@@ -1,4 +1,4 @@
-"""One topic of each kind of log that stands still once it is made: compacted, starting late, emptied, stamped, large.
+"""One topic of each kind of log that never changes once made: compacted, starting late, emptied, stamped, large.
 
 Each function makes a topic of one partition on a cluster of a BUSY broker.
 """

@@ -26,7 +26,7 @@ _MAIN = "org.apache.kafka.streams.examples.wordcount.WordCountDemo"
 
 
 class WordCount:
-    """The application; it may be started again after its end, in the same folder, and goes on.
+    """The application; it may be started again after its end, in the same folder, and resumes.
 
     Its topics are there for the `with` block.
     """

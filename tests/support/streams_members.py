@@ -61,7 +61,7 @@ def _heartbeat(group: str, member: str, epoch: int, topic: str | None) -> bytes:
         _ABSENT,  # endpoint
         _EMPTY if is_new else _NULL,  # client tags
         _NULL + _NULL,  # offsets of tasks
-        b"\0",  # go on
+        b"\0",  # resume
     ]
     return b"".join(fields) + NO_TAGS
 

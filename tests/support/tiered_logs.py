@@ -1,4 +1,4 @@
-"""One tiered topic of each kind of log whose older segments are only in the store, and that stands still.
+"""One tiered topic of each kind of log whose older segments are only in the store, and that does not change.
 
 Each function makes a topic of one partition.
 """

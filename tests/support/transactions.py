@@ -1,7 +1,7 @@
-"""Transactional producers as processes of their own, so that they go on while a mirror runs and can be killed.
+"""Transactional producers as processes of their own, so that they run on while a mirror copies and can be killed.
 
 `TransactionWriters` write many transactions and tell what they have written; an `OpenTransaction` is held until it is
-told how to end. The module run as a program is the process.
+given how to end. The module run as a program is the process.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class TransactionWriters(_Process):
 
 
 class OpenTransaction(_Process):
-    """A transaction with records in every partition of a topic, open until it is told how to end.
+    """A transaction with records in every partition of a topic, open until it gets how to end.
 
-    If nobody ends it, its coordinator aborts it after `timeout_ms`.
+    If nothing ends it, its coordinator aborts it after `timeout_ms`.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ def _write(
 
     with ThreadPoolExecutor(producers) as pool:
         begun = [pool.submit(produce, number) for number in range(producers)]
-        sys.stdin.read()  # closed by whoever waits for the end
+        sys.stdin.read()  # closed by what waits for the end
         may_go_on.set()
         results = [one.result() for one in begun]
     kept_by_partition = sum((kept for kept, _ in results), Counter[int]())

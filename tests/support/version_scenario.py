@@ -103,7 +103,7 @@ class VersionScenario:
         assert len(shown(self.destination, topic)) == 21
 
     def loses_a_topic(self) -> None:
-        """A source topic that is gone is told from one that may not be seen."""
+        """A source topic that is gone is distinguished from one that may not be seen."""
         topic = self._topic(1)
         with ClusterClient(client_config(properties_of(self.source))) as client:
             metadata = client.metadata([topic])

@@ -111,7 +111,7 @@ class Wire:
         self._rewriting[api_key] = change
 
     def calm(self) -> None:
-        """Tell no lies and rewrite nothing any more."""
+        """Pass on everything unchanged from now on."""
         self._lies.clear()
         self._rewriting.clear()
 

@@ -43,7 +43,7 @@ class ThreadRuntime(Threads):
         """Do nothing: threads are there."""
 
     def stop(self) -> None:
-        """Wait for what still runs: it has been told to end."""
+        """Wait for what still runs: it was asked to end."""
         self._pool.shutdown(cancel_futures=True)
 
 
