@@ -63,7 +63,13 @@ def test_what_is_made_is_read_by_a_third_library() -> None:
     assert (decoded.base_offset, decoded.last_offset_delta, decoded.max_timestamp) == (100, 6, SECOND + 5000)
     # kio rounds timestamps down to whole seconds
     assert [
-        (r.offset, int(r.timestamp.timestamp()), r.key, r.value, tuple((h.key.decode(), h.value) for h in r.headers))
+        (
+            r.offset,
+            int(r.timestamp.timestamp()),
+            r.key,
+            r.value,
+            tuple(((h.key or b"").decode(), h.value) for h in r.headers),
+        )
         for r in decoded.records
     ] == [(r.offset, r.timestamp // 1000, r.key, r.value, r.headers) for r in RECORDS]
 
