@@ -147,6 +147,11 @@ def judge_group(source: Ends, destination: Ends, bounds: Mapping[Place, tuple[in
     return wrong
 
 
+def judge_idle_group(owed: Ends, there: Ends) -> list[str]:
+    """Return what a group without members has lost of the offsets that it has committed once, in sentences."""
+    return [f"{place}: {offset} is forgotten" for place, offset in sorted(owed.items()) if place not in there]
+
+
 def _at(ends: Ends | None, place: Place) -> int | None:
     return None if ends is None else ends.get(place)
 

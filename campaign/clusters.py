@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +24,24 @@ from confluent_kafka.admin import ResourceType
 
 from campaign.logins import MECHANISM, SCRAM, USER, allow_all, change_settings, set_password
 from campaign.proxy import BACK, LOOPBACK, THERE, Trouble
-from campaign.world import Ground
+from campaign.world import NEW, Ground
 from kmirror.errors import RefusedError
 from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.cluster_spec import controller_count, save_spec
 from kmirror_sandbox.ports import free_ports
 from tests.support.clusters import IDLE, QUICK_JAVA_OPTIONS, archive_options
+from tests.support.policies import POLICY, policy_option
 
 _ATTEMPTS = 3
+_ANSWER_S = 20.0
+#: An ApiVersions request, version 0, which a broker also answers before a login.
+_WHICH_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 _TIERED_SIDES = ("source", "destination")
+#: A destination that forgets the offsets of groups without members.
+_FORGETFUL = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
+#: The cluster that has nothing to do with any mirror.
+STRANGER = "stranger"
 #: A broker that is killed before it has stored a log's start says that a tiered log starts where nothing can be read.
 _TIERED = {"log.flush.start.offset.checkpoint.interval.ms": "500"}
 _STORE_READS = "remote.log.manager.fetch.max.bytes.per.second"
@@ -110,7 +121,12 @@ class Side:
         self._passwords = folder / f"{name}-passwords.properties"
         self._password = "first"
         self._starting = {node + 1: threading.Lock() for node in range(brokers)}
+        #: Where kmirror's connections lead.
+        self.behind = behind
         self._targets = dict(zip(front, behind, strict=True))
+        self.has_policy = ground.has_policy and name == "destination"
+        self.forgets_groups = ground.forgets_groups and name == "destination"
+        self._policy = (policy_option(folder / "policy"),) if self.has_policy else ()
         self.cluster = SandboxCluster(
             name,
             folder / name,
@@ -121,10 +137,12 @@ class Side:
                 **_CLUSTER,
                 **_link_settings(ground),
                 **(_TIERED if self.is_tiered else {}),
+                **(POLICY if self.has_policy else {}),
+                **(_FORGETFUL if self.forgets_groups else {}),
                 "default.replication.factor": str(ground.replicas(brokers)),
             },
             node_properties=own,
-            java_options=_java_options(version),
+            java_options=self._java_options(version),
             heap="320m",
             tiered=self.is_tiered,
         )
@@ -180,11 +198,23 @@ class Side:
             if self.links is not None:
                 self.links.change(port, Trouble.DISTANCE, round_trip_s / 2)
 
+    def round_trip_s(self) -> float:
+        """Return how long the first broker takes to answer kmirror."""
+        with socket.create_connection((LOOPBACK, next(iter(self.fronts.values()))), _ANSWER_S) as connection:
+            began = time.monotonic()
+            connection.sendall(_WHICH_VERSIONS)
+            if not connection.recv(4):
+                raise ConnectionError("the broker hung up")
+            return time.monotonic() - began
+
     def heal(self) -> None:
-        """Undo everything that may still be wrong: restore links, brokers, and kmirror's login and rights."""
+        """Undo everything that may still be wrong: restore links, brokers, and kmirror's login and rights.
+
+        How far away the brokers are remains.
+        """
         for port in self.fronts.values():
             for trouble in Trouble:
-                if self.links is not None:
+                if self.links is not None and trouble is not Trouble.DISTANCE:
                     self.links.change(port, trouble, 0)
         for broker in self.cluster.brokers:
             with contextlib.suppress(RefusedError):
@@ -209,19 +239,18 @@ class Side:
 
     def use_version(self, version: str) -> None:
         """Start brokers with this version from now on; running ones keep theirs."""
-        spec = replace(self.cluster.spec, kafka_version=version, java_options=_java_options(version))
+        spec = replace(self.cluster.spec, kafka_version=version, java_options=self._java_options(version))
         save_spec(spec, self.cluster.directory)
         self.cluster = SandboxCluster(self.name, self.cluster.directory)
+
+    def _java_options(self, version: str) -> tuple[str, ...]:
+        return (*QUICK_JAVA_OPTIONS, *(self._policy or archive_options(version)))
 
     def close(self) -> None:
         """End brokers and proxy."""
         if self.links is not None:
             self.links.close()
         self.cluster.destroy()
-
-
-def _java_options(version: str) -> tuple[str, ...]:
-    return (*QUICK_JAVA_OPTIONS, *archive_options(version))
 
 
 def _link_settings(ground: Ground) -> dict[str, str]:
@@ -237,7 +266,7 @@ def _link_settings(ground: Ground) -> dict[str, str]:
 
 
 class Clusters:
-    """The clusters of a ground: a source and a destination, and in a chain a third one."""
+    """The clusters of a ground: a source and a destination, in a chain a third one, and perhaps a stranger."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -257,6 +286,8 @@ class Clusters:
                     ("source", "destination", "third"), ground.versions, ground.brokers, strict=False
                 )
             ]
+            if ground.has_stranger:
+                self.sides.append(Side(STRANGER, folder, ground, NEW, 1))
             try:
                 start_together([side.cluster for side in self.sides])
                 for side in self.sides:
@@ -267,8 +298,8 @@ class Clusters:
                     raise
 
     def versions(self) -> list[Any]:
-        """Return the current versions of the clusters: an upgrade stays."""
-        return [side.cluster.kafka_version for side in self.sides]
+        """Return the current versions of the mirrors' clusters: an upgrade stays."""
+        return [side.cluster.kafka_version for side in self.sides if side.name != STRANGER]
 
     def close(self) -> None:
         """End all of them."""

@@ -8,14 +8,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from campaign.acts.brokers import limit_changes
 from campaign.acts.scene import Scene, ends_of
 from campaign.engine import Engine, Load
 from campaign.overseer import Overseer
-from campaign.world import Ending
+from campaign.world import Act, Ending
 
 #: How long applications write to the new primary before anything is done there.
 _WRITES_S = 2.0
 _RETURNS_S = 90.0
+#: A group is not forgotten so soon after its last commit.
+_NOT_FORGOTTEN_S = 40.0
+#: What a failback may change a second until it has been typed twice, if the world has faults of this kind.
+_CHANGES_PER_SECOND = 1.0
 #: Longer than brokers wait for a read of the store.
 TOO_SLOW_MS = 1500
 
@@ -39,6 +44,7 @@ class Finale:
         self._world = scene.world
         #: What the source acknowledged, and what the destination did as the new primary.
         self._acks, self._back_acks = folder / "acks", folder / "back-acks"
+        self._stopped_at = 0.0
 
     def play(self, mirror: str, names: Sequence[str]) -> Violations:
         """End the mirror of these topics; return the violations."""
@@ -54,6 +60,7 @@ class Finale:
 
     def _promote(self, engine: Engine, mirror: str, names: Sequence[str], *, is_back: bool = False) -> Violations:
         words = ("--topics", ",".join(names), "--idle", "1s", "--timeout", "60s", "--yes", "--json")
+        self._stopped_at = time.monotonic()
         code, output = engine.verb("promote", *words, mirror=mirror)
         return self._of_stop("promote", code, output, names, is_back=is_back)
 
@@ -64,7 +71,10 @@ class Finale:
         scene = self._scene
         if is_back:
             return self._judge(names, ends_of(output), self._back_acks, (scene.destination, scene.source))
-        return self._judge(names, ends_of(output))
+        # since a topic is stopped its groups are no longer committed again
+        is_soon = time.monotonic() - self._stopped_at < _NOT_FORGOTTEN_S
+        found = self._overseer.judge_sleepers(names) if is_soon else []
+        return found + self._judge(names, ends_of(output))
 
     def _fail_over(self, mirror: str, names: Sequence[str]) -> Violations:
         ending, source = self._world.ending, self._scene.source
@@ -77,6 +87,7 @@ class Finale:
             for broker in source.cluster.brokers:
                 source.cluster.kill(broker.node_id)
         words = ("--topics", ",".join(names), "--yes", "--json")
+        self._stopped_at = time.monotonic()
         code, output = self._scene.engine.verb("failover", *words, mirror=mirror)
         source.heal()  # first, so that the load can finish what it has begun
         self._load.end()
@@ -93,7 +104,8 @@ class Finale:
     def _fail_back(self, mirror: str, names: Sequence[str]) -> Violations:
         """Make the source a mirror of the destination under load, with a verb that is killed once half-way.
 
-        Until then, and until the verb was typed once more, the stores of tiered topics are too slow to be read.
+        Until then, and until the verb was typed once more, the stores of tiered topics are too slow to be read. If
+        there were faults of this kind, it may make few changes until then.
         """
         words = ("--mirror-config", self._destination, "--topics", ",".join(names), "--recreate", "--yes", "--json")
         self._load.begin(self._scene.destination.direct, self._back_acks, names)
@@ -101,12 +113,17 @@ class Finale:
         slow = [side for side in self._scene.sides() if side.is_tiered]
         for side in slow:
             side.cluster.store.slow(TOO_SLOW_MS)
+        undo = None
+        if any(fault.act is Act.MUTATION_QUOTA for fault in self._world.faults):
+            undo = limit_changes(self._scene, self._scene.source, _CHANGES_PER_SECOND)
         first = back.type("failback", *words)
         time.sleep(self._world.faults[0].draw % 50 / 10)
         first.kill()
         back.verb("failback", *words)
         for side in slow:
             side.cluster.store.well()
+        if undo is not None:
+            undo()
         deadline = time.monotonic() + _RETURNS_S
         while (done := back.verb("failback", *words))[0]:
             if time.monotonic() > deadline:
@@ -115,6 +132,7 @@ class Finale:
 
     def _switch_over(self, mirror: str, names: Sequence[str]) -> Violations:
         words = ("--mirror-config", self._destination, "--topics", ",".join(names), "--timeout", "60s", "--yes")
+        self._stopped_at = time.monotonic()
         code, output = self._scene.engine.verb("switchover", *words, "--json", mirror=mirror)
         found = self._of_stop("switchover", code, output, names)
         if found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from confluent_kafka.admin import (
@@ -53,6 +53,16 @@ def change_settings(servers: str, kind: ResourceType, name: str, settings: Mappi
     client = admin(servers)
     for done in client.incremental_alter_configs([ConfigResource(kind, name, incremental_configs=entries)]).values():
         done.result(_CHANGE_S)
+
+
+def settings_of(servers: str, topics: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the settings of topics that are not their brokers' defaults, by topic."""
+    client = admin(servers)
+    answers = client.describe_configs([ConfigResource(ResourceType.TOPIC, name) for name in topics]) if topics else {}
+    return {
+        found.name: {key: one.value for key, one in answer.result(_CHANGE_S).items() if not one.is_default}
+        for found, answer in answers.items()
+    }
 
 
 def allow_all(servers: str) -> None:

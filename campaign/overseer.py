@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from campaign.acts.scene import Scene
+from campaign.acts.scene import Note, Scene
 from campaign.claims import Ends, Place, judge_loss, judge_samples
 from campaign.load import group_of
 from campaign.oracle import acknowledged_in
+from campaign.sleepers import Sleepers
 from campaign.watching import Watcher, ends, wait_group
+from campaign.world import Condition
 
 #: Groups are synced every second, and reading all of them takes a while.
 _GROUPS_S = 30.0
@@ -26,6 +28,10 @@ class Overseer:
         self._scene = scene
         self._source, self._destination = scene.source.direct, scene.destination.direct
         names = [topic.name for topic in scene.world.topics]
+        #: If the destination forgets groups.
+        self.sleepers = (
+            Sleepers(scene.world, self._source, self._destination) if scene.destination.forgets_groups else None
+        )
         self._watcher = Watcher(scene.engine.verb, self._source, self._destination, lambda: self._places(names))
 
     def start(self) -> None:
@@ -47,6 +53,30 @@ class Overseer:
         group = group_of(self._scene.world)
         wrong = wait_group(self._source, self._destination, group, self._places(names), seconds)
         return [{"what": "a group is elsewhere", "offsets": wrong}] if wrong else []
+
+    def put_to_sleep(self) -> None:
+        """Have groups commit once, if the destination forgets groups."""
+        if self.sleepers is not None:
+            self.sleepers.commit(self._places(list(self._scene.partitions)))
+
+    def judge_forgotten(self, names: Sequence[str]) -> tuple[Note | None, Violations]:
+        """Wait until the destination forgets groups, if it does; return that, and offsets of an idle group it lost.
+
+        `names` are mirrored, and quiet.
+        """
+        if self.sleepers is None:
+            return None, []
+        note: Note = {"act": Condition.GROUP_EXPIRY}
+        is_forgotten, wrong = self.sleepers.wait_forgotten(self._places(names), _GROUPS_S)
+        if not is_forgotten:
+            note["nothing"] = "no group was forgotten"
+        return note, [{"what": "an idle group is forgotten", "offsets": wrong}] if wrong else []
+
+    def judge_sleepers(self, names: Sequence[str]) -> Violations:
+        """Return the offsets of an idle group that the destination has lost for these topics, just stopped."""
+        names = [name for name in names if name not in self._scene.halted]
+        wrong = self.sleepers.judge(self._places(names)) if self.sleepers is not None else []
+        return [{"what": "an idle group is forgotten", "offsets": wrong}] if wrong else []
 
     def source_ends(self, names: Sequence[str]) -> Ends | None:
         """Return the current ends of these topics at the source."""

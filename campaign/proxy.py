@@ -43,6 +43,8 @@ class Trouble(StrEnum):
     THROTTLE = "throttle"
     #: Bytes that still pass on each connection before it is reset.
     CUT_AFTER = "cut-after"
+    #: The port of another server: connections are reset, and new ones lead there.
+    ELSEWHERE = "elsewhere"
 
 
 class Way:
@@ -72,8 +74,8 @@ class Way:
                 self.rate = amount
             case Trouble.CUT_AFTER:
                 self.cut_after, self.order = int(amount), self.order + 1
-            case Trouble.CUT:
-                raise ValueError("a link is cut in both directions")
+            case Trouble.CUT | Trouble.ELSEWHERE:
+                raise ValueError("a link is cut in both directions, and leads to one place")
 
 
 class _ResetError(Exception):
@@ -87,19 +89,37 @@ class Link:
     target: int
     ways: dict[str, Way] = field(default_factory=lambda: {THERE: Way(), BACK: Way()})
     is_cut: bool = False
+    #: Where it leads instead, and how many connections have led there.
+    other: int = 0
+    led_there: int = 0
     connections: set[tuple[asyncio.StreamWriter, ...]] = field(default_factory=set)
 
     def change(self, trouble: Trouble, amount: float, ways: tuple[str, ...] = (THERE, BACK)) -> int:
-        """Start a disturbance, or end it with 0; return the number of affected connections."""
+        """Start a disturbance, or end it with 0; return the number of affected connections.
+
+        Those of a link that has led elsewhere are all that led there.
+        """
+        if trouble is Trouble.ELSEWHERE:
+            return self._lead(int(amount))
         if trouble is not Trouble.CUT:
             for way in ways:
                 self.ways[way].change(trouble, amount)
             return len(self.connections)
         self.is_cut = bool(amount)
-        doomed = [writer for connection in self.connections for writer in connection] if amount else []
-        for writer in doomed:
-            reset(writer)
-        return len(doomed) // 2
+        return self._reset_all() if amount else 0
+
+    def _lead(self, other: int) -> int:
+        if other == self.other:
+            return 0
+        led_there, self.led_there, self.other = self.led_there, 0, other
+        were_open = self._reset_all()
+        return were_open if other else led_there
+
+    def _reset_all(self) -> int:
+        for connection in self.connections:
+            for writer in connection:
+                reset(writer)
+        return len(self.connections)
 
     async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """Forward a connection until either side has ended it."""
@@ -107,7 +127,12 @@ class Link:
             if self.is_cut:
                 raise _ResetError
             await self.ways[THERE].open.wait()
-            from_broker, to_broker = await asyncio.open_connection(LOOPBACK, self.target)
+            target = self.other or self.target
+            from_broker, to_broker = await asyncio.open_connection(LOOPBACK, target)
+            if target != (self.other or self.target):
+                reset(to_broker)
+                raise _ResetError
+            self.led_there += target == self.other
         except (OSError, _ResetError):
             reset(to_client)
             return

@@ -15,14 +15,15 @@ from typing import Any
 
 from confluent_kafka.admin import NewTopic, ResourceType
 
-from campaign.acts.scene import Ends, Scene
-from campaign.clusters import Side
+from campaign.acts.scene import Ends, Note, Scene
+from campaign.clusters import STRANGER, Side
 from campaign.engine import Engine, Load, Typed, unexpected_failures
 from campaign.finale import TOO_SLOW_MS, Finale
-from campaign.logins import admin, change_settings
+from campaign.logins import admin, change_settings, settings_of
 from campaign.nemesis import Nemesis
 from campaign.overseer import Overseer
-from campaign.world import DESERVED, Act, Ending, Kind, World
+from campaign.stranger import Stranger
+from campaign.world import DESERVED, Act, Condition, Ending, Kind, World
 
 #: A finding of the campaign, not of the product; its clusters are not used again.
 NOT_RUN = "the world could not be run"
@@ -75,7 +76,7 @@ def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int)
         "mirrors": len(world.mirrors),
         "topics": [topic.kind for topic in world.topics],
         "clocks": [world.engine_host.clock_s, world.operator_host.clock_s],
-        "faults": run.nemesis.done,
+        "faults": [*run.conditions, *run.nemesis.done],
         "seconds": round(time.monotonic() - began, 1),
         "phases": run.phases,
         "restarted": run.restarted,
@@ -95,14 +96,19 @@ def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int)
 class _WorldRun:
     def __init__(self, world: World, folder: Path, sides: Sequence[Side]) -> None:
         self._world, self._folder = world, folder
-        source, destination, *third = sides
+        by_name = {side.name: side for side in sides}
+        source, destination, third = by_name["source"], by_name["destination"], by_name.get("third")
         login = destination.write_client_properties(folder / "destination.properties", world.client)
         engine = Engine(world.mirrors, login, folder, world)
         behind = None
         if third:
-            login = third[0].write_client_properties(folder / "third.properties", world.client)
+            login = third.write_client_properties(folder / "third.properties", world.client)
             behind = Engine([f"behind{world.seed}"], login, folder, world)
-        self._scene = Scene(world, source, destination, engine, behind, third[0] if third else None)
+        stranger = by_name.get(STRANGER)
+        self._scene = Scene(world, source, destination, engine, behind, third, stranger)
+        self._stranger = Stranger(world, stranger.direct) if stranger else None
+        #: What held for the whole world.
+        self.conditions: list[Note] = []
         self.nemesis = Nemesis(self._scene)
         self._overseer = Overseer(self._scene)
         self._load = Load(folder)
@@ -134,6 +140,7 @@ class _WorldRun:
         for engine in self._scene.engines():
             engine.kill()
         for side in self._scene.sides():
+            side.move_away(0)
             side.heal()
         for engine in self._scene.engines():
             typed = [engine.type("remove", "--topics", ".*", "--yes", mirror=mirror) for mirror in engine.mirrors]
@@ -147,6 +154,7 @@ class _WorldRun:
             engine.start()
         if self._world.seed % _AT_ONCE:
             self._wait_for_lanes()
+        self._overseer.put_to_sleep()
         self._phase("created")
         if self._world.slow_start_s:
             time.sleep(self._world.slow_start_s)
@@ -168,12 +176,17 @@ class _WorldRun:
         found = found or self._judge([name for name in scene.ends if not self._marks(name)], scene.ends)
         whole = [name for name in self._copied(lossy=False) if not self._marks(name) and name not in scene.halted]
         found = found or self._overseer.judge_groups(whole, quiet=True)
+        if not found:
+            note, found = self._overseer.judge_forgotten(whole)
+            self.conditions += [note] if note else []
         self._phase("judged")
         found = found or self._judge_chain()
         for mirror in self._world.mirrors:
             names = [name for name in self._copied(lossy=False) if name in self._world.names(mirror)]
             if names and not found:
                 found = self._finale.play(mirror, names)
+        if self._stranger is not None and (changed := self._stranger.differences()):
+            found = [*found, {"what": "another cluster was written to", "error": str(changed)}]
         self._phase("ended")
         return found
 
@@ -202,17 +215,33 @@ class _WorldRun:
             time.sleep(_TO_THE_STORE_S)
         if world.slow_start_s:
             scene.source.cluster.store.slow(TOO_SLOW_MS)
-        scene.source.move_away(world.round_trip_s)
+        if self._stranger is not None:
+            self._stranger.fill()
+        if world.round_trip_s:
+            far = scene.destination if world.is_destination_far else scene.source
+            far.move_away(world.round_trip_s)
+            took = far.round_trip_s()
+            note = {"act": Condition.DISTANCE, "side": far.name, "seconds": round(took, 3)}
+            self._hold(note, is_so=took >= world.round_trip_s)
         properties = scene.source.write_client_properties(self._folder / "source.properties", world.client)
         self._mirror(scene.engine, properties, {mirror: world.names(mirror) for mirror in world.mirrors})
         for topic in world.topics:
             if topic.mirror_tiered:
                 change_settings(scene.destination.direct, ResourceType.TOPIC, topic.name, _TIERED)
+        if scene.destination.has_policy:
+            kept = settings_of(scene.destination.direct, [topic.name for topic in world.topics])
+            # without a policy kmirror has the destination keep everything
+            is_so = all(int(own["retention.ms"]) >= 0 for own in kept.values())
+            self._hold({"act": Condition.TOPIC_POLICY}, is_so=is_so)
         if scene.behind is not None:
             properties = scene.destination.write_client_properties(
                 self._folder / "source-behind.properties", self._world.client
             )
             self._mirror(scene.behind, properties, {scene.behind.name: [topic.name for topic in world.topics]})
+
+    def _hold(self, note: Note, *, is_so: bool) -> None:
+        """Record a condition; `is_so`: it has its effect."""
+        self.conditions.append(note if is_so else {**note, "nothing": "it had no effect"})
 
     def _mirror(self, engine: Engine, properties: Path, mirrors: Mapping[str, Sequence[str]]) -> None:
         """Create mirrors in parallel, and add their topics."""

@@ -43,6 +43,7 @@ class Act(StrEnum):
     FULL_DISK = "full-disk"
     MOVE_LEADERS = "move-leaders"
     QUOTA = "quota"
+    MUTATION_QUOTA = "mutation-quota"
     UNCLEAN_ELECTION = "unclean-election"
     UPGRADE = "upgrade"
 
@@ -52,6 +53,7 @@ class Act(StrEnum):
     DELAY = "delay"
     THROTTLE = "throttle"
     CUT_IN_FRAME = "cut-in-frame"
+    WRONG_CLUSTER = "wrong-cluster"
 
     DELETE_RECORDS = "delete-records"
     GROW_TOPIC = "grow-topic"
@@ -75,6 +77,17 @@ class Act(StrEnum):
     KILL_STOP = "kill-stop"
 
 
+class Condition(StrEnum):
+    """What holds for a whole world. Results count them with the faults, if they had an effect."""
+
+    #: kmirror is far away from one cluster.
+    DISTANCE = "distance"
+    #: The destination limits the settings of topics.
+    TOPIC_POLICY = "topic-policy"
+    #: The destination forgets the offsets of groups without members after a minute.
+    GROUP_EXPIRY = "group-expiry"
+
+
 #: Acts after which a topic may be FAILED, with the reasons that each explains.
 DESERVED = {
     Act.RECREATE_TOPIC: frozenset({"SOURCE_TOPIC_RECREATED", "SOURCE_TOPIC_DELETED", "PARTITIONS_DECREASED"}),
@@ -85,8 +98,13 @@ DESERVED = {
 #: Acts on the store of a tiered topic's older segments; worlds with such topics have these for a third of theirs.
 STORE_ACTS = (Act.SLOW_STORE, Act.FAILING_STORE, Act.STORE_AWAY, Act.REMOTE_QUOTA)
 _STORE_SHARE = 1 / 3
+#: Acts that replace others, so that the other faults of a seed stay the same; and how often.
+HOUSE_ACTS = (Act.MUTATION_QUOTA, Act.WRONG_CLUSTER)
+_HOUSE_SHARE = 1 / 5
+#: Another cluster answers for at least so long.
+_SHORTEST_S = {Act.WRONG_CLUSTER: 3.0, Act.MUTATION_QUOTA: 5.0}
 #: How often each other act is drawn, relative to the rest.
-_WEIGHTS = {act: 4 for act in Act if act not in STORE_ACTS} | {
+_WEIGHTS = {act: 4 for act in Act if act not in (*STORE_ACTS, *HOUSE_ACTS)} | {
     Act.KILL_BROKER: 6,
     Act.FREEZE_BROKER: 6,
     Act.RECREATE_TOPIC: 1,
@@ -134,6 +152,12 @@ class Ground:
     draw: int
     #: Source and destination have tiered storage.
     tiered: bool
+    #: The destination has a policy for the settings of topics.
+    has_policy: bool = False
+    #: The destination forgets groups without members soon.
+    forgets_groups: bool = False
+    #: There is a cluster that no mirror has to do with, but whose brokers may answer in place of others.
+    has_stranger: bool = False
 
     def replicas(self, brokers: int) -> int:
         """Return how many replicas topics have on a cluster of this many brokers."""
@@ -155,6 +179,8 @@ class Ground:
                 return self.tiered
             case Act.UPGRADE:
                 return OLD in self.versions[:2]
+            case Act.WRONG_CLUSTER:
+                return self.has_stranger
             case _:
                 return True
 
@@ -163,12 +189,16 @@ def ground_of(seed: int) -> Ground:
     """Return the ground of the world of a seed."""
     chance = random.Random(f"ground {seed // WORLDS_A_GROUND}")
     sides = 3 if chance.random() < 0.2 else 2
+    house = random.Random(f"house of ground {seed // WORLDS_A_GROUND}")
     return Ground(
         tuple(chance.choice((OLD, NEW)) for _ in range(sides)),
         tuple(chance.choice((1, 1, 2, 3)) if side < 2 else 1 for side in range(sides)),
         chance.random() < 0.3,
         chance.randrange(1 << 16),
         random.Random(f"tiers of ground {seed // WORLDS_A_GROUND}").random() < 2 / 3,
+        has_policy=house.random() < 0.3,
+        forgets_groups=house.random() < 0.3,
+        has_stranger=house.random() < 0.5,
     )
 
 
@@ -224,8 +254,9 @@ class World:
     operator_host: Host
     #: The source's store is too slow to be read until its topics' lanes have run for so long.
     slow_start_s: float = 0.0
-    #: The round trip to the source's brokers, until all faults are undone.
+    #: The round trip to the source's brokers, or to the destination's.
     round_trip_s: float = 0.0
+    is_destination_far: bool = False
 
     @property
     def mirrors(self) -> tuple[str, ...]:
@@ -281,6 +312,11 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
     )
     if ground.tiered:
         made = [_of_store(fault, tiers, seconds) if tiers.random() < _STORE_SHARE else fault for fault in made]
+    house = random.Random(f"house {seed}")
+    made = [
+        _of_house(fault, house, ground) if fault.act not in STORE_ACTS and house.random() < _HOUSE_SHARE else fault
+        for fault in made
+    ]
     settings = {
         "copy.lanes": chance.choice(("1", "2", "auto")),
         "source.divergence.policy": chance.choice(("fail", "auto")),
@@ -294,14 +330,21 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
         (Host(), Host()) if chance.random() < 0.4 else (_host(chance, "engines", clocks), _host(chance, "ops", clocks))
     )
     slow_start = tiers.choice((0.0, 6.0, 15.0)) if any(topic.tiered for topic in topics) else 0.0
-    round_trip = random.Random(f"distance {seed}").choice((0.0, 0.0, 0.02, 0.08, 0.2))
-    return World(seed, ground, topics, tuple(made), ending, settings, client, seconds, *hosts, slow_start, round_trip)
+    distance = random.Random(f"distance {seed}")
+    far = distance.choice((0.0, 0.0, 0.02, 0.05, 0.1)), distance.random() < 0.4
+    return World(seed, ground, topics, tuple(made), ending, settings, client, seconds, *hosts, slow_start, *far)
 
 
 def _of_store(fault: Fault, chance: random.Random, seconds: float) -> Fault:
     """Return a fault of a store at the same moment; a copy takes a few empty answers as they come, but not many."""
     lasting = round(chance.uniform(0.2, 0.9) * seconds, 2)
     return replace(fault, act=chance.choice(STORE_ACTS), seconds=lasting)
+
+
+def _of_house(fault: Fault, chance: random.Random, ground: Ground) -> Fault:
+    """Return a fault of these at the same moment."""
+    act = chance.choice([act for act in HOUSE_ACTS if ground.allows(act)])
+    return replace(fault, act=act, seconds=max(fault.seconds, _SHORTEST_S[act]))
 
 
 def _host(chance: random.Random, name: str, clocks: Sequence[float]) -> Host:

@@ -7,7 +7,7 @@ import json
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,16 @@ from confluent_kafka import ElectionType, TopicPartition
 from kafka.structs import TopicPartition as Place
 
 from campaign.acts.scene import Note, Scene, Undo
+from campaign.acts.topics import grow_topic
 from campaign.clusters import Side
 from campaign.logins import admin
 from campaign.world import NEW, OLD, Act, Fault
 
 _MOVE_S = 20.0
 _QUOTA_BYTES = (20_000, 100_000, 1_000_000)
+_CHANGES_PER_SECOND = (0.05, 0.2, 1.0)
+#: What kmirror's clients are named unless told otherwise.
+_CLIENT_ID = "kmirror"
 
 
 def _node(side: Side, fault: Fault, note: Note) -> int:
@@ -159,16 +163,71 @@ def quota(scene: Scene, fault: Fault, note: Note) -> Undo:
         if side is scene.source
         else {"producer_byte_rate": value, "request_percentage": 20}
     )
-    quotas = [Quota((("client-id", ""),), key, float(limit)) for key, limit in keys.items()]
+    return _limited(scene, side, "", keys)
+
+
+def mutation_quota(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: what a quota of changes refuses is asked again later, and nothing else waits for it.
+
+    It is used up at once, by kmirror's own client id. At the destination a topic may have to get more partitions then.
+    """
+    side = scene.side(fault, note)
+    note["value"] = _CHANGES_PER_SECOND[fault.draw % len(_CHANGES_PER_SECOND)]
+    undo = limit_changes(scene, side, note["value"])
+    if side is scene.destination and fault.draw >> 12 & 1:
+        with contextlib.suppress(Exception):  # its source may be down
+            grow_topic(scene, fault, note)
+    return undo
+
+
+def limit_changes(scene: Scene, side: Side, per_second: float) -> Undo:
+    """Let kmirror make so few changes of topics and partitions, and use that up; return what undoes it.
+
+    Raises:
+        TimeoutError: the quota is not in force.
+    """
+    undo = _limited(scene, side, _CLIENT_ID, {"controller_mutation_rate": per_second})
+    with _client(side) as client:
+        _wait(lambda: _refuses_changes(client))
+    return undo
+
+
+def _refuses_changes(client: Any) -> bool:
+    from kmirror.cluster.protocol.codes import Code
+    from kmirror.errors import BrokerError
+
+    try:
+        # what is only validated counts too, by partitions
+        client.create_topic("used-up", 10, 1, {}, validate_only=True, quota_wait_s=0)
+    except BrokerError as error:
+        if error.code != Code.THROTTLING_QUOTA_EXCEEDED:
+            raise
+        return True
+    return False
+
+
+def _limited(scene: Scene, side: Side, client_id: str, limits: Mapping[str, float]) -> Undo:
+    """Set quotas of a client id; return what removes them."""
+    from kmirror.cluster.client_quotas import alter_quotas
+    from kmirror.cluster.protocol.quota import Quota
+
+    quotas = [Quota((("client-id", client_id),), key, float(limit)) for key, limit in limits.items()]
 
     def change(*changes: Any) -> None:
-        with ClusterClient(client_config({"bootstrap.servers": side.direct})) as client:
+        with _client(side) as client:
             for error in alter_quotas(client, *changes).values():
                 raise error
 
     change(quotas, [])
     scene.afterwards.append(lambda: change([], quotas))  # in case no broker answers when it is to be undone
     return lambda: change([], quotas)
+
+
+def _client(side: Side) -> Any:
+    from kmirror.cluster.client import ClusterClient
+    from kmirror.cluster.security.client_config import client_config
+
+    return ClusterClient(client_config({"bootstrap.servers": side.direct, "client.id": _CLIENT_ID}))
 
 
 def upgrade(scene: Scene, fault: Fault, note: Note) -> None:
@@ -232,6 +291,7 @@ ACTS = {
     Act.FULL_DISK: full_disk,
     Act.MOVE_LEADERS: move_leaders,
     Act.QUOTA: quota,
+    Act.MUTATION_QUOTA: mutation_quota,
     Act.UPGRADE: upgrade,
     Act.UNCLEAN_ELECTION: unclean_election,
 }

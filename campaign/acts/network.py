@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from campaign.acts.scene import Note, Scene, Undo
+from campaign.clusters import Links, Side
 from campaign.proxy import BACK, THERE, Trouble
 from campaign.world import Act, Fault
 
@@ -11,13 +12,8 @@ def _spoil(
     scene: Scene, fault: Fault, note: Note, trouble: Trouble, amount: float, ways: tuple[str, ...] = (THERE, BACK)
 ) -> Undo:
     """Disturb the link to one broker, or to all brokers of a cluster."""
-    side = scene.side(fault, note)
-    links = side.links
-    assert links is not None
-    fronts = list(side.fronts.values())
-    if fault.draw >> 10 & 1:
-        fronts = [fronts[fault.draw % len(fronts)]]
-    note["links"], note["amount"] = len(fronts), amount
+    links, fronts = _links(scene.side(fault, note), fault, note)
+    note["amount"] = amount
     note["connections"] = sum([links.change(port, trouble, amount, ways) for port in fronts])
 
     def undo() -> None:
@@ -25,6 +21,16 @@ def _spoil(
             links.change(port, trouble, 0, ways)
 
     return undo
+
+
+def _links(side: Side, fault: Fault, note: Note) -> tuple[Links, list[int]]:
+    """Draw the link to one broker, or to all brokers of a cluster: return the proxy and the ports."""
+    assert side.links is not None
+    fronts = list(side.fronts.values())
+    if fault.draw >> 10 & 1:
+        fronts = [fronts[fault.draw % len(fronts)]]
+    note["links"] = len(fronts)
+    return side.links, fronts
 
 
 def cut_link(scene: Scene, fault: Fault, note: Note) -> Undo:
@@ -59,6 +65,28 @@ def cut_in_frame(scene: Scene, fault: Fault, note: Note) -> Undo:
     return _spoil(scene, fault, note, Trouble.CUT_AFTER, 1 + fault.draw * 37 % (100, 5_000, 300_000)[fault.draw % 3])
 
 
+def wrong_cluster(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: a broker is used once it has said whose it is, and what leads to another cluster is tried again.
+
+    Brokers of a stranger answer at the addresses of a cluster, or the destination's at those of the source.
+    """
+    side = scene.side(fault, note)
+    links, fronts = _links(side, fault, note)
+    is_crossed = side is scene.source and fault.draw >> 12 & 1
+    other = scene.destination if is_crossed else scene.stranger
+    assert other is not None
+    note["answers"] = other.name
+    port = other.behind[fault.draw % len(other.behind)]
+    note["connections"] = sum([links.change(front, Trouble.ELSEWHERE, port) for front in fronts])
+
+    def undo() -> None:
+        note["led there"] = sum([links.change(front, Trouble.ELSEWHERE, 0) for front in fronts])
+        if not note["led there"]:
+            note["nothing"] = "no one has connected meanwhile"
+
+    return undo
+
+
 ACTS = {
     Act.CUT_LINK: cut_link,
     Act.HOLE: hole,
@@ -66,4 +94,5 @@ ACTS = {
     Act.DELAY: delay,
     Act.THROTTLE: throttle,
     Act.CUT_IN_FRAME: cut_in_frame,
+    Act.WRONG_CLUSTER: wrong_cluster,
 }

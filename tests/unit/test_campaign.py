@@ -26,7 +26,7 @@ from campaign.reading import LOG_APPEND_TIME, Record, Seen, is_whole
 from campaign.results import BEGIN, END, PAGE, Results, stored_tables, tables, was_done
 from campaign.running import NOT_RUN
 from campaign.watching import ends
-from campaign.world import STORE_ACTS, Act, Ending, Kind, World, with_acts, world_of
+from campaign.world import HOUSE_ACTS, STORE_ACTS, Act, Condition, Ending, Kind, World, with_acts, world_of
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.records import read_records
 
@@ -191,8 +191,23 @@ def test_a_seed_is_a_world() -> None:
     assert {topic.kind for world in worlds for topic in world.topics} == set(Kind)
 
 
-def test_some_sources_are_far_away() -> None:
-    assert {world.round_trip_s for world in map(world_of, range(100))} == {0.0, 0.02, 0.08, 0.2}
+def test_some_clusters_are_far_away() -> None:
+    worlds = [world_of(seed) for seed in range(100)]
+    assert {world.round_trip_s for world in worlds} == {0.0, 0.02, 0.05, 0.1}
+    assert {world.is_destination_far for world in worlds if world.round_trip_s} == {True, False}
+
+
+def test_some_destinations_have_rules_of_their_own_and_some_addresses_lead_elsewhere() -> None:
+    worlds = [world_of(seed) for seed in range(0, 800, 4)]
+    for rule in ("has_policy", "forgets_groups", "has_stranger"):
+        share = sum(getattr(world.ground, rule) for world in worlds) / len(worlds)
+        assert 0.2 < share < 0.7, rule
+    faults = [fault for world in worlds for fault in world.faults]
+    assert 0.1 < sum(fault.act in HOUSE_ACTS for fault in faults) / len(faults) < 0.25
+    with_stranger = {fault.act for world in worlds if not world.ground.has_stranger for fault in world.faults}
+    assert Act.WRONG_CLUSTER not in with_stranger
+    assert Act.MUTATION_QUOTA in with_stranger
+    assert all(fault.seconds >= 3 for fault in faults if fault.act is Act.WRONG_CLUSTER)
 
 
 def test_tiered_topics_are_on_either_side_and_their_stores_have_faults() -> None:
@@ -223,6 +238,7 @@ def test_each_act_is_one_that_a_mirror_survives_and_says_why() -> None:
 
 def test_a_fault_that_had_no_victim_is_not_counted() -> None:
     assert was_done({"act": Act.HOLE, "links": 1})
+    assert not was_done({"act": Condition.TOPIC_POLICY, "nothing": "it had no effect"})
     assert not was_done({"act": Act.KILL_LANE, "nothing": "no such process"})
     assert not was_done({"act": Act.QUOTA, "error": "no answer"})
 

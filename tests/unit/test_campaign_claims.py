@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from campaign.claims import STANDS_STILL_S, Sample, judge_group, judge_loss, judge_samples
+from campaign.claims import STANDS_STILL_S, Sample, judge_group, judge_idle_group, judge_loss, judge_samples
 
 PLACE = ("t", 0)
 
@@ -113,3 +113,9 @@ def test_a_group_is_never_ahead_of_its_source_and_once_quiet_where_it_is_there()
     for destination in ({PLACE: 69}, {}):
         assert judge_group({PLACE: 70}, destination, bounds, quiet=True) != []
     assert judge_group({PLACE: 120}, {PLACE: 110}, bounds, quiet=False) != []
+
+
+def test_a_group_that_the_destination_has_forgotten_is_found() -> None:
+    owed = {PLACE: 70, ("t", 1): 3}
+    assert judge_idle_group(owed, {**owed, ("other", 0): 1}) == []
+    assert judge_idle_group(owed, {PLACE: 70}) == ["('t', 1): 3 is forgotten"]

@@ -143,6 +143,34 @@ def test_a_connection_is_cut_in_the_middle_after_so_many_bytes() -> None:
     _run(scene)
 
 
+def test_a_link_leads_elsewhere_for_a_while_and_counts_who_came() -> None:
+    async def scene(link: Link, connect: Connect) -> None:
+        async def say_other(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"other")
+            await writer.drain()
+
+        other = await asyncio.start_server(say_other, LOOPBACK, 0)
+        client = await connect()
+        await _said(client, b"x")
+        assert link.change(Trouble.ELSEWHERE, other.sockets[0].getsockname()[1]) == 1
+        with pytest.raises(ConnectionResetError):
+            await client[0].readexactly(1)
+        there = [await connect() for _ in range(2)]
+        for one in there:
+            assert await asyncio.wait_for(one[0].readexactly(5), _SOON_S) == b"other"
+        assert link.change(Trouble.ELSEWHERE, 0) == 2
+        for one in there:
+            with pytest.raises(ConnectionResetError):
+                await one[0].readexactly(1)
+        back = await connect()
+        assert await _said(back, b"again") == b"again"
+        assert link.change(Trouble.ELSEWHERE, 0) == 0
+        assert await _said(back, b"still") == b"still"
+        other.close()
+
+    _run(scene)
+
+
 def test_a_client_that_hangs_up_is_hung_up_on_at_the_broker() -> None:
     async def scene(link: Link, connect: Connect) -> None:
         client = await connect()
