@@ -482,3 +482,32 @@ def test_what_takes_long_to_fill_is_warned_of_with_its_cost(
     assert add(destination, name, topics).warnings == (below, holes)
     # they are mirror topics now
     assert add(destination, name, topics).warnings == ()
+
+
+def test_what_was_aborted_is_part_of_a_filling_and_what_cannot_be_read_is_named(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborted, unread = unique_topic(), unique_topic()
+    writers = []
+    for topic in (aborted, unread):
+        make_topic(cluster_pair.source, topic)
+        writers.append(Producer({**properties_of(cluster_pair.source), "transactional.id": topic}))
+        writers[-1].init_transactions(30)
+        writers[-1].begin_transaction()
+    for number in range(300):
+        writers[0].produce(aborted, b"%d" % number)
+    assert writers[0].flush(30) == 0
+    writers[0].abort_transaction(30)
+    # it stays open: what follows is not returned to readers of committed records
+    writers[1].produce(unread, b"first")
+    assert writers[1].flush(30) == 0
+    produce(cluster_pair.source, unread, [str(number) for number in range(40)])
+    monkeypatch.setattr(filling, "_MANY_HOLES", 30)
+    name = new_mirror(destination, cluster_pair.source)
+    holes, unknown = add(destination, name, selector(aborted, unread), dry_run=True).warnings
+    assert holes == (
+        f"{aborted} has transactions: by samples of 1 partition, about 300 offsets hold no record; they are filled "
+        "with markers, about 23.5 KB at the destination, in about 1s, longer without the right to write markers"
+    )
+    assert unknown == f"how many offsets have to be filled is unknown where the source could not be read: {unread}-0"
+    writers[1].abort_transaction(30)

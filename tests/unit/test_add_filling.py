@@ -29,3 +29,8 @@ def header(base: int, last: int, records: int, attributes: int = 0) -> BatchHead
 )
 def test_a_sample_represents_what_follows_it(found: list[BatchHeader], holes: int) -> None:
     assert holes_by_sample(found, 100, 200) == holes
+
+
+def test_records_of_an_aborted_transaction_are_not_shown() -> None:
+    assert holes_by_sample([header(100, 109, 10, 0x10)], 100, 200) == 0
+    assert holes_by_sample([header(100, 109, 10, 0x10)], 100, 200, is_shown=False) == 100
