@@ -31,13 +31,15 @@ from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.cluster_spec import controller_count, save_spec
 from kmirror_sandbox.ports import free_ports
 from tests.support.clusters import IDLE, QUICK_JAVA_OPTIONS, archive_options
-from tests.support.policies import POLICY, policy_option
+from tests.support.policies import LONGEST_RETENTION_MS, POLICY, policy_option
 
 _ATTEMPTS = 3
 _ANSWER_S = 20.0
 #: An ApiVersions request, version 0, which a broker also answers before a login.
 _WHICH_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 _TIERED_SIDES = ("source", "destination")
+#: Brokers with a policy ask for a topic for the metadata of tiers, too, by default with an endless retention.
+_BROKERS_OWN = {"rlmm.config.remote.log.metadata.topic.retention.ms": str(LONGEST_RETENTION_MS)}
 #: A destination that forgets the offsets of groups without members.
 _FORGETFUL = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
 #: The cluster that has nothing to do with any mirror.
@@ -137,7 +139,7 @@ class Side:
                 **_CLUSTER,
                 **_link_settings(ground),
                 **(_TIERED if self.is_tiered else {}),
-                **(POLICY if self.has_policy else {}),
+                **({**POLICY, **_BROKERS_OWN} if self.has_policy else {}),
                 **(_FORGETFUL if self.forgets_groups else {}),
                 "default.replication.factor": str(ground.replicas(brokers)),
             },
