@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 
+from kmirror.cluster.acls import describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
@@ -27,12 +28,21 @@ from kmirror_sandbox.jars import kafka_jars
 from kmirror_sandbox.registry import down
 from tests.support.acls import acls, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, unique_topic
+from kmirror.sandbox.broker_config import properties_text
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.jars import kafka_jars
+from kmirror.sandbox.registry import down
+from kmirror.sync.mirrormaker import checkpoint
+from tests.support.acls import USERS, acls, give, kmirror_rights, written
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import Engine, typed
 from tests.support.groups import commit, committed
+from tests.support.leader import create_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.ports import free_base_port
 from tests.support.runbooks import DOCS, Operator, blocks_of, tools_in
+from tests.support.shared_clusters import SMALL_HEAP
 from tests.support.waiting import wait_until
 
 RECORDS = 200
@@ -129,7 +139,8 @@ def test_migration(pair: ClusterPair, tmp_path: Path) -> None:
     mirror = mirrored(pair, "orders", "payments")
     engine = Engine(b, mirror, tmp_path / "engine.out", with_spark=False)
     try:
-        with Operator("migration", tmp_path, {"B": b.bootstrap_servers, "MIRROR": mirror}) as operator:
+        given = {"A": a.bootstrap_servers, "B": b.bootstrap_servers, "MIRROR": mirror}
+        with Operator("migration", tmp_path, given) as operator:
             operator.follow("1.")
             with writing(a, "orders") as written:
                 assert "orders" in operator.follow("2.")
@@ -144,7 +155,10 @@ def test_migration(pair: ClusterPair, tmp_path: Path) -> None:
             assert read_before == [*values("first"), *written]
             assert read_all(b, "orders", 2 * RECORDS) == [*values("more"), *values("local")]
             assert engine.stop() in (0, 3)
-            operator.follow("8.")
+            assert "the two logs are the same" in operator.follow("8.")
+            assert read_all(a, "orders", 3 * RECORDS + len(written), "dr")[-RECORDS:] == values("local")
+            assert operator.interrupt() == [0]
+            operator.follow("9.")
     finally:
         engine.destroy()
 
@@ -335,6 +349,70 @@ def test_break_glass(pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_pat
         assert read_all(b, topic, RECORDS + 2) == [*values("first"), "probe", "v"]
     finally:
         engine.destroy()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_uninstalling(pair: ClusterPair, make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """After it nothing of kmirror is left, and what belongs to others is."""
+    a, topic = pair.source, unique_topic("orders")
+    b = make_cluster("left", secured=True, authorizer=True, users=USERS, heap=SMALL_HEAP)
+    mirror, archive = unique_topic("orders-dr"), f"{topic}.kmirror-archive.1"
+    make_topic(a, topic, 1, retention_ms="604800000")
+    produce(a, topic, values("first"))
+    login = b.write_client_properties(tmp_path / "kmirror.properties", "kmirror")
+    b.write_client_properties(tmp_path / "admin.properties")
+    with ClusterClient(client_config(b.client_properties())) as admin:
+        give(admin, acls("topic", topic, "app", "READ"))
+        others = describe_acls(admin)
+        source = properties_of(a) | {"topics.include": topic}
+        (tmp_path / "source.properties").write_text(properties_text(source))
+        given = {"B": b.bootstrap_servers, "MIRROR": mirror, "ADMIN": "admin.properties"}
+        given["KMIRROR_COMMAND_CONFIG"] = login.name
+        with Operator("../uninstalling", tmp_path, given) as operator:
+            operator.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+
+            def type_in(*words: str) -> subprocess.CompletedProcess[str]:
+                return subprocess.run(
+                    words, cwd=tmp_path, env=operator.environ, capture_output=True, text=True, check=False
+                )
+
+            # as an administrator installs it: by the lines that are printed
+            printed = type_in("kmirror", "check", "--mirror-config", "source.properties").stdout
+            printed = printed[printed.index("least rights") :]
+            for line in re.findall(r"^ +kafka-acls (--.*--add .*)", printed.partition("\nFAIL")[0], re.MULTILINE):
+                assert type_in("sh", "-c", f"kafka-acls.sh {line}").returncode == 0, line
+            assert describe_acls(admin) > others
+            for words in (("create", "--mirror-config", "source.properties"), ("add", "--topics", topic)):
+                assert (done := type_in("kmirror", words[0], "--mirror", mirror, *words[1:])).returncode == 0, done
+            create_topic(b, name=archive)
+            with Destination.open(b.client_properties("kmirror")) as here, LocalEngine(here, mirror) as engine:
+                engine.catch_up()
+            assert type_in("kmirror", "failover", "--mirror", mirror, "--yes").returncode == 0
+            operator.follow("1.")
+            assert f"mirror {mirror}" in operator.follow("2.")
+            kept = set(operator.follow("3.").split())
+            assert {topic, archive} <= kept
+            assert not any(name.startswith("__kmirror") for name in kept)
+            assert (
+                type_in(
+                    *(
+                        "kafka-topics.sh",
+                        "--bootstrap-server",
+                        b.bootstrap_servers,
+                        "--command-config",
+                        "admin.properties",
+                    ),
+                    *("--delete", "--topic", r".*\.kmirror-archive\.[0-9]+"),
+                ).returncode
+                == 0
+            )
+            operator.follow("4.")
+            wait_until(lambda: describe_acls(admin) == others)
+            assert set(admin.metadata().topics) - {"__consumer_offsets"} == {topic, "__transaction_state"}
+            operator.follow("5.")
+            assert not list((tmp_path / "cache").iterdir())
+    assert read_all(b, topic, RECORDS) == values("first")
 
 
 @pytest.mark.long
