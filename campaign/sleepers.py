@@ -36,8 +36,8 @@ class Sleepers:
         """Commit for both groups, of these partitions; those without records are left out."""
         ends = bounds(self._source, places, COMMITTED)[1]
         self._offsets = {place: end - end // 3 for place, end in ends.items() if end}
-        _commit(self._source, self._idle, self._offsets)
-        _commit(self._destination, self._unknown, {places[0]: 0})
+        commit_alone(self._source, self._idle, self._offsets)
+        commit_alone(self._destination, self._unknown, {places[0]: 0})
         self._began = time.monotonic()
 
     def wait_forgotten(self, places: Sequence[Place], seconds: float) -> tuple[bool, list[str]]:
@@ -60,7 +60,7 @@ class Sleepers:
         return judge_idle_group(owed, committed_offsets(self._destination, self._idle))
 
 
-def _commit(servers: str, group: str, offsets: Mapping[Place, int]) -> None:
+def commit_alone(servers: str, group: str, offsets: Mapping[Place, int]) -> None:
     """Commit without joining the group, repeatedly while its coordinator is not there yet.
 
     Raises:

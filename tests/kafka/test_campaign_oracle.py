@@ -1,15 +1,24 @@
-"""The campaign's oracle reads whole topics at a time, and finds what is harmed by hand."""
+"""The campaign's oracle reads whole topics at a time, and finds what is harmed by hand; so does its stranger."""
 
 from __future__ import annotations
 
 import threading
 
+import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import ResourceType
 
+from campaign.logins import change_settings
 from campaign.oracle import compare
 from campaign.reading import COMMITTED, UNCOMMITTED, Record, Seen, read
 from kmirror_sandbox.cluster import SandboxCluster
+from campaign.sleepers import commit_alone
+from campaign.stranger import Stranger
+from campaign.world import world_of
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import MakeCluster
 from tests.support.leader import create_topic
+from tests.support.mirrors import produce
 from tests.support.shared_clusters import TieredPair
 from tests.support.tiers import store_that, tiered_topic
 
@@ -55,3 +64,20 @@ def test_a_tiered_log_is_read_to_its_end_although_fetches_bring_nothing_for_a_wh
         seen = read(cluster.bootstrap_servers, [place], COMMITTED, silent={place})[place]
         healed.join()
     assert sorted(seen.records) == list(range(records))
+
+
+@pytest.mark.slow
+def test_every_change_of_a_stranger_is_found(make_cluster: MakeCluster) -> None:
+    cluster, world = make_cluster("stranger"), world_of(1, 15, 3)
+    servers, topic = cluster.bootstrap_servers, world.topics[0].name
+    stranger = Stranger(world, servers)
+    stranger.fill()
+    assert stranger.differences() == {}
+    produce(cluster, topic, ["one"])
+    assert set(stranger.differences()) == {"logs"}
+    change_settings(servers, ResourceType.TOPIC, topic, {"retention.ms": "1000000"})
+    assert set(stranger.differences()) == {"logs", "settings"}
+    create_topic(cluster)
+    assert set(stranger.differences()) == {"logs", "settings", "topics"}
+    commit_alone(servers, "someone", {(topic, 0): 1})
+    assert set(stranger.differences()) == {"logs", "settings", "topics", "groups"}
