@@ -43,7 +43,7 @@ _BROKERS_OWN = {"rlmm.config.remote.log.metadata.topic.retention.ms": str(LONGES
 #: A destination that forgets the offsets of groups without members.
 _FORGETFUL = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
 #: The cluster that has nothing to do with any mirror.
-STRANGER = "stranger"
+DECOY = "decoy"
 #: A broker that is killed before it has stored a log's start says that a tiered log starts where nothing can be read.
 _TIERED = {"log.flush.start.offset.checkpoint.interval.ms": "500"}
 _STORE_READS = "remote.log.manager.fetch.max.bytes.per.second"
@@ -268,7 +268,7 @@ def _link_settings(ground: Ground) -> dict[str, str]:
 
 
 class Clusters:
-    """The clusters of a ground: a source and a destination, in a chain a third one, and perhaps a stranger."""
+    """The clusters of a ground: a source and a destination, in a chain a third one, and perhaps a decoy."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -288,8 +288,8 @@ class Clusters:
                     ("source", "destination", "third"), ground.versions, ground.brokers, strict=False
                 )
             ]
-            if ground.has_stranger:
-                self.sides.append(Side(STRANGER, folder, ground, NEW, 1))
+            if ground.has_decoy:
+                self.sides.append(Side(DECOY, folder, ground, NEW, 1))
             try:
                 start_together([side.cluster for side in self.sides])
                 for side in self.sides:
@@ -301,7 +301,7 @@ class Clusters:
 
     def versions(self) -> list[Any]:
         """Return the current versions of the mirrors' clusters: an upgrade stays."""
-        return [side.cluster.kafka_version for side in self.sides if side.name != STRANGER]
+        return [side.cluster.kafka_version for side in self.sides if side.name != DECOY]
 
     def close(self) -> None:
         """End all of them."""

@@ -16,13 +16,13 @@ from typing import Any
 from confluent_kafka.admin import NewTopic, ResourceType
 
 from campaign.acts.scene import Ends, Note, Scene
-from campaign.clusters import STRANGER, Side
+from campaign.clusters import DECOY, Side
+from campaign.decoy import Decoy
 from campaign.engine import Engine, Load, Typed, unexpected_failures
 from campaign.finale import TOO_SLOW_MS, Finale
 from campaign.logins import admin, change_settings, settings_of
 from campaign.nemesis import Nemesis
 from campaign.overseer import Overseer
-from campaign.stranger import Stranger
 from campaign.world import DESERVED, Act, Condition, Ending, Kind, World
 
 #: A finding of the campaign, not of the product; its clusters are not used again.
@@ -104,9 +104,9 @@ class _WorldRun:
         if third:
             login = third.write_client_properties(folder / "third.properties", world.client)
             behind = Engine([f"behind{world.seed}"], login, folder, world)
-        stranger = by_name.get(STRANGER)
-        self._scene = Scene(world, source, destination, engine, behind, third, stranger)
-        self._stranger = Stranger(world, stranger.direct) if stranger else None
+        decoy = by_name.get(DECOY)
+        self._scene = Scene(world, source, destination, engine, behind, third, decoy)
+        self._decoy = Decoy(world, decoy.direct) if decoy else None
         #: What held for the whole world.
         self.conditions: list[Note] = []
         self.nemesis = Nemesis(self._scene)
@@ -185,7 +185,7 @@ class _WorldRun:
             names = [name for name in self._copied(lossy=False) if name in self._world.names(mirror)]
             if names and not found:
                 found = self._finale.play(mirror, names)
-        if self._stranger is not None and (changed := self._stranger.differences()):
+        if self._decoy is not None and (changed := self._decoy.differences()):
             found = [*found, {"what": "another cluster was written to", "error": str(changed)}]
         self._phase("ended")
         return found
@@ -215,8 +215,8 @@ class _WorldRun:
             time.sleep(_TO_THE_STORE_S)
         if world.slow_start_s:
             scene.source.cluster.store.slow(TOO_SLOW_MS)
-        if self._stranger is not None:
-            self._stranger.fill()
+        if self._decoy is not None:
+            self._decoy.fill()
         if world.round_trip_s:
             far = scene.destination if world.is_destination_far else scene.source
             far.move_away(world.round_trip_s)

@@ -157,7 +157,7 @@ class Ground:
     #: The destination forgets groups without members soon.
     forgets_groups: bool = False
     #: There is a cluster that no mirror has to do with, but whose brokers may answer in place of others.
-    has_stranger: bool = False
+    has_decoy: bool = False
 
     def replicas(self, brokers: int) -> int:
         """Return how many replicas topics have on a cluster of this many brokers."""
@@ -180,7 +180,7 @@ class Ground:
             case Act.UPGRADE:
                 return OLD in self.versions[:2]
             case Act.WRONG_CLUSTER:
-                return self.has_stranger
+                return self.has_decoy
             case _:
                 return True
 
@@ -198,7 +198,7 @@ def ground_of(seed: int) -> Ground:
         random.Random(f"tiers of ground {seed // WORLDS_A_GROUND}").random() < 2 / 3,
         has_policy=house.random() < 0.3,
         forgets_groups=house.random() < 0.3,
-        has_stranger=house.random() < 0.5,
+        has_decoy=house.random() < 0.5,
     )
 
 

@@ -68,12 +68,12 @@ def cut_in_frame(scene: Scene, fault: Fault, note: Note) -> Undo:
 def wrong_cluster(scene: Scene, fault: Fault, note: Note) -> Undo:
     """Survived: a broker is used once it has said whose it is, and what leads to another cluster is tried again.
 
-    Brokers of a stranger answer at the addresses of a cluster, or the destination's at those of the source.
+    Brokers of a decoy answer at the addresses of a cluster, or the destination's at those of the source.
     """
     side = scene.side(fault, note)
     links, fronts = _links(side, fault, note)
     is_crossed = side is scene.source and fault.draw >> 12 & 1
-    other = scene.destination if is_crossed else scene.stranger
+    other = scene.destination if is_crossed else scene.decoy
     assert other is not None
     note["answers"] = other.name
     port = other.behind[fault.draw % len(other.behind)]

@@ -40,7 +40,7 @@ class Scene:
     behind: Engine | None = None
     third: Side | None = None
     #: A cluster that no mirror has to do with.
-    stranger: Side | None = None
+    decoy: Side | None = None
     #: By topic, the acts that were done to it.
     marks: dict[str, set[Act]] = field(default_factory=dict)
     #: Partitions of each topic, including those added later.
@@ -76,7 +76,7 @@ class Scene:
 
     def sides(self) -> list[Side]:
         """Return the clusters."""
-        return [self.source, self.destination, *(side for side in (self.third, self.stranger) if side)]
+        return [self.source, self.destination, *(side for side in (self.third, self.decoy) if side)]
 
     def engines(self) -> list[Engine]:
         """Return the running engines."""

@@ -1,4 +1,4 @@
-"""The campaign's oracle reads whole topics at a time, and finds what is harmed by hand; so does its stranger."""
+"""The campaign's oracle reads whole topics at a time, and finds what is harmed by hand; so does its decoy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import ResourceType
 
+from campaign.decoy import Decoy
 from campaign.logins import change_settings
 from campaign.oracle import compare
 from campaign.reading import COMMITTED, UNCOMMITTED, Record, Seen, read
 from kmirror_sandbox.cluster import SandboxCluster
 from campaign.sleepers import commit_alone
-from campaign.stranger import Stranger
 from campaign.world import world_of
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
@@ -67,17 +67,17 @@ def test_a_tiered_log_is_read_to_its_end_although_fetches_bring_nothing_for_a_wh
 
 
 @pytest.mark.slow
-def test_every_change_of_a_stranger_is_found(make_cluster: MakeCluster) -> None:
-    cluster, world = make_cluster("stranger"), world_of(1, 15, 3)
+def test_every_change_of_a_decoy_is_found(make_cluster: MakeCluster) -> None:
+    cluster, world = make_cluster("decoy"), world_of(1, 15, 3)
     servers, topic = cluster.bootstrap_servers, world.topics[0].name
-    stranger = Stranger(world, servers)
-    stranger.fill()
-    assert stranger.differences() == {}
+    decoy = Decoy(world, servers)
+    decoy.fill()
+    assert decoy.differences() == {}
     produce(cluster, topic, ["one"])
-    assert set(stranger.differences()) == {"logs"}
+    assert set(decoy.differences()) == {"logs"}
     change_settings(servers, ResourceType.TOPIC, topic, {"retention.ms": "1000000"})
-    assert set(stranger.differences()) == {"logs", "settings"}
+    assert set(decoy.differences()) == {"logs", "settings"}
     create_topic(cluster)
-    assert set(stranger.differences()) == {"logs", "settings", "topics"}
+    assert set(decoy.differences()) == {"logs", "settings", "topics"}
     commit_alone(servers, "someone", {(topic, 0): 1})
-    assert set(stranger.differences()) == {"logs", "settings", "topics", "groups"}
+    assert set(decoy.differences()) == {"logs", "settings", "topics", "groups"}

@@ -199,14 +199,14 @@ def test_some_clusters_are_far_away() -> None:
 
 def test_some_destinations_have_rules_of_their_own_and_some_addresses_lead_elsewhere() -> None:
     worlds = [world_of(seed) for seed in range(0, 800, 4)]
-    for rule in ("has_policy", "forgets_groups", "has_stranger"):
+    for rule in ("has_policy", "forgets_groups", "has_decoy"):
         share = sum(getattr(world.ground, rule) for world in worlds) / len(worlds)
         assert 0.2 < share < 0.7, rule
     faults = [fault for world in worlds for fault in world.faults]
     assert 0.1 < sum(fault.act in HOUSE_ACTS for fault in faults) / len(faults) < 0.25
-    with_stranger = {fault.act for world in worlds if not world.ground.has_stranger for fault in world.faults}
-    assert Act.WRONG_CLUSTER not in with_stranger
-    assert Act.MUTATION_QUOTA in with_stranger
+    without_decoy = {fault.act for world in worlds if not world.ground.has_decoy for fault in world.faults}
+    assert Act.WRONG_CLUSTER not in without_decoy
+    assert Act.MUTATION_QUOTA in without_decoy
     assert all(fault.seconds >= 3 for fault in faults if fault.act is Act.WRONG_CLUSTER)
 
 

@@ -21,7 +21,7 @@ _RECORDS = 500
 _BY_A_QUESTION = "__consumer_offsets"
 
 
-class Stranger:
+class Decoy:
     """The cluster, as it was when a world began."""
 
     def __init__(self, world: World, servers: str) -> None:
@@ -37,9 +37,9 @@ class Stranger:
         producer = Producer({"bootstrap.servers": self._servers, "log_level": 0})
         for topic in self._world.topics:
             for number in range(_RECORDS):
-                producer.produce(topic.name, b"of a stranger %d" % number, b"k%d" % number)
+                producer.produce(topic.name, b"of a decoy %d" % number, b"k%d" % number)
         if producer.flush(_ANSWER_S):
-            raise RuntimeError("the stranger takes no records")
+            raise RuntimeError("the decoy takes no records")
         self._before = self._state()
 
     def differences(self) -> dict[str, list[Any]]:
