@@ -150,10 +150,6 @@ def move_leaders(scene: Scene, fault: Fault, note: Note) -> None:
 
 def quota(scene: Scene, fault: Fault, note: Note) -> Undo:
     """Survived: a throttling broker answers late, and says so."""
-    from kmirror.cluster.client import ClusterClient
-    from kmirror.cluster.protocol.quota import Quota
-    from kmirror.cluster.rights.client_quotas import alter_quotas
-    from kmirror.cluster.security.client_config import client_config
 
     side = scene.side(fault, note)
     value = note["value"] = _QUOTA_BYTES[fault.draw % len(_QUOTA_BYTES)]
@@ -208,8 +204,8 @@ def _refuses_changes(client: Any) -> bool:
 
 def _limited(scene: Scene, side: Side, client_id: str, limits: Mapping[str, float]) -> Undo:
     """Set quotas of a client id; return what removes them."""
-    from kmirror.cluster.client_quotas import alter_quotas
     from kmirror.cluster.protocol.quota import Quota
+    from kmirror.cluster.rights.client_quotas import alter_quotas
 
     quotas = [Quota((("client-id", client_id),), key, float(limit)) for key, limit in limits.items()]
 

@@ -12,10 +12,9 @@ from campaign.decoy import Decoy
 from campaign.logins import change_settings
 from campaign.oracle import compare
 from campaign.reading import COMMITTED, UNCOMMITTED, Record, Seen, read
-from kmirror_sandbox.cluster import SandboxCluster
 from campaign.sleepers import commit_alone
 from campaign.world import world_of
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.leader import create_topic
 from tests.support.mirrors import produce

@@ -14,25 +14,19 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 
-from kmirror.cluster.acls import describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror_compat.mirrormaker_records import checkpoint
+from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.jars import kafka_jars
 from kmirror_sandbox.registry import down
-from tests.support.acls import acls, give, kmirror_rights, written
-from tests.support.clusters import ClusterPair, unique_topic
-from kmirror.sandbox.broker_config import properties_text
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import kafka_jars
-from kmirror.sandbox.registry import down
-from kmirror.sync.mirrormaker import checkpoint
 from tests.support.acls import USERS, acls, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import Engine, typed
