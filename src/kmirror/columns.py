@@ -9,14 +9,17 @@ ours; control characters are shown as escapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from kmirror.errors import Reason
 from kmirror.words import UNKNOWN, visible
 
 R = TypeVar("R")
+Getter = TypeVar("Getter", bound=Callable[[Any], object])
 
 #: Topics have at most 249 characters; groups may have thousands.
 _LONGEST_NAME, _LONGEST_TEXT = 256, 4096
@@ -70,6 +73,9 @@ def one_of(words: str, *enums: type[Enum]) -> Type:
     return Type("string" if isinstance(codes[0], str) else "integer", words, codes=codes)
 
 
+REASON = one_of("reason", Reason)
+
+
 def object_of(fields: Sequence[Column[Any]]) -> Type:
     """Return the type for an object with these keys."""
     return Type("object", "object", fields=tuple(fields))
@@ -112,6 +118,75 @@ class Column(Generic[R]):
         code = self.code(row) if self.code else str(found) if isinstance(found, Enum) else None
         text = UNKNOWN if found is None else visible(str(found)[: longest + 1])
         return Cell(text if len(text) <= longest else f"{text[: longest - 1]}…", code)
+
+
+_COLUMN = "column"
+
+
+def shown(
+    kind: Type,
+    meaning: str,
+    header: str = "",
+    *,
+    key: str = "",
+    cell: Callable[[Any], object] | None = None,
+    of_row: Callable[[Any], object] | None = None,
+    code: Callable[[Any], str | None] | None = None,
+    after: str = "",
+) -> Mapping[str, Any]:
+    """Return the metadata that make a field of a row a column: `field(metadata=shown(COUNT, "how many", "COUNT"))`.
+
+    The key is the field's name in camel case, unless one is given. `cell` makes the text in tables of the value,
+    `of_row` of the whole row, like `code`. A property comes `after` a field, by default after all of them.
+    """
+    return {_COLUMN: (kind, meaning, header, key, cell, of_row, code), "after": after}
+
+
+def showing(metadata: Mapping[str, Any]) -> Callable[[Getter], Getter]:
+    """Make a property a column: `@property`, then `@showing(shown(...))`."""
+
+    def mark(getter: Getter) -> Getter:
+        vars(getter).update(metadata)
+        return getter
+
+    return mark
+
+
+def columns_of(row: type[R]) -> tuple[Column[R], ...]:
+    """Return the columns that a dataclass declares, in the order of its fields."""
+    found: list[tuple[str, Mapping[str, Any]]] = [
+        (one.name, one.metadata)
+        for one in fields(row)  # type: ignore[arg-type]
+        if _COLUMN in one.metadata
+    ]
+    for name, one in vars(row).items():
+        if isinstance(one, property) and _COLUMN in (metadata := vars(one.fget)):
+            names = [before for before, _ in found]
+            place = names.index(metadata["after"]) + 1 if metadata["after"] else len(names)
+            found.insert(place, (name, metadata))
+    return tuple(_declared(name, *metadata[_COLUMN]) for name, metadata in found)
+
+
+def _declared(
+    name: str,
+    kind: Type,
+    meaning: str,
+    header: str,
+    key: str,
+    cell: Callable[[Any], object] | None,
+    of_row: Callable[[Any], object] | None,
+    code: Callable[[Any], str | None] | None,
+) -> Column[Any]:
+    value: Callable[[Any], Any] = attrgetter(name)
+    first, *others = name.split("_")
+    camel = first + "".join(map(str.capitalize, others))
+
+    def cell_of(row: Any) -> object:
+        return cell(value(row)) if cell is not None else None
+
+    is_number = kind.json in ("integer", "number") and kind.words != TIME.words
+    in_table = of_row if cell is None else cell_of
+    return Column(key or camel, kind, meaning, value, header, in_table, code, is_number)
 
 
 def document(fields: Iterable[Column[R]], row: R) -> dict[str, Any]:

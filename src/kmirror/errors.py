@@ -67,6 +67,9 @@ class Reason(StrEnum):
 #: With these reasons nothing is copied now, as far as is known, whatever state is stored for the partition.
 NOT_COPYING = frozenset({Reason.NO_ENGINE, Reason.ENGINE_SILENT, Reason.NO_WORKERS, Reason.STATE_UNREADABLE})
 
+#: Reasons that concern the link to a source as a whole: no topic can be copied.
+LINK_REFUSED = frozenset({Reason.AUTHENTICATION_FAILED, Reason.SOURCE_CLUSTER_CHANGED})
+
 #: With these reasons source and destination no longer share one history: exit code 7.
 HISTORY_REASONS = frozenset(
     {

@@ -43,7 +43,6 @@ from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe, unreadable_notes
 from kmirror.ops.show.events import events
 from kmirror.ops.show.listing import list_mirrors
-from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.failover import failover, remove
@@ -54,6 +53,10 @@ from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.value_types import parse_start_from
 from kmirror.state.event_records import Event
+from kmirror.settings.table import parse_start_from
+from kmirror.state.events import Event
+from kmirror.status.mirror_status import MirrorRow
+from kmirror.status.partition_row import PartitionRow
 
 #: Also exported by `kmirror` itself; as stable as the command line.
 __all__ = [

@@ -28,6 +28,7 @@ from kmirror.ops.base.client_gaps import grant_command
 from kmirror.ops.base.next_steps import next_step, refused_text
 from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.show.open_transactions import abort_command
+from kmirror.status.next_steps import next_step, refused_text
 from kmirror.sync.client_rights import LackingRight
 from tests.support.hostile import AMOUNTS, explore
 from tests.support.hostile_text import HOSTILE_NAMES, hostile_text

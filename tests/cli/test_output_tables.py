@@ -20,19 +20,22 @@ from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
 from kmirror.ops.show.describe_groups import GROUPS, GroupRow
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, TopicSettingRow
-from kmirror.ops.show.tables import (
+from kmirror.state.group_records import GroupReason
+from kmirror.state.records import PartitionState
+from kmirror.status.mirror_status import MIRRORS, MirrorRow
+from kmirror.status.partition_row import (
     FAILED_PARTITIONS,
     KAFKA_FAILED_PARTITIONS,
-    MIRRORS,
     PARTITIONS,
     STOPPED_PARTITIONS,
-    MirrorRow,
     PartitionRow,
     retried_notes,
 )
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import PartitionState
 from kmirror.sync.setting_changes import SettingState
+from kmirror.status.topic_state import TopicState
+from kmirror.sync.topic_settings import SettingState
 from tests.support.screens import piped, terminal, written
 
 pytestmark = pytest.mark.usefixtures("plain_environment")

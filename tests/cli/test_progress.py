@@ -15,16 +15,26 @@ from kmirror.engine.driver.driver import RunView
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.driver.topic_views import TopicView
 from kmirror.engine.status.journal import Level, Note
+from kmirror.cli import progress
+from kmirror.cli.copying import headline
+from kmirror.cli.screen import Screen
+from kmirror.engine.control.driver import RunView
+from kmirror.engine.control.engines import NotCopied
+from kmirror.engine.control.journal import Level, Note
 from kmirror.errors import Reason
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.status.topic_state import TopicState
 from kmirror.work import Speed, WorkView
 from tests.support.screens import piped, terminal, written
+from tests.support.statuses import topic_of
 from tests.support.waiting import wait_until
 
-ORDERS = TopicView("m", "orders", 8, 1_234_567, 42_500_000.0, "ACTIVE", None, None)
-PAYMENTS = TopicView("m", "payments", 1, 3_000_000, 900.0, "ACTIVE", None, None)
-USERS = TopicView("m", "users", 2, None, 0.0, "FAILED", Reason.OFFSET_MISMATCH, "expected 7,\ngot 9")
-VIEW = RunView(0, 12.34, "copying", ("m",), (ORDERS, PAYMENTS, USERS), 42_500_900.0, ())
+ORDERS = topic_of("orders", 8, 1_234_567, 42_500_000)
+PAYMENTS = topic_of("payments", 1, 3_000_000, 900)
+MISMATCH = (TopicState.FAILED, Reason.OFFSET_MISMATCH, "expected 7,\ngot 9")
+USERS = topic_of("users", 1, None, 0, *MISMATCH)
+STOPPED = topic_of("old", state=TopicState.STOPPED)
+VIEW = RunView(0, 12.34, "copying", ("m",), (ORDERS, PAYMENTS, STOPPED, USERS), 42_500_900.0, ())
 
 
 def drawn(view: RunView, most: int = 10) -> list[str]:
@@ -37,27 +47,27 @@ def drawn(view: RunView, most: int = 10) -> list[str]:
 def test_the_table_shows_what_needs_attention_first() -> None:
     assert drawn(VIEW) == [
         "TOPIC     PARTITIONS          LAG       RATE  STATE",
-        "users              2            -      0 B/s  FAILED OFFSET_MISMATCH: expected 7, got 9",
+        "users              1            -      0 B/s  FAILED OFFSET_MISMATCH: expected 7, got 9",
         "payments           1    3,000,000    900 B/s  ACTIVE",
         "orders             8    1,234,567  42.5 MB/s  ACTIVE",
-        "3 topics          11  ≥ 4,234,567  42.5 MB/s  copying  12.3s",
+        "3 topics          10  ≥ 4,234,567  42.5 MB/s  copying  12.3s",
     ]
 
 
 def test_a_failed_topic_comes_first_whatever_its_lag() -> None:
-    lines = drawn(replace(VIEW, topics=(ORDERS, replace(USERS, lag=0))))
+    lines = drawn(replace(VIEW, topics=(ORDERS, topic_of("users", 1, 0, 0, *MISMATCH))))
     assert [line.split()[0] for line in lines[1:-1]] == ["users", "orders"]
 
 
 def test_the_table_is_bounded() -> None:
-    many = tuple(replace(ORDERS, topic=f"t{number:03}", lag=number) for number in range(500))
+    many = tuple(topic_of(f"t{number:03}", 8, number) for number in range(500))
     lines = drawn(replace(VIEW, topics=many), most=3)
     assert [line.split()[0] for line in lines[1:-1]] == ["t499", "t498", "t497"]
     assert lines[-1].startswith("3 of 500 topics")
 
 
 def test_several_mirrors_have_a_column() -> None:
-    lines = drawn(replace(VIEW, mirrors=("m", "n"), topics=(ORDERS, replace(ORDERS, mirror="n"))))
+    lines = drawn(replace(VIEW, mirrors=("m", "n"), topics=(ORDERS, topic_of("orders", 8, mirror="n"))))
     assert lines[0].startswith("MIRROR  TOPIC")
     assert [line.split()[0] for line in lines[1:3]] == ["m", "n"]
 

@@ -19,24 +19,50 @@ from kmirror.engine.driver.driver import RunView
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.driver.topic_views import TopicView
 from kmirror.engine.status.journal import Level, Note
+from kmirror.cli.log_file import LogFile
+from kmirror.cli.output import JsonOutput, TableOutput
+from kmirror.cli.run_log import JSON, TEXT, ChangeTracker, Entry, RunLog, ended
+from kmirror.cli.screen import Screen
+from kmirror.engine.control.driver import RunView
+from kmirror.engine.control.engines import NotCopied
+from kmirror.engine.control.journal import Level, Note
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.status.topic_state import TopicState
+from kmirror.status.topic_status import TopicStatus
 from tests.cli.conftest import Run
 from tests.support.json_documents import check
+from tests.support.statuses import topic_of
 
 AT = 1_795_417_337_123  # 2026-11-23T07:02:17.123Z
-ORDERS = TopicView("m", "orders", 8, 1_500, 42_500_000.0, "ACTIVE", None, None, AT - 2_000)
+
+
+def orders(
+    topic: str = "orders",
+    lag: int | None = 1_500,
+    state: TopicState = TopicState.ACTIVE,
+    reason: Reason | None = None,
+    message: str | None = None,
+    *,
+    at_ms: int = AT - 2_000,
+    mirror: str = "m",
+) -> TopicStatus:
+    """Return a topic of eight partitions that is copied."""
+    as_of_ms = None if lag is None else at_ms
+    return topic_of(topic, 8, lag, 42_500_000, state, reason, message, as_of_ms, mirror=mirror)
+
+
+ORDERS = orders()
 VIEW = RunView(AT, 0.0, "copying", ("m",), (ORDERS,), 42_500_000.0, ())
-UNREACHABLE = replace(
-    ORDERS,
-    state="LINK_FAILED",
-    reason=Reason.DESTINATION_UNREACHABLE,
-    message="the destination has not accepted a heartbeat since 2026-11-23T07:02:00Z",
-    bytes_per_second=0.0,
-)
 
 
-def later(view: RunView, seconds: float, *topics: TopicView) -> RunView:
+def silent(topic: str = "orders") -> TopicStatus:
+    """Return a topic of an engine whose heartbeats the destination does not accept."""
+    why = "the destination has not accepted a heartbeat of this engine since 2026-11-23T07:02:00Z"
+    return topic_of(topic, 8, None, 0, TopicState.LINK_FAILED, Reason.ENGINE_SILENT, why)
+
+
+def later(view: RunView, seconds: float, *topics: TopicStatus) -> RunView:
     """Return the view so much later, perhaps of other topics."""
     at = view.time_ms + int(1000 * seconds)
     return replace(view, time_ms=at, elapsed_seconds=view.elapsed_seconds + seconds, topics=topics or view.topics)
@@ -45,7 +71,7 @@ def later(view: RunView, seconds: float, *topics: TopicView) -> RunView:
 def hour(view: RunView) -> Iterator[RunView]:
     """Yield a view for each second of the next hour, in which nothing but the lag changes."""
     for second in range(1, 3_601):
-        yield later(view, second, replace(ORDERS, lag=second, lag_as_of_ms=AT + 1000 * second))
+        yield later(view, second, orders(lag=second, at_ms=AT + 1000 * second))
 
 
 def logged(changes: ChangeTracker, view: RunView) -> list[tuple[Level, str, str]]:
@@ -63,15 +89,16 @@ def test_a_quiet_hour_is_sixty_lines() -> None:
 def test_what_changes_is_a_line_at_once() -> None:
     changes = ChangeTracker()
     changes.entries(VIEW)
-    failed = replace(ORDERS, state="FAILED", reason=Reason.OFFSET_MISMATCH, message="expected 7,\ngot 9")
+    what = TopicState.FAILED, Reason.OFFSET_MISMATCH
+    failed = orders("orders", 5, *what, "expected 7,\ngot 9")
     assert logged(changes, later(VIEW, 1, failed)) == [
         (Level.ERROR, "m", "orders: FAILED OFFSET_MISMATCH (was ACTIVE): expected 7, got 9")
     ]
     # another number in the same sentence is no change
-    assert logged(changes, later(VIEW, 2, replace(failed, message="expected 7, got 10"))) == []
+    assert logged(changes, later(VIEW, 2, orders("orders", 5, *what, "expected 7, got 10"))) == []
     assert logged(changes, later(VIEW, 3)) == [(Level.INFO, "m", "orders: ACTIVE (was FAILED OFFSET_MISMATCH)")]
-    paused = replace(later(VIEW, 4), topics=(), idle={("m", "orders"): "PAUSED"})
-    assert logged(changes, paused) == [(Level.INFO, "m", "orders: PAUSED (was ACTIVE)")]
+    paused = orders("orders", 5, TopicState.PAUSED, Reason.PAUSED_BY_OPERATOR, "paused")
+    assert logged(changes, later(VIEW, 4, paused)) == [(Level.INFO, "m", "orders: PAUSED (was ACTIVE)")]
 
 
 def test_a_mirror_that_another_engine_took_is_reported_at_once_and_every_minute() -> None:
@@ -89,16 +116,16 @@ def test_a_mirror_that_another_engine_took_is_reported_at_once_and_every_minute(
 
 
 def test_topics_that_change_alike_share_a_line() -> None:
-    changes, topics = ChangeTracker(), [replace(ORDERS, topic=f"t{number:03}") for number in range(1_000)]
+    changes, topics = ChangeTracker(), [orders(f"t{number:03}") for number in range(1_000)]
     (first, _) = changes.entries(later(VIEW, 0, *topics))
     assert first.message == "t000, t001, t002, t003, t004 and 995 more: ACTIVE"
-    (line,) = changes.entries(later(VIEW, 1, *(replace(UNREACHABLE, topic=one.topic) for one in topics)))
+    (line,) = changes.entries(later(VIEW, 1, *(silent(one.topic) for one in topics)))
     assert line.fields["topicCount"] == 1_000
     assert len(line.text()) < 300
 
 
 def test_a_topic_that_flaps_for_an_hour_fills_no_disk() -> None:
-    changes, slow = ChangeTracker(), replace(ORDERS, reason=Reason.OPEN_TRANSACTION, message="since noon")
+    changes, slow = ChangeTracker(), orders("orders", 0, TopicState.ACTIVE, Reason.OPEN_TRANSACTION, "since noon")
     changes.entries(VIEW)
     lines = [
         entry
@@ -117,25 +144,25 @@ def test_levels_come_from_states_and_reasons_and_from_notes() -> None:
         "lane 0 of m stopped responding; Spark logs to /c/spark-1.log",
     )
     for state, reason, level in (
-        ("ACTIVE", Reason.OPEN_TRANSACTION, Level.WARNING),
-        ("SOURCE_UNAVAILABLE", Reason.SOURCE_UNREACHABLE, Level.WARNING),
-        ("LINK_FAILED", Reason.NO_WORKERS, Level.ERROR),
-        ("PENDING_MIRROR", None, Level.INFO),
+        (TopicState.ACTIVE, Reason.OPEN_TRANSACTION, Level.WARNING),
+        (TopicState.SOURCE_UNAVAILABLE, Reason.SOURCE_UNREACHABLE, Level.WARNING),
+        (TopicState.LINK_FAILED, Reason.NO_WORKERS, Level.ERROR),
+        (TopicState.PENDING_MIRROR, None, Level.INFO),
     ):
-        topic = replace(ORDERS, state=state, reason=reason, message="ERROR FAILED")
+        topic = orders("orders", 0, state, reason, "ERROR FAILED")
         assert {entry.level for entry in ChangeTracker().entries(later(VIEW, 0, topic))} == {level}
 
 
 def test_a_destination_that_is_gone_leaves_nothing_that_reassures() -> None:
     changes = ChangeTracker()
     changes.entries(VIEW)
-    changes.entries(later(VIEW, 15, UNREACHABLE))
-    (line,) = changes.entries(later(VIEW, 75, UNREACHABLE))
+    changes.entries(later(VIEW, 15, silent()))
+    (line,) = changes.entries(later(VIEW, 75, silent()))
     assert (line.level, line.message) == (
         Level.ERROR,
         "not copying: 1 topic, 8 partitions, total lag unknown, 0 B/s, 1 LINK_FAILED; orders LINK_FAILED "
-        "DESTINATION_UNREACHABLE since 2026-11-23T07:02:32Z or longer: the destination has not accepted a heartbeat "
-        "since 2026-11-23T07:02:00Z",
+        "ENGINE_SILENT since 2026-11-23T07:02:32Z or longer: the destination has not accepted a heartbeat of this "
+        "engine since 2026-11-23T07:02:00Z",
     )
     assert (line.fields["lag"], line.fields["lagAsOfMs"]) == (None, None)
 
@@ -150,8 +177,8 @@ def test_before_there_is_an_engine_the_minute_says_what_is_waited_for() -> None:
 
 
 def test_each_mirror_is_summed_up_by_itself_and_an_unknown_lag_is_never_a_number() -> None:
-    unknown = replace(ORDERS, topic="users", lag=None, lag_as_of_ms=None)
-    view = replace(VIEW, mirrors=("m", "n", "o"), topics=(ORDERS, unknown, replace(unknown, mirror="n")))
+    unknown = orders("users", None), orders("users", None, mirror="n")
+    view = replace(VIEW, mirrors=("m", "n", "o"), topics=(ORDERS, *unknown))
     assert [line for line in logged(ChangeTracker(), view) if "partition" in line[2] or "no topics" in line[2]] == [
         (
             Level.INFO,

@@ -21,6 +21,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.seen_brokers import SeenBrokers
 from kmirror.engine.driver.driver import RunView
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.control.driver import RunView
 from kmirror.engine.spark import application
 from kmirror.errors import Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.add import add
@@ -184,7 +186,9 @@ def test_a_destination_that_is_another_cluster_now_is_called_that(
             led.wire.cut()
             told = f"another cluster answers at {led.wire.host}:{led.wire.port}: its id is"
             wait_until(lambda: any(told in note for note in local.notes), 60)
-            wait_until(lambda: told in str(local.engine.status.trouble(TopicPartition(topic, 0))), 60)
+            wait_until(
+                lambda: told in str([one.error_message for one in local.engine.live.current(now(), now_ms())]), 60
+            )
             produce(source, topic, ["two"])
             lead(led, led.behind_wire)
             local.catch_up()

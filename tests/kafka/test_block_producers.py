@@ -31,6 +31,8 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView
 from kmirror_sandbox.cluster import SandboxCluster
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.status.topic_state import TopicState
 from tests.support.acls import acls, denial, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import ROOT, command

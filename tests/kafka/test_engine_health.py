@@ -14,6 +14,8 @@ from kmirror.engine.driver.driver import COPYING, view_of
 from kmirror.engine.driver.topic_views import TopicView
 from kmirror.engine.status.health import KNOWN_SECONDS
 from kmirror.engine.status.topic_state import TopicState
+from kmirror.engine.control.driver import COPYING, view_of
+from kmirror.engine.control.health import KNOWN_SECONDS
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
@@ -25,6 +27,8 @@ from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.state.history_records import points_of
 from kmirror_sandbox.cluster import SandboxCluster
+from kmirror.status.topic_state import TopicState
+from kmirror.status.topic_status import TopicStatus
 from tests.support.clusters import freeze, unique_topic
 from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine
@@ -47,7 +51,7 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
         with LocalEngine(destination, mirror) as local:
             local.catch_up()
 
-            def seen() -> TopicView:
+            def seen() -> TopicStatus:
                 (view,) = view_of(local.engines, COPYING, 0.0).topics
                 return view
 

@@ -27,6 +27,7 @@ from kmirror.state.history_records import points_of
 from kmirror.state.record_kinds import decode
 from kmirror.state.records import Incarnation, PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
+from kmirror.status.topic_state import TopicState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.idle_engine import ALIGNING, MIRRORING, Run, mirror, row, topic
 from tests.support.mirrors import delete_topic, make_topic, properties_of, selector

@@ -16,6 +16,7 @@ import kmirror
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.driver.driver import Ending
 from kmirror.engine.status.topic_state import TopicState
+from kmirror.engine.control.driver import Ending
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import change, require_mirror
@@ -36,6 +37,7 @@ from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.records import PartitionState
 from kmirror.state.snapshot import Changes, State
+from kmirror.status.topic_state import TopicState
 from tests.support.archiving import assert_holds
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, committed
@@ -82,7 +84,7 @@ def test_what_no_lane_copies_is_lag(trip: Trip, moment: Moment) -> None:
             assert known == lacking(trip, topic)
             (listed,) = (row for row in list_mirrors(trip.at_b) if row.mirror == trip.mirror)
             assert listed.max_lag == max(lacking(trip, topic).values())
-            assert report_facts(trip.at_b, trip.mirror).listed.max_lag == listed.max_lag
+            assert report_facts(trip.at_b, trip.mirror).status.row.max_lag == listed.max_lag
             assert {row.partition: row.lag for row in library.describe(trip.mirror)} == known
         outcome = verify(trip.at_b, VerifyRequest(trip.mirror))
         assert {row.partition for row in outcome.rows} == rows.keys()

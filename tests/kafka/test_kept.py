@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import PARTITIONS, PartitionRow
+from kmirror.status.partition_row import PARTITIONS, PartitionRow
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector

@@ -17,12 +17,14 @@ from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
 from kmirror.ops.add import add_steps, filling
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import TopicAdmin
-from kmirror.ops.base.context import PENDING_ADD, Destination, change
+from kmirror.ops.base.context import Destination, change
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.describe import describe
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.records import PENDING_ADD, DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic

@@ -22,7 +22,6 @@ from kmirror.ops.base.results import Outcome
 from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
-from kmirror.ops.show.tables import MIRRORS, MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.record_kinds import Record
@@ -36,6 +35,9 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes
 from kmirror_sandbox.cluster import SandboxCluster
+from kmirror.status.mirror_status import MIRRORS, MirrorRow
+from kmirror.status.partition_row import PartitionRow
+from kmirror.status.topic_state import TopicState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, outcomes, produce, properties_of, selector
 from tests.support.transactions import OpenTransaction

@@ -32,6 +32,7 @@ from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
 from kmirror_sandbox.cluster import SandboxCluster
+from kmirror.status.topic_state import TopicState
 from tests.support.acls import create_in_force, delete_in_force
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.kafka_tools import kafka_tool

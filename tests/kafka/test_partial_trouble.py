@@ -21,6 +21,7 @@ from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState
 from kmirror_sandbox.cluster import SandboxCluster
+from kmirror.status.topic_state import TopicState
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, unique_topic
 from tests.support.leader import create_topic
 from tests.support.local_engine import LocalEngine

@@ -28,7 +28,6 @@ from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.probe.guarantees import Verdict
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
@@ -37,6 +36,8 @@ from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror.sync.setting_changes import MIRROR_VALUES
+from kmirror.status.partition_row import PartitionRow
+from kmirror.sync.topic_settings import MIRROR_VALUES
 from kmirror.words import at_time
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, unique_topic

@@ -20,6 +20,7 @@ from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView
 from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState
+from kmirror.status.topic_state import TopicState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector, settings_of

@@ -24,6 +24,7 @@ from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState
+from kmirror.status.topic_state import TopicState
 from tests.kafka.test_promote import mirrored
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.foreign import write_plainly

@@ -32,6 +32,7 @@ from kmirror.ops.stop.stop import STOP
 from kmirror.ops.stop.work import StopWork
 from kmirror.state.records import EngineRecord, EngineState, PartitionState
 from kmirror.state.snapshot import Changes, State
+from kmirror.status.topic_state import TopicState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector, settings_of

@@ -29,6 +29,10 @@ from kmirror.ops.show.events import EVENTS
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS
 from kmirror.ops.verify.verify_results import VERIFY, VERIFY_EVIDENCE, VERIFY_PLAN
 from kmirror_sandbox.registry import STATUS
+from kmirror.ops.verify.results import VERIFY, VERIFY_EVIDENCE, VERIFY_PLAN
+from kmirror.sandbox.registry import STATUS
+from kmirror.status.mirror_status import MIRRORS
+from kmirror.status.partition_row import PARTITIONS
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "json.md"

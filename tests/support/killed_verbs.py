@@ -25,6 +25,7 @@ from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.workflow_records import WorkflowRecord
 from kmirror_sandbox.cluster import SandboxCluster
+from kmirror.status.topic_state import TopicState
 from tests.support.archiving import assert_holds
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import command

@@ -7,18 +7,32 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
 from kmirror.engine.driver.driver import COPYING, RunView
 from kmirror.engine.driver.snapshots import MirrorSnapshot, Snapshots
 from kmirror.engine.status.counters import Counters
+from kmirror.engine.control.counters import Counters
+from kmirror.engine.control.destination_status import DestinationStatus
+from kmirror.engine.control.driver import COPYING, RunView
+from kmirror.engine.control.health import Health
+from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.lanes import Lanes
+from kmirror.engine.control.live_status import LiveStatus
+from kmirror.engine.control.partitions import MirrorPartitions
+from kmirror.engine.control.snapshots import MirrorSnapshot, Snapshots
+from kmirror.engine.control.source_status import SourceStatus
+from kmirror.engine.control.state_feed import StoredRecords
+from kmirror.engine.control.topics import MirrorTopics
 from kmirror.errors import UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.service import Service
 from kmirror.state.record_kinds import Record
+from kmirror.state.lease import Lease
 from kmirror.state.records import (
     DesiredState,
     EngineRecord,
@@ -32,6 +46,7 @@ from kmirror.state.records import (
     TopicOrigin,
     TopicRecord,
 )
+from kmirror.state.snapshot import State
 
 MIRRORING = PartitionState.MIRRORING
 #: The engine's clock and the wall clock when snapshots are made.
@@ -188,3 +203,37 @@ def turning(*found: MirrorSnapshot, **shown: Any) -> Iterator[Service]:
     finally:
         over.set()
         thread.join()
+
+
+def live_status(known: MirrorSnapshot) -> LiveStatus:
+    """Return what the engine's own thread keeps for the log of `run`, when it knows what the snapshot says."""
+    state, journal, health = State.of(known.stored.values()), Journal(known.mirror, "eve"), Health(known.began_at)
+    record, topics = state.mirror(known.mirror), state.topics(known.mirror)
+    assert record is not None
+    records = [one for topic in topics for one in state.partitions(known.mirror, topic.topic)]
+    partitions = MirrorPartitions(known.mirror, records, (), health, journal)
+    source = SourceStatus(known.mirror, journal)
+    source.trouble, source.paused_ends = known.source_trouble, known.paused_ends
+    source.lacking, source.lacking_starts = dict(known.lacking), dict(known.lacking_starts)
+    made = LiveStatus(
+        MirrorTopics(record, topics, partitions, journal),
+        partitions,
+        health,
+        cast(Lanes, SimpleNamespace(stopping=False, reported_at=known.lanes_reported_at)),
+        cast(Lease, SimpleNamespace(record=known.engine)),
+        source,
+        DestinationStatus(known.mirror, journal),
+        StoredRecords(known.mirror, known.stored.values()),
+    )
+    for report in state.progress(known.mirror):
+        at = known.lanes_reported_at[report.lane]
+        health.take_lane(report.lane, at, is_complete=True)
+        made.take(report)
+        for one in report.rows:
+            partitions.take_row(TopicPartition(one.topic, one.partition), report, one, at)
+    # what is stored is given, too
+    partitions.records.update({TopicPartition(one.topic, one.partition): one for one in records})
+    for partition, (seen_at, end) in known.source_ends.items():
+        health.take_end(partition, end, seen_at)
+    health.take_silence(dict.fromkeys(known.silent_lanes, known.at - 60), late=bool(known.silent_lanes))
+    return made

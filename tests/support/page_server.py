@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from kmirror.ops.show.events import EVENTS
-from kmirror.ops.show.tables import MIRRORS, PARTITIONS
+from kmirror.status.mirror_status import MIRRORS
+from kmirror.status.partition_row import PARTITIONS
+from kmirror.status.topic_status import TOPICS
 from tests.support.report_facts import NOW, events, report_facts
 
 
@@ -23,7 +25,8 @@ def status(topics: int = 3, **changes: object) -> dict[str, Any]:
         "asOf": NOW,
         "ready": True,
         "missing": None,
-        "mirrors": [MIRRORS.document(facts.listed)],
+        "mirrors": [MIRRORS.document(facts.status.row)],
+        "topics": [TOPICS.document(topic) for topic in facts.status.topics],
         "partitions": [PARTITIONS.document(row) for row in facts.rows],
         **changes,
     }

@@ -8,9 +8,6 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.report.facts import ClusterFacts, ReportFacts
-from kmirror.ops.show.cluster_view import ClusterSnapshot
-from kmirror.ops.show.engine_health import engine_health
-from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
 from kmirror.ops.stop.report import stopped_row
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryPoint, TimedPoint
@@ -29,6 +26,8 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import State
+from kmirror.status.observed import ClusterSnapshot
+from tests.support.statuses import status_of
 
 NOW = 1_767_323_160_000
 MINUTE, HOUR = 60_000, 3_600_000
@@ -111,16 +110,12 @@ def report_facts(
     if source_trouble_text is not None:
         there = ClusterSnapshot(NOW, trouble=UnreachableError(source_trouble_text, None, Reason.SOURCE_UNREACHABLE))
     record, all_topics = mirror_record(), state.topics("dr")
-    shown = partition_rows(state, record, all_topics, here, there, NOW, engine_has_ended=False)
     return ReportFacts(
-        record,
         NOW,
         "eve@ops",
         ClusterFacts("a1:9092,a2:9092", "Sa1Qk", "Kafka 3.9", source_trouble_text),
         ClusterFacts("b1:9092", "Db2Xy", "Kafka 4.0 or later"),
-        engine_health(engine, "dr", NOW, has_ended=False),
-        mirror_row(state, record, shown, source_trouble(there), NOW, engine_has_ended=False),
-        tuple(shown),
+        status_of(state, record, all_topics, here, there, NOW, engine_has_ended=False),
         all_topics,
         (stopped_row(TopicPartition("shop.payments", 0), end, Outcome.DONE, end.reason),),
         tuple(history()),

@@ -22,6 +22,7 @@ from kmirror.ops.serve.service import Service
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import PARTITIONS
 from tests.support.waiting import PATIENCE_S
+from kmirror.status.partition_row import PARTITIONS
 
 
 class Get(Protocol):

@@ -21,6 +21,7 @@ from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.settings.table import describe
 from kmirror.state.records import PartitionState
+from kmirror.status.topic_state import TopicState
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 ROOT = DOCS.parent

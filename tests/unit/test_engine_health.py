@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.status.health import MirrorHealth, no_workers_text
+from kmirror.engine.control.health import Health
 from kmirror.state.records import PartitionState, ProgressRecord, ProgressRow
+from kmirror.status.engine_health import no_workers_text
 
 P0 = TopicPartition("t", 0)
 ROW = ProgressRow("t", 0, 120, 120, 0, 100, None, PartitionState.MIRRORING)
@@ -30,7 +32,7 @@ def test_a_lane_that_reports_but_does_not_hear_of_its_source_knows_nothing_new()
     report(health, ROW, 1000.0)
     report(health, ROW._replace(source_seen_ms=43_000), 1005.0)
     assert health.lag(P0, 100, 1008.1) is None
-    health.take_silence({}, (), late=False)
+    health.take_silence({}, late=False)
     assert health.wants_ends
     # the engine's own look is the newest
     health.take_end(P0, 150, 1007.0)
@@ -38,7 +40,7 @@ def test_a_lane_that_reports_but_does_not_hear_of_its_source_knows_nothing_new()
     report(health, ROW._replace(source_seen_ms=43_000), 1010.0)
     assert health.lag(P0, 100, 1016.9) == 50
     report(health, ROW, 1016.0)
-    health.take_silence({}, (), late=False)
+    health.take_silence({}, late=False)
     assert not health.wants_ends
 
 
@@ -48,7 +50,7 @@ def test_rows_that_a_lane_does_not_name_are_as_old_as_its_last_report() -> None:
     report(health, ROW, 1000.0)
     health.take_lane(0, 1020.0, is_complete=False)
     assert (health.lag(P0, 100, 1027.9), health.lag(P0, 100, 1028.1)) == (20, None)
-    assert (health.reported_at(), health.known_at(P0)) == ({P0: 1020.0}, 1018.0)
+    assert (health.reported_at(), health.reported_at_of(P0)) == ({P0: 1020.0}, 1020.0)
     assert (health.is_end_reported(P0, 1024.0), health.is_end_reported(P0, 1024.1)) == (True, False)
     # it hangs up and has forgotten when it last asked a source that did not grow: it had said so 2 s before
     health.take_lane(0, 1022.0, is_complete=False)
@@ -62,13 +64,12 @@ def test_rows_that_a_lane_does_not_name_are_as_old_as_its_last_report() -> None:
 
 
 def test_lanes_that_fall_silent_are_news_once_and_have_been_silent_since_they_reported() -> None:
-    health = MirrorHealth(1000.0)
-    assert health.take_silence({0: 1030.0, 1: None}, [P0], late=True)
-    assert not health.take_silence({0: 1030.0, 1: None}, [P0], late=True)
+    health = Health(1000.0)
+    assert health.take_silence({0: 1030.0, 1: None}, late=True)
+    assert not health.take_silence({0: 1030.0, 1: None}, late=True)
     assert health.silent_lanes == {0: 1030.0, 1: 1000.0}
-    assert health.silent_partitions == {P0}
     assert health.silence(1045.0) == 45.0
-    assert health.take_silence({}, (), late=False)
+    assert health.take_silence({}, late=False)
     assert (health.silence(1045.0), health.wants_ends) == (0.0, False)
 
 

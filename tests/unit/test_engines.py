@@ -13,11 +13,18 @@ from kmirror.engine.driver.engines import Engines, NotCopied
 from kmirror.engine.driver.mirror import MirrorEngine
 from kmirror.engine.driver.topic_views import TopicView
 from kmirror.engine.status.journal import Level, MirrorJournal
+from kmirror.engine.control.driver import COPYING, Ending, Limits, RunView, drive, view_of
+from kmirror.engine.control.engines import Engines, NotCopied
+from kmirror.engine.control.journal import Journal, Level
+from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.outcome import outcome
 from tests.support.waiting import PATIENCE_S
+from kmirror.status.topic_state import TopicState
+from kmirror.status.topic_status import TopicStatus
+from tests.support.statuses import topic_of
 
 FENCED = RefusedError("process 7 on h took over", None, Reason.FENCED)
 
@@ -36,11 +43,8 @@ class FakeEngine:
         self._turn = turn
         self.finished = False
 
-    def topic_views(self) -> list[TopicView]:
-        return []
-
-    def idle_topics(self) -> dict[str, str]:
-        return {"t": "PAUSED"}
+    def topics(self) -> tuple[TopicStatus, ...]:
+        return (topic_of("t", mirror=self.mirror, state=TopicState.PAUSED),)
 
     def start(self) -> None:
         self.calls.append("start")
@@ -80,7 +84,7 @@ def test_one_that_is_fenced_ends_and_the_other_copies_on() -> None:
     view = view_of(engines, COPYING, 1.0)
     assert (view.mirrors, view.not_copied, view.phase) == (("good", "lost"), engines.not_copied, COPYING)
     assert [note.text for note in view.notes] == ["closed"]
-    assert list(view.idle) == [("good", "t")]
+    assert [(one.mirror, one.topic, one.is_wanted) for one in view.topics] == [("good", "t", False)]
     assert view_of(engines, COPYING, 2.0).notes == ()
 
 

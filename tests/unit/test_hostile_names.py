@@ -18,6 +18,8 @@ from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.serve.metrics import MirrorTotals, RunStatus
 from kmirror.settings.parsing import split
+from kmirror.ops.serve.metrics import RunStatus
+from kmirror.sandbox.broker_config import properties_text
 from kmirror.settings.patterns import TopicSelector
 from kmirror_sandbox.broker_config import properties_text
 from tests.support.hostile import AMOUNTS, explore
@@ -63,9 +65,7 @@ def test_metrics_carry_names_as_they_are(amount: int) -> None:
     def check(given: tuple[str, list[str]]) -> None:
         mirror, topics = given
         copied = snapshot(*(row(topic) for topic in topics), mirror=mirror_record(mirror))
-        now = RunStatus(
-            "copying", NOW_MS, None, (MirrorTotals.of(live_mirror(copied)),), {f"{mirror}-": NotCopied("why")}
-        )
+        now = RunStatus("copying", NOW_MS, None, (live_mirror(copied),), {f"{mirror}-": NotCopied("why")})
         for accept in ("", OPENMETRICS):
             text, _ = exposition(now, accept)
             labels = [

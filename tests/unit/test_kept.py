@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason
-from kmirror.ops.show.kept import kept_offsets, with_kept
-from kmirror.state.records import PartitionState
+from kmirror.state.records import DesiredState, PartitionState, Record, TopicRecord
+from kmirror.status.observed import ClusterSnapshot
+from kmirror.status.partition_row import kept_offsets
+from tests.unit.test_ops_rows import ENGINE, NOW, SILENT, THERE, TOPIC, partition, progress, row
 
 
 @pytest.mark.parametrize(
@@ -19,21 +24,30 @@ def test_only_what_the_mirror_holds_counts(
     assert kept_offsets(source_start, start, end) == kept
 
 
-def message(kept: int | None, state: PartitionState, reason: Reason | None, *, answers: bool = True) -> str | None:
-    return with_kept("why", kept, state, reason, source_answers=answers)
+TEXT = "the mirror keeps 30 offsets that the source has deleted, until an engine copies it again"
+
+
+def message(*records: Record, there: ClusterSnapshot = THERE, topic: TopicRecord = TOPIC) -> str:
+    """Return what is said of a partition whose mirror begins 30 offsets before its source."""
+    begins = {TopicPartition("orders", 0): 33}
+    return row(*records, there=replace(there, log_start_offset=begins), topic=topic).error_message or ""
 
 
 def test_what_is_kept_is_reported_where_nothing_is_copied() -> None:
-    text = "the mirror keeps 30 offsets that the source has deleted, until an engine copies it again"
-    assert message(30, PartitionState.MIRRORING, Reason.NO_ENGINE) == f"why; {text}"
-    assert message(30, PartitionState.PAUSED, Reason.PAUSED_BY_OPERATOR) == f"why; {text}"
-    assert message(30, PartitionState.FAILED, Reason.RECORD_REJECTED, answers=False) == (
-        f"why; {text.replace('keeps', 'keeps at least')}"
-    )
+    assert message().endswith(f"; {TEXT}")
+    paused = replace(TOPIC, desired=DesiredState.PAUSED)
+    assert message(ENGINE, progress(), topic=paused).endswith(f"; {TEXT}")
+    failed = partition(PartitionState.FAILED, NOW, reason=Reason.RECORD_REJECTED)
+    assert message(ENGINE, failed).endswith(f"; {TEXT}")
+    # the source may have deleted more since it last answered
+    before = progress(at=NOW - 9_000)
+    known = replace(before, rows=(before.rows[0]._replace(source_log_start=33),))
+    assert row(known, there=SILENT).error_message is not None
+    assert f"; {TEXT.replace('keeps', 'keeps at least')}" in (row(known, there=SILENT).error_message or "")
 
 
 def test_what_is_kept_is_not_reported_where_it_is_copied_or_unknown() -> None:
-    for kept in (0, None):
-        assert message(kept, PartitionState.MIRRORING, Reason.NO_ENGINE) == "why"
-    assert message(30, PartitionState.MIRRORING, None) == "why"
-    assert message(30, PartitionState.STOPPED, Reason.PROMOTED) == "why"
+    assert "keeps" not in message(ENGINE, progress())
+    assert "keeps" not in message(there=replace(THERE, last_stable_offset={}))
+    stopped = partition(PartitionState.STOPPED, NOW, reason=Reason.PROMOTED)
+    assert "keeps" not in message(stopped, topic=replace(TOPIC, desired=DesiredState.STOPPED))

@@ -10,6 +10,7 @@ from kmirror.engine.histories.identity_check import AT_DESTINATION, AT_SOURCE, T
 from kmirror.engine.status.topic_state import SourceTrouble, kind_of, link_trouble
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.state.assignment import Assignment
+from kmirror.status.topic_state import SourceTrouble, kind_of, link_trouble
 
 SOURCE_ID, MIRROR_ID = b"\1" * 16, b"\2" * 16
 ASSIGNMENT = Assignment(

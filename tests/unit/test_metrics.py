@@ -12,10 +12,10 @@ from kmirror.engine.driver.engines import NotCopied
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, MirrorTotals, RunStatus
-from kmirror.ops.show.tables import PARTITIONS
+from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, RunStatus
 from kmirror.state.group_records import GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.records import DesiredState, Latencies, PartitionState, ProgressRow
+from kmirror.status.partition_row import PARTITIONS
 from kmirror.work import WorkView
 from tests.support.live_engine import AT, NOW_MS, mirror_record, row, silent, snapshot, topic_record
 from tests.support.metrics_page import PAGE, page
@@ -28,7 +28,7 @@ DOWN = UnreachableError("the source: no answer", None, Reason.SOURCE_UNREACHABLE
 
 def served(*found: object, accept: str = "", **more: object) -> Samples:
     """Return the samples of a run that copies these mirrors."""
-    mirrors = tuple(MirrorTotals.of(live_mirror(one)) for one in found)  # type: ignore[arg-type]
+    mirrors = tuple(live_mirror(one) for one in found)  # type: ignore[arg-type]
     text, content_type = exposition(RunStatus("copying", NOW_MS, None, mirrors, **more), accept)  # type: ignore[arg-type]
     assert ("openmetrics" in content_type) == bool(accept)
     return read(text.decode(), accept)
@@ -210,7 +210,7 @@ def test_a_mirror_that_another_engine_has_taken_or_that_is_gone_is_not_healthy()
     assert live_mirror(snapshot(row(), lost=fenced)).missing == str(fenced)
     known = snapshot(row())
     gone = live_mirror(replace(known, stored={}))
-    assert (gone.row, gone.missing) == (None, "there is no mirror m any more")
+    assert (gone.status, gone.missing) == (None, "there is no mirror m any more")
     assert live_mirror(snapshot()).missing == "mirror m has no topics yet"
     assert served(replace(known, stored={}))["kmirror_healthy", frozenset({("mirror", "m")})] == 0
 

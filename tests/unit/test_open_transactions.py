@@ -14,8 +14,9 @@ from kmirror.ops.show.open_transactions import (
     is_blocked_by_transaction,
     with_transaction,
 )
-from kmirror.ops.show.tables import PartitionRow
 from kmirror.state.records import PartitionState
+from kmirror.status.partition_row import PartitionRow
+from kmirror.status.topic_state import TopicState
 
 NOW = 10_000_000
 SOURCE = {"bootstrap.servers": "a:9092"}

@@ -15,7 +15,6 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import ExitCode, Reason, UsageError
 from kmirror.ops.add.add_plan import Action, AddFacts, Selection, TopicPlan, decide, select
 from kmirror.ops.add.topic_admin import requests_of
-from kmirror.ops.base.context import PENDING_ADD
 from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.base.upstream import Upstream, follow, links_of
 from kmirror.settings.parsing import parse_settings
@@ -23,6 +22,8 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
+from kmirror.settings.table import Settings, StartFrom, parse_settings
+from kmirror.state.records import PENDING_ADD, DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.setting_changes import SettingsPlan

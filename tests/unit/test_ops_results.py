@@ -9,7 +9,7 @@ import pytest
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.base.context import NamedClusterError, naming_cluster
 from kmirror.ops.base.results import GroupResult, Outcome, TopicResult, VerbResult, exit_code_of
-from kmirror.ops.show.tables import MIRRORS
+from kmirror.status.mirror_status import MIRRORS
 
 
 def row(result: Outcome, reason: Reason | None = None, topic: str = "t") -> TopicResult:

@@ -12,14 +12,11 @@ from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, 
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
-from kmirror.ops.base.context import PENDING_ADD
 from kmirror.ops.base.results import Outcome
-from kmirror.ops.show.cluster_view import ClusterSnapshot
-from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
-from kmirror.ops.show.tables import MIRRORS, PARTITIONS, PartitionRow
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
+    PENDING_ADD,
     PENDING_PROMOTE,
     DesiredState,
     EngineRecord,
@@ -37,6 +34,11 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import State
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
+from kmirror.status.mirror_status import MIRRORS
+from kmirror.status.observed import ClusterSnapshot
+from kmirror.status.partition_row import PARTITIONS, PartitionRow
+from kmirror.status.topic_state import TopicState
+from tests.support.statuses import status_of
 
 NOW = 1_000_000
 IDS = {"a.orders": bytes(15) + b"\1", "orders": bytes(15) + b"\2"}
@@ -103,7 +105,7 @@ def progress(state: PartitionState = PartitionState.MIRRORING, at: int = NOW - 1
 def row(
     *records: Record, here: ClusterSnapshot = HERE, there: ClusterSnapshot | None = THERE, topic: TopicRecord = TOPIC
 ) -> PartitionRow:
-    (found,) = partition_rows(State.of([MIRROR, topic, *records]), MIRROR, [topic], here, there, NOW)
+    (found,) = status_of(State.of([MIRROR, topic, *records]), MIRROR, [topic], here, there, NOW).partitions
     return found
 
 
@@ -222,7 +224,7 @@ def test_a_link_that_refuses_the_engine_is_failed_whatever_a_look_from_here_find
     assert (found.state, found.topic_state) == (PartitionState.MIRRORING, TopicState.LINK_FAILED)
     assert (found.reason, found.error_message) == (Reason.AUTHENTICATION_FAILED, f"{TOLD}; {NEXT_STEP}")
     state = State.of([MIRROR, TOPIC, ENGINE, refused])
-    assert mirror_row(state, MIRROR, [found], source_trouble(there), NOW).state is TopicState.LINK_FAILED
+    assert status_of(state, MIRROR, [TOPIC], HERE, there, NOW).row.state is TopicState.LINK_FAILED
 
 
 def test_a_source_that_is_silent_to_the_engine_is_unavailable_although_it_answers_here() -> None:
@@ -243,7 +245,7 @@ def test_one_partition_without_a_leader_leaves_its_topic_active() -> None:
     two = replace(TOPIC, partitions=2)
     said = progress(reason=Reason.SOURCE_UNREACHABLE, message="no leader")
     other = replace(said, rows=(*said.rows, said.rows[0]._replace(partition=1, reason=None, message=None)))
-    found = partition_rows(State.of([MIRROR, two, ENGINE, other]), MIRROR, [two], HERE, THERE, NOW)
+    found = status_of(State.of([MIRROR, two, ENGINE, other]), MIRROR, [two], HERE, THERE, NOW).partitions
     assert [(one.topic_state, one.reason) for one in found] == [
         (TopicState.ACTIVE, Reason.SOURCE_UNREACHABLE),
         (TopicState.ACTIVE, None),
@@ -312,12 +314,12 @@ def test_nothing_is_active_on_paper_only(engine: EngineRecord | None, reason: Re
 
 def test_an_engine_whose_process_is_gone_from_this_machine_is_none_at_once() -> None:
     state = State.of([MIRROR, TOPIC, ENGINE, progress()])
-    (found,) = partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW, engine_has_ended=True)
+    (found,) = status_of(state, MIRROR, [TOPIC], HERE, THERE, NOW, engine_has_ended=True).partitions
     assert (found.reason, found.engine, found.engine_age_ms) == (Reason.NO_ENGINE, None, 500)
     old = State.of([MIRROR, TOPIC, replace(ENGINE, last_seen_ms=NOW - 90_000), progress()])
-    (frozen,) = partition_rows(old, MIRROR, [TOPIC], HERE, THERE, NOW, engine_has_ended=False)
+    (frozen,) = status_of(old, MIRROR, [TOPIC], HERE, THERE, NOW, engine_has_ended=False).partitions
     assert (frozen.reason, frozen.engine) == (Reason.ENGINE_SILENT, "h1/app-1")
-    listed = mirror_row(state, MIRROR, [found], source_trouble(THERE), NOW, engine_has_ended=True)
+    listed = status_of(state, MIRROR, [TOPIC], HERE, THERE, NOW, engine_has_ended=True).row
     assert (listed.state, listed.reason, listed.engine) == (TopicState.LINK_FAILED, Reason.NO_ENGINE, None)
 
 
@@ -468,7 +470,7 @@ def test_a_copy_that_has_passed_what_was_seen_of_the_source_lags_by_nothing() ->
 def test_partitions_above_the_recorded_count_are_shown_if_anything_is_known_of_them() -> None:
     extra = replace(partition(PartitionState.MIRRORING), partition=2)
     state = State.of([MIRROR, TOPIC, extra])
-    assert [r.partition for r in partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW)] == [0, 1, 2]
+    assert [r.partition for r in status_of(state, MIRROR, [TOPIC], HERE, THERE, NOW).partitions] == [0, 1, 2]
 
 
 def test_a_topic_that_is_being_rebuilt_lacks_the_whole_log_of_its_source() -> None:
@@ -482,8 +484,7 @@ def test_a_topic_that_is_being_rebuilt_lacks_the_whole_log_of_its_source() -> No
 def test_list_sums_up_a_mirror() -> None:
     copying = progress(bytes_per_second=5_000.0, offsets_per_second=4.0, records_per_second=1.5)
     state = State.of([MIRROR, TOPIC, ENGINE, copying])
-    rows = partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW)
-    assert MIRRORS.document(mirror_row(state, MIRROR, rows, source_trouble(THERE), NOW)) == {
+    assert MIRRORS.document(status_of(state, MIRROR, [TOPIC], HERE, THERE, NOW).row) == {
         "mirror": "m",
         "topics": 1,
         "stoppedTopics": 0,
@@ -507,18 +508,18 @@ def test_list_shows_the_worst_topic_and_a_mirror_without_topics() -> None:
     failed = replace(TOPIC, topic="a.pay")
     broken = replace(partition(PartitionState.FAILED), topic="a.pay")
     state = State.of([MIRROR, TOPIC, failed, broken, ENGINE, progress()])
-    rows = partition_rows(state, MIRROR, [TOPIC, failed], HERE, THERE, NOW)
-    assert mirror_row(state, MIRROR, rows, source_trouble(THERE), NOW).state is TopicState.FAILED
+    assert status_of(state, MIRROR, [TOPIC, failed], HERE, THERE, NOW).row.state is TopicState.FAILED
     empty = State.of([MIRROR])
-    assert mirror_row(empty, MIRROR, [], source_trouble(THERE), NOW).state is None
-    assert mirror_row(empty, MIRROR, [], source_trouble(SILENT), NOW).state is TopicState.SOURCE_UNAVAILABLE
+    assert status_of(empty, MIRROR, [], HERE, THERE, NOW).row.state is None
+    assert status_of(empty, MIRROR, [], HERE, SILENT, NOW).row.state is TopicState.SOURCE_UNAVAILABLE
 
 
 def test_a_throttle_is_noted_as_long_as_something_is_copied() -> None:
     limited = replace(MIRROR, settings={"throttle.bytes.per.second": "20000000"})
     state = State.of([limited, TOPIC, ENGINE, progress()])
-    rows = partition_rows(state, limited, [TOPIC], HERE, THERE, NOW)
-    assert mirror_row(state, limited, rows, source_trouble(THERE), NOW).throttle_bytes_per_second == 20_000_000
+    status = status_of(state, limited, [TOPIC], HERE, THERE, NOW)
+    rows = status.partitions
+    assert status.row.throttle_bytes_per_second == 20_000_000
     assert PARTITIONS.notes is not None
     note = "m: copying is limited to 20,000,000 bytes/s (throttle.bytes.per.second)"
     assert list(PARTITIONS.notes(rows)) == [note]
@@ -529,6 +530,6 @@ def test_priority_topics_are_noted_while_an_engine_runs() -> None:
     state = State.of([MIRROR, TOPIC, replace(ENGINE, first_topics=("a", "b", "c", "d")), progress()])
     note = "m: other topics wait until these have caught up: a, b, c and 1 more (priority.topics)"
     assert PARTITIONS.notes is not None
-    assert list(PARTITIONS.notes(partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW))) == [note]
-    later = partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW + 100_000)
+    assert list(PARTITIONS.notes(status_of(state, MIRROR, [TOPIC], HERE, THERE, NOW).partitions)) == [note]
+    later = status_of(state, MIRROR, [TOPIC], HERE, THERE, NOW + 100_000).partitions
     assert note not in list(PARTITIONS.notes(later))

@@ -9,11 +9,12 @@ import pytest
 
 from kmirror.engine.status.health import CLOCK_SKEW_MS, time_lag
 from kmirror.errors import Reason
-from kmirror.ops.show.rows import partition_rows
-from kmirror.ops.show.tables import PARTITIONS, WIDE_PARTITIONS, PartitionRow
-from kmirror.ops.show.totals import Totals, totals
 from kmirror.state.records import EngineState, PartitionState, ProgressRow
 from kmirror.state.snapshot import State
+from kmirror.status.observed import CLOCK_SKEW_MS, time_lag
+from kmirror.status.partition_row import PARTITIONS, WIDE_PARTITIONS, PartitionRow
+from kmirror.status.topic_status import Totals, totals
+from tests.support.statuses import status_of
 from tests.unit.test_ops_rows import ENGINE, HERE, MIRROR, NOW, SILENT, THERE, TOPIC, progress, row
 
 LONG = 600_000
@@ -194,6 +195,6 @@ def test_a_worker_is_named_while_its_lane_reports() -> None:
 
 
 def test_reports_are_of_the_topic_that_is_looked_at() -> None:
-    (found,) = partition_rows(State.of([MIRROR, TOPIC, ENGINE]), MIRROR, [TOPIC], HERE, THERE, NOW)
+    (found,) = status_of(State.of([MIRROR, TOPIC, ENGINE]), MIRROR, [TOPIC], HERE, THERE, NOW).partitions
     assert speeds(found) == (None, None, None)
     assert PARTITIONS.document(found)["timeLagMs"] is None

@@ -10,9 +10,10 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.base.results import Outcome, exit_code_of
-from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.show.wait import Condition, is_over, judge, progress
 from kmirror.state.records import PartitionState
+from kmirror.status.partition_row import PartitionRow
+from kmirror.status.topic_state import TopicState
 
 
 def row(partition: int = 0, destination: int | None = 100, topic: str = "t", **more: Any) -> PartitionRow:

@@ -20,10 +20,23 @@ from kmirror.ops.show.rows import mirror_row, partition_rows
 from kmirror.ops.show.tables import PARTITIONS, PartitionRow
 from kmirror.settings.parsing import stored_settings, unknown_settings
 from kmirror.state.event_records import decode_event
+from kmirror.engine.control.health import Health
+from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.partitions import MirrorPartitions
+from kmirror.engine.control.state_feed import StateFeed
+from kmirror.engine.control.topics import MirrorTopics
+from kmirror.errors import Reason, UsageError
+from kmirror.settings.table import stored_settings, unknown_settings
+from kmirror.state.events import decode_event
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.record_kinds import Record, Removed, Unknown, decode, encode
 from kmirror.state.records import LaneChangeRecord, MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.status.mirror_status import MirrorStatus
+from kmirror.status.observed import ClusterSnapshot
+from kmirror.status.partition_row import PARTITIONS
+from kmirror.status.topic_state import TopicState
+from tests.support.statuses import status_of
 
 #: Written by the kmirror of 2026-11-22, of schema version 1: a mirror of four topics with an engine in charge, of which
 #: one was paused and one failed over; keys and values are the bytes of the two internal topics, compacted.
@@ -41,10 +54,10 @@ def older() -> list[Record]:
     return [record for record in found if not isinstance(record, Removed | Unknown)]
 
 
-def rows_of(state: State) -> list[PartitionRow]:
+def status(state: State) -> MirrorStatus:
     mirror = state.mirror("m")
     assert mirror is not None
-    return partition_rows(state, mirror, state.topics("m"), LOOK, None, NOW)
+    return status_of(state, mirror, state.topics("m"), LOOK, None, NOW)
 
 
 def test_all_that_an_older_version_stored_is_read() -> None:
@@ -70,7 +83,7 @@ def test_nothing_of_an_older_version_is_lost_when_it_is_written_again() -> None:
 
 
 def test_rows_are_made_of_what_an_older_version_stored() -> None:
-    rows = {(row.topic, row.partition): row for row in rows_of(State.of(older()))}
+    rows = {(row.topic, row.partition): row for row in status(State.of(older())).partitions}
     assert {partition: row.state for partition, row in rows.items()} == {
         ("audit", 0): PartitionState.MIRRORING,
         ("orders", 0): PartitionState.MIRRORING,
@@ -102,7 +115,7 @@ def test_what_a_newer_version_keeps_of_a_mirror_shows_in_its_rows(key: bytes, ou
     assert list(unreadable.key) == json.loads(key)
     if state.mirror("m") is None:
         return  # it is in no table: `list` names the record and exits with 4
-    rows = {(row.topic, row.partition): row for row in rows_of(state)}
+    rows = {(row.topic, row.partition): row for row in status(state).partitions}
     assert rows["users", 0].reason is Reason.FAILED_OVER
     flagged = [row for row in rows.values() if row.topic != "users"]
     assert {row.reason for row in flagged} == {Reason.STATE_UNREADABLE}
@@ -110,9 +123,7 @@ def test_what_a_newer_version_keeps_of_a_mirror_shows_in_its_rows(key: bytes, ou
     assert {row.topic_state for row in flagged} <= {TopicState.LINK_FAILED, TopicState.PAUSED}
     assert PARTITIONS.notes is not None
     assert any("not known to be copied" in note for note in PARTITIONS.notes(list(rows.values())))
-    mirror = state.mirror("m")
-    assert mirror is not None
-    summed = mirror_row(state, mirror, list(rows.values()), SourceTrouble.NONE, NOW)
+    summed = status(state).row
     assert (summed.state, summed.reason) == (TopicState.LINK_FAILED, Reason.STATE_UNREADABLE)
 
 

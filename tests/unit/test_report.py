@@ -11,9 +11,9 @@ from kmirror.ops.report.charts import Health, Span, line, spans_of, strip
 from kmirror.ops.report.facts import ReportFacts
 from kmirror.ops.report.html import Html, join, tag
 from kmirror.ops.report.page import GENERATOR, page
-from kmirror.ops.report.summary import losses_of, period_of, summary, topics_of
-from kmirror.ops.show.engine_health import engine_health
+from kmirror.ops.report.summary import losses_of, period_of, summary
 from kmirror.state.history_records import HistoryPoint, TimedPoint
+from kmirror.status.engine_health import engine_health
 from tests.support.report_facts import HOUR, MINUTE, NOW, history, report_facts
 from tests.support.strict_html import StrictHtml
 
@@ -124,8 +124,11 @@ def test_the_summary_says_what_happened() -> None:
 def test_without_an_engine_that_is_said_first_and_lag_is_what_the_clusters_say() -> None:
     facts = report_facts()
     assert "Nothing is copied now" not in summary_text(facts)
-    dead = replace(facts, engine=engine_health(facts.engine.record, "dr", NOW + 3 * HOUR))
-    assert "Nothing is copied now: no engine copies mirror dr (node-7/app-1 last reported 3h ago)" in summary_text(dead)
+    dead = engine_health(facts.engine.record, "dr", NOW + 3 * HOUR)
+    facts = replace(facts, status=replace(facts.status, health=dead))
+    assert "Nothing is copied now: no engine copies mirror dr (node-7/app-1 last reported 3h ago)" in summary_text(
+        facts
+    )
 
 
 def test_a_source_that_is_down_leaves_no_lag_but_the_last_known_one() -> None:
@@ -133,7 +136,7 @@ def test_a_source_that_is_down_leaves_no_lag_but_the_last_known_one() -> None:
     assert "The source does not answer now: no answer from a1:9092." in text
     assert "lacked" not in text
     assert "How far 9 partitions are behind is not known now; the last known lag was 160 offsets, seen at" in text
-    topics = {one.topic: one.lag for one in topics_of(report_facts(source_trouble_text="down"))}
+    topics = {one.topic: one.lag for one in report_facts(source_trouble_text="down").status.topics}
     assert topics["shop.orders-0001"] is None
 
 
@@ -179,12 +182,14 @@ def test_what_a_newer_version_wrote_is_missed() -> None:
 def test_a_mirror_that_is_stopped_needs_no_engine() -> None:
     facts = report_facts()
     dead = engine_health(facts.engine.record, "dr", NOW + 3 * HOUR)
-    stopped = tuple(row for row in facts.rows if row.topic == "shop.payments")
-    assert "Nothing is copied now" not in summary_text(replace(facts, engine=dead, rows=stopped))
+    stopped = tuple(one for one in facts.status.topics if one.topic == "shop.payments")
+    facts = replace(facts, status=replace(facts.status, health=dead, topics=stopped))
+    assert "Nothing is copied now" not in summary_text(facts)
 
 
 def test_topics_that_need_a_look_come_first() -> None:
-    assert topics_of(report_facts())[0].topic == "shop.orders-0000"
+    text = StrictHtml(page(report_facts())).text().partition("KNOWN LOST")[2]
+    assert text.index("shop.orders-0000") < text.index("shop.orders-0001") < text.index("shop.users")
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -214,11 +219,10 @@ def test_an_hour_without_an_engine_is_a_gap_in_every_line() -> None:
 def test_what_a_cluster_says_cannot_become_markup() -> None:
     facts = report_facts()
     evil = "<script>alert(1)</script>"
-    row = replace(facts.rows[0], error_message=evil, reason=Reason.SOURCE_DIVERGED)
+    told = facts.status.changed(lambda row: replace(row, error_message=evil, reason=Reason.SOURCE_DIVERGED))
     facts = replace(
         facts,
-        mirror=replace(facts.mirror, created_by=evil),
-        rows=(row, *facts.rows[1:]),
+        status=replace(told, record=replace(facts.mirror, created_by=evil)),
         source=replace(facts.source, release=evil, trouble=evil),
         archives={"shop.users": (evil,)},
         made_by=evil,

@@ -12,6 +12,8 @@ from py_mini_racer import MiniRacer
 from kmirror.ops.serve.page import page_text, script
 from kmirror.ops.show.events import EVENTS
 from kmirror.state.event_records import Event
+from kmirror.state.events import Event
+from kmirror.status.topic_status import TOPICS_ON_PAGE
 from tests.support.page_server import history, point, status
 from tests.support.report_facts import NOW
 from tests.support.strict_html import StrictHtml
@@ -76,25 +78,30 @@ def test_amounts_have_words(js: Script, function: str, arguments: list[object], 
     assert js(function, *arguments) == words
 
 
-def test_partitions_are_summed_up_and_what_is_unknown_stays_unknown(js: Script) -> None:
-    rows = status()["partitions"]
-    for row in rows:
-        if row["topic"] == "shop.orders-0001" and row["partition"] == 1:
-            row |= {"lag": None, "timeLagMs": None, "etaMs": None, "bytesPerSecond": None}
-        if row["topic"] == "shop.orders-0002":
-            row |= {"lag": None, "timeLagMs": None, "etaMs": None, "bytesPerSecond": None}
-    topics = {one["topic"]: one for one in js("topicsOf", rows)}
+def test_what_is_unknown_stays_unknown(js: Script) -> None:
+    topics = {one["topic"]: one for one in status()["topics"]}
     failed, partly, unknown = (topics[f"shop.orders-{number:04d}"] for number in range(3))
-    assert (failed["failed"], failed["lag"], failed["lagUnknown"], failed["reasons"]) == (1, 40, 0, ["SOURCE_DIVERGED"])
-    assert (partly["lag"], partly["lagUnknown"], partly["timeLagMs"]) == (0, 1, None)
-    assert (unknown["lag"], unknown["lagUnknown"], unknown["bytesPerSecond"]) == (None, 2, None)
+    assert "FAILED (SOURCE_DIVERGED), 1 FAILED" in StrictHtml(f"<table>{js('topicRow', failed, False)}</table>").text()
+    partly |= {"lag": 0, "lagUnknown": 1, "timeLagMs": None}
     assert "≥ 0" in js("topicRow", partly, False)
+    unknown |= {"lag": None, "lagUnknown": 2, "timeLagMs": None, "etaMs": None, "bytesPerSecond": None}
     shown = StrictHtml(f"<table>{js('topicRow', unknown, False)}</table>").text()
     assert shown.endswith("2----")
-    assert topics["shop.payments"]["lag"] is None
-    filling = js("topicsOf", [{**status()["partitions"][0], "offsetsToFill": left} for left in (7000, None, 5000)])[0]
+    filling = {**partly, "offsetsToFill": 12_000}
     assert "12,000 offsets without records to fill" in js("topicRow", filling, False)
     assert "to fill" not in js("topicRow", partly, False)
+
+
+def test_the_columns_are_those_that_topics_declare(js: Script) -> None:
+    columns = js.run("COLUMNS")
+    assert [head for _, head, _ in columns] == TOPICS_ON_PAGE.headers.split()
+    assert {key: kind for key, _, kind in columns if kind in ("duration", "rate")} == {
+        "timeLagMs": "duration",
+        "bytesPerSecond": "rate",
+        "etaMs": "duration",
+    }
+    row = StrictHtml(js("topicRow", status()["topics"][0], False)).found
+    assert [attributes["data-head"] for name, attributes in row if name == "td"] == [head for _, head, _ in columns]
 
 
 @pytest.mark.parametrize(
@@ -112,13 +119,13 @@ def test_partitions_are_summed_up_and_what_is_unknown_stays_unknown(js: Script) 
 def test_topics_are_filtered_and_sorted(
     js: Script, words: str, column: str, down: bool, first: str, count: int
 ) -> None:
-    topics = js("topicsOf", status()["partitions"])
+    topics = status()["topics"]
     found = [one["topic"] for one in js("chosen", topics, words, column, down)]
     assert (found[0], len(found)) == (first, count)
 
 
 def test_what_is_not_known_may_be_the_largest_and_what_has_stopped_is_not_behind(js: Script) -> None:
-    topics = js("topicsOf", status()["partitions"])
+    topics = status()["topics"]
     topics[1] |= {"lag": 1, "lagUnknown": 1}
     found = [one["topic"] for one in js("chosen", topics, "", "LAG", True)]
     assert (found[0], found[-1]) == ("shop.orders-0001", "shop.payments")
@@ -151,18 +158,18 @@ def test_a_mirror_is_shown_with_its_hour(js: Script) -> None:
 
 def test_the_page_does_not_call_it_copying_where_all_topics_are_stopped(js: Script) -> None:
     stopped = [{"state": "STOPPED"}, {"state": "STOPPED"}]
-    assert js("phaseOf", status(partitions=stopped)) == "nothing to copy: all topics are stopped"
-    assert js("phaseOf", status(partitions=[*stopped, {"state": "MIRRORING"}])) == "copying"
-    assert js("phaseOf", status(partitions=[])) == "copying"
+    assert js("phaseOf", status() | {"topics": stopped}) == "nothing to copy: all topics are stopped"
+    assert js("phaseOf", status() | {"topics": [*stopped, {"state": "ACTIVE"}]}) == "copying"
+    assert js("phaseOf", status() | {"topics": []}) == "copying"
 
 
 def test_before_copying_begins_that_is_said(js: Script) -> None:
     waiting = status(
         phase="waiting", mirrors=None, partitions=None, ready=False, missing="waiting: <host> is in charge"
     )
+    waiting["topics"] = None
     assert js("mirrorsShown", waiting, None) == "<p>Nothing is copied yet: waiting: &#60;host&#62; is in charge.</p>"
     assert js("alarmOf", waiting, None, 0) is None
-    assert js("topicsOf", None) == []
 
 
 @pytest.mark.parametrize(
@@ -186,12 +193,10 @@ def test_what_a_cluster_says_cannot_become_markup(js: Script) -> None:
     evil = "<img src=x onerror=alert(1)>"
     shown = status()
     shown["mirrors"][0] |= {"mirror": evil, "state": evil, "reason": evil, "sourceBootstrapServer": evil}
-    rows = [
-        row | {"topic": evil, "errorMessage": evil, "reason": evil, "topicState": evil} for row in shown["partitions"]
-    ]
+    topics = [row | {"topic": evil, "errorMessage": evil, "reasons": [evil], "state": evil} for row in shown["topics"]]
     event = EVENTS.document(Event(NOW, evil, evil, evil, evil, {"message": evil}))
     made = js("mirrorsShown", shown, {"asOf": NOW, "mirrors": []}) + js("eventRow", event)
-    made += "".join(js("topicRow", topic, True) for topic in js("topicsOf", rows))
+    made += "".join(js("topicRow", topic, True) for topic in topics)
     found = StrictHtml(made)
     assert found.count("img") == 0
     assert found.text().count(evil) >= 12

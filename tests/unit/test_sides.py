@@ -14,7 +14,7 @@ from kmirror.engine.histories.judge import Fail, Trouble
 from kmirror.engine.histories.section_reader import Unreadable
 from kmirror.engine.lane import background_requests
 from kmirror.engine.lane.refusals import append_refused, fetch_refused
-from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.errors import LINK_REFUSED, BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from tests.support.judging import ASSIGNMENT
 
 #: Kafka 4.3 has codes up to 133; brokers may send newer ones.
@@ -61,7 +61,7 @@ def test_what_a_destination_answers_is_no_trouble_of_the_source(code: int) -> No
 def test_a_login_that_the_destination_refuses_is_no_refused_link(reason: Reason | None) -> None:
     found = inspection._link_trouble(UnreachableError("no", None, reason), Reason.DESTINATION_UNREACHABLE)
     assert found.message == "the destination: no"
-    assert found.reason not in identity_check.LINK_REFUSED
+    assert found.reason not in LINK_REFUSED
 
 
 def test_no_error_of_the_destination_ends_a_look_at_the_source() -> None:

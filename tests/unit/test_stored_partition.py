@@ -201,7 +201,7 @@ def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_w
         (row(end=50)._replace(source_offset=None), False),
     ):
         assert known.take_row(partition, record, report, 5.0)
-        assert known.are_quiet is known.is_at_rest(partition) is is_quiet, report
+        assert known.are_quiet is is_quiet, report
     assert known.take_row(partition, record, row(end=50)._replace(reason=Reason.AUTHENTICATION_FAILED), 5.0)
     assert known.are_refused
     assert known.take_row(other, record, ProgressRow("pay", 0, 1, 1, 0, 1, None, PartitionState.MIRRORING), 5.0)
@@ -211,5 +211,5 @@ def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_w
     known.forget_targets("orders")
     known.replace("orders", [BEFORE])
     assert (set(known.rows), set(known.records), known.targets) == ({other}, {partition, other}, {other: 1})
-    assert (known.are_quiet, known.are_refused, known.is_at_rest(partition)) == (True, False, False)
+    assert (known.are_quiet, known.are_refused) == (True, False)
     assert (known.take_changed_topics(), health.reported) == ({"orders"}, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
@@ -13,11 +14,18 @@ from kmirror.cli.terminal.observation import Observation
 from kmirror.cli.terminal.table_view import TableView
 from kmirror.cli.terminal.top_view import TopView
 from kmirror.engine.status.topic_state import TopicState
+from kmirror.cli.keyboard import keys_of
+from kmirror.cli.layout import Line
+from kmirror.cli.observation import Observation
+from kmirror.cli.table_view import TableView
+from kmirror.cli.top_view import TopView
 from kmirror.errors import Reason
-from kmirror.ops.show.tables import PARTITIONS, MirrorRow, PartitionRow
-from kmirror.ops.show.topics import Overview, shown_state, topic_rows
-from kmirror.ops.show.totals import totals
+from kmirror.ops.show.listing import Overview
 from kmirror.state.records import PartitionState
+from kmirror.status.mirror_status import MirrorRow
+from kmirror.status.partition_row import PARTITIONS, PartitionRow
+from kmirror.status.topic_state import TopicState
+from kmirror.status.topic_status import TopicStatus, shown_state, totals
 from tests.unit.test_ops_speed import DONE, LACKING, STOPPED
 
 M = MirrorRow(
@@ -43,8 +51,12 @@ FAILED = replace(
 ROWS = (LACKING, replace(LACKING, partition=1), replace(DONE, topic="a.done", bytes_per_second=5_000_000), FAILED)
 
 
+def topics_of_rows(rows: Sequence[PartitionRow]) -> list[TopicStatus]:
+    return [TopicStatus.of(list(own)) for _, own in groupby(rows, lambda row: (row.mirror, row.topic))]
+
+
 def picture(*rows: PartitionRow, mirrors: Sequence[MirrorRow] = (M,)) -> Overview:
-    return Overview(tuple(mirrors), tuple(topic_rows(rows)), totals(rows))
+    return Overview(tuple(mirrors), tuple(topics_of_rows(rows)), totals(rows))
 
 
 def texts(lines: Sequence[Line]) -> list[str]:
@@ -193,7 +205,8 @@ def test_a_topic_says_first_why_it_failed() -> None:
     blocked = replace(LACKING, partition=1, reason=Reason.OPEN_TRANSACTION)
     failed = replace(FAILED, topic=LACKING.topic, partition=2)
     reasons = [
-        topic_rows(rows)[0].reason for rows in ([blocked, idle, failed], [blocked, idle], [blocked, LACKING], [LACKING])
+        TopicStatus.of(rows).reason
+        for rows in ([blocked, idle, failed], [blocked, idle], [blocked, LACKING], [LACKING])
     ]
     assert reasons == [Reason.SOURCE_TRUNCATED, Reason.NO_ENGINE, Reason.OPEN_TRANSACTION, None]
 

@@ -13,13 +13,14 @@ from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.show.cluster_view import ClusterSnapshot
-from kmirror.ops.show.rows import partition_rows
-from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.records import DesiredState, Lacking
 from kmirror.state.snapshot import State
+from kmirror.status.observed import ClusterSnapshot
+from kmirror.status.partition_row import PartitionRow
+from kmirror.status.topic_state import TopicState
 from tests.support.live_engine import AT, NOW_MS, row, snapshot, topic_record
+from tests.support.statuses import status_of
 
 REFUSED = Lacking(3, Reason.NOT_AUTHORIZED, "adding partitions to t: TOPIC_AUTHORIZATION_FAILED (29)")
 
@@ -51,7 +52,7 @@ def rows(
     state = State.of({**found.stored, topic.key: topic, engine.key: engine}.values())
     mirror = state.mirror("m")
     assert mirror is not None
-    return partition_rows(state, mirror, [topic], destination, source, NOW_MS, engine_has_ended=False)
+    return status_of(state, mirror, [topic], destination, source, NOW_MS, engine_has_ended=False).partitions
 
 
 def test_what_only_the_source_has_is_lag_from_its_log_start() -> None:

@@ -55,7 +55,8 @@ class RebuildStep(StrEnum):
     REPLACE = "REPLACE"
 
 
-#: A topic's `pending_operation` while it is rebuilt; while a promote waits for lag 0; while it is being stopped.
+#: A topic's `pending_operation`: an `add` is unfinished; it is rebuilt; a promote waits for lag 0; it is being stopped.
+PENDING_ADD = "add"
 PENDING_REBUILD = "rebuild"
 PENDING_PROMOTE = "promote"
 PENDING_STOP = "stop"

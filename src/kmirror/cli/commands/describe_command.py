@@ -67,7 +67,7 @@ def describe_verb(
     from kmirror.ops.show.describe import describe, unreadable_notes, upstream_notes
     from kmirror.ops.show.describe_groups import GROUPS, describe_groups
     from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, describe_settings
-    from kmirror.ops.show.tables import (
+    from kmirror.status.partition_row import (
         FAILED_PARTITIONS,
         KAFKA_FAILED_PARTITIONS,
         KAFKA_PARTITIONS,

@@ -10,7 +10,7 @@ from kmirror.cli.options import ALL_MIRRORS, Call, mirror_option, verb
 
 if TYPE_CHECKING:
     from kmirror.ops.base.context import Destination
-    from kmirror.ops.show.topics import Overview
+    from kmirror.ops.show.listing import Overview
 
 
 @verb(
@@ -40,7 +40,7 @@ def top_verb(call: Call, mirror: str | None) -> int:
 @contextmanager
 def _opened(destination: Destination, mirror: str | None) -> Iterator[Callable[[], Overview]]:
     from kmirror.ops.show.cluster_view import Prober
-    from kmirror.ops.show.top import read_overview
+    from kmirror.ops.show.listing import read_overview
 
     with destination, Prober(destination) as prober:
         yield lambda: read_overview(destination, prober, mirror)

@@ -42,7 +42,7 @@ _MOST_UNREADABLE = 3
 def list_verb(call: Call) -> int:
     from kmirror.ops.show.describe import unreadable_notes
     from kmirror.ops.show.listing import list_mirrors
-    from kmirror.ops.show.tables import KAFKA_MIRRORS, MIRRORS
+    from kmirror.status.mirror_status import KAFKA_MIRRORS, MIRRORS
 
     with call.destination() as destination:
         rows = list_mirrors(destination)

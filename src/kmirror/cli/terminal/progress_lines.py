@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from kmirror.engine.driver.driver import RunView
     from kmirror.engine.driver.topic_views import TopicView
+    from kmirror.engine.control.driver import RunView
     from kmirror.ops.stop.promote_request import PromoteView
+    from kmirror.status.topic_status import TopicStatus
 
 #: Between two plain lines.
 LINE_SECONDS = 5.0
@@ -245,12 +247,12 @@ def run_table(view: RunView, most: int) -> Table:
 
     several = len(view.mirrors) > 1
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_footer=True)
-    rows = sorted(view.topics, key=_by_need)
+    rows = sorted((topic for topic in view.topics if topic.is_wanted), key=_by_need)
     total = counted(len(rows), "topic") if len(rows) <= most else f"{most} of {len(rows):,} topics"
     if several:
         found.add_column("MIRROR", overflow="fold")
     found.add_column("TOPIC", total if rows else ", ".join(view.mirrors), overflow="fold", footer_style="dim")
-    partitions = sum(topic.partitions for topic in rows)
+    partitions = sum(topic.partition_count for topic in rows)
     for name, footer in (
         ("PARTITIONS", f"{partitions:,}"),
         ("LAG", _lag(rows)),
@@ -265,13 +267,13 @@ def run_table(view: RunView, most: int) -> Table:
     for topic in rows[:most]:
         state = Text(topic.state, style=tables.style_of(topic.state))
         if topic.reason:
-            state.append(f" {topic.reason}: {one_line(topic.message)}", style="default not bold")
+            state.append(f" {topic.reason}: {one_line(topic.error_message)}", style="default not bold")
         found.add_row(
             *([topic.mirror] if several else []),
             topic.topic,
-            f"{topic.partitions:,}",
+            f"{topic.partition_count:,}",
             _lag([topic]),
-            byte_rate(topic.bytes_per_second),
+            byte_rate(topic.bytes_per_second or 0),
             state,
         )
     return found
@@ -282,18 +284,17 @@ def most_topics(height: int) -> int:
     return max(1, min(_MOST_TOPICS, height - _OTHER_LINES))
 
 
-def _by_need(topic: TopicView) -> tuple[bool, float, str, str]:
+def _by_need(topic: TopicStatus) -> tuple[bool, float, str, str]:
     """Sort FAILED topics first, then the largest lag; an unknown lag counts as the largest."""
-    lag = float("inf") if topic.lag is None else topic.lag
+    lag = float("inf") if topic.lag_unknown else topic.lag or 0
     return (topic.state != "FAILED", -lag, topic.mirror, topic.topic)
 
 
-def _lag(topics: Sequence[TopicView]) -> str:
-    known = sum(topic.lag for topic in topics if topic.lag is not None)
-    unknown = sum(topic.lag is None for topic in topics)
-    if unknown == len(topics):
+def _lag(topics: Sequence[TopicStatus]) -> str:
+    known = [topic.lag for topic in topics if topic.lag is not None]
+    if not known:
         return UNKNOWN
-    return f"{known:,}" if not unknown else f"≥ {known:,}"
+    return f"≥ {sum(known):,}" if any(topic.lag_unknown for topic in topics) else f"{sum(known):,}"
 
 
 def _at(seconds: float) -> str:

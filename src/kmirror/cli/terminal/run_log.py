@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from kmirror.engine.driver.driver import RunView
     from kmirror.engine.driver.engines import NotCopied
     from kmirror.engine.driver.topic_views import TopicView
+    from kmirror.engine.control.driver import RunView
+    from kmirror.engine.control.engines import NotCopied
     from kmirror.ops.base.results import VerbResult
+    from kmirror.status.topic_status import TopicStatus
 
 TEXT, JSON = "text", "json"
 SUMMARY_SECONDS = 60.0
@@ -34,7 +37,8 @@ _MOST_NAMES, _MOST_RESULTS = 5, 20
 _MOST_CHANGES = 30
 
 _LEVELS = {"FAILED": Level.ERROR, "LINK_FAILED": Level.ERROR, "SOURCE_UNAVAILABLE": Level.WARNING}
-_COPIED_STATES = frozenset({"ACTIVE", "PENDING_MIRROR"})
+_COPIED_STATES = frozenset({"ACTIVE", "PENDING_MIRROR", "PENDING_STOPPED"})
+_ASKED_FOR = frozenset({"PAUSED", "STOPPED"})
 _SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.INFO: 2}
 
 
@@ -153,53 +157,50 @@ class ChangeTracker:
 
     def _topic_changes(self, view: RunView) -> Iterator[Entry]:
         """Yield one entry for all topics of a mirror with the same change."""
-        shown = {(topic.mirror, topic.topic): topic for topic in view.topics}
-        states: dict[tuple[str, str], tuple[str, Reason | None]] = {
-            place: (wanted, None) for place, wanted in view.idle.items()
-        }
-        states |= {place: (topic.state, topic.reason) for place, topic in shown.items()}
-        alike: defaultdict[tuple[str, str, Reason | None, str], list[str]] = defaultdict(list)
-        for place, (state, reason) in sorted(states.items(), key=lambda one: one[0]):
+        alike: defaultdict[tuple[str, str, Reason | None, str], list[TopicStatus]] = defaultdict(list)
+        for topic in sorted(view.topics, key=lambda one: (one.mirror, one.topic)):
+            place, (state, reason) = (topic.mirror, topic.topic), _state_of(topic)
             before = self._last.get(place)
             if before is not None and (before.state, before.reason) == (state, reason):
                 continue
             self._last[place] = _LastState(state, reason, view.time_ms)
             was = _words(before.state, before.reason) if before is not None else ""
-            alike[place[0], state, reason, was].append(place[1])
+            alike[topic.mirror, state, reason, was].append(topic)
         for (mirror, state, reason, was), topics in alike.items():
-            one = shown.get((mirror, topics[0]))
-            why = f": {one_line(one.message)}" if reason is not None and one is not None else ""
+            why = f": {one_line(topics[0].error_message)}" if reason is not None else ""
             more = f" and {len(topics) - _MOST_NAMES:,} more" if len(topics) > _MOST_NAMES else ""
-            names = ", ".join(topics[:_MOST_NAMES])
+            names = [topic.topic for topic in topics[:_MOST_NAMES]]
             before_it = f" (was {was})" if was else ""
+            see = _see(view) if reason in NOT_COPYING else ""
             yield Entry(
                 view.time_ms,
                 _level(state, reason),
                 mirror,
-                f"{names}{more}: {_words(state, reason)}{before_it}{why}{_see(view) if reason in NOT_COPYING else ''}",
-                {"state": state, "reason": reason, "topics": topics[:_MOST_NAMES], "topicCount": len(topics)},
+                f"{', '.join(names)}{more}: {_words(state, reason)}{before_it}{why}{see}",
+                {"state": state, "reason": reason, "topics": names, "topicCount": len(topics)},
             )
 
     def _summaries(self, view: RunView) -> Iterator[Entry]:
         fields = {"phase": view.phase}
-        if not view.topics and not view.not_copied and view.phase != COPYING:
+        wanted = [topic for topic in view.topics if topic.is_wanted]
+        if not wanted and not view.not_copied and view.phase != COPYING:
             yield Entry(view.time_ms, view.level, ",".join(view.mirrors), view.phase, fields)
             return
         for mirror in view.mirrors:
             if (not_copied := view.not_copied.get(mirror)) is not None:
                 yield _not_copied(view, mirror, not_copied)
-            elif own := [topic for topic in view.topics if topic.mirror == mirror]:
+            elif own := [topic for topic in wanted if topic.mirror == mirror]:
                 yield self._summary(view, mirror, own)
             else:
                 phase = "not copying" if view.phase == COPYING else view.phase
                 yield Entry(view.time_ms, view.level, mirror, f"{phase}: no topics to copy", {"phase": phase})
 
-    def _summary(self, view: RunView, mirror: str, topics: Sequence[TopicView]) -> Entry:
+    def _summary(self, view: RunView, mirror: str, topics: Sequence[TopicStatus]) -> Entry:
         is_copying = any(topic.state in _COPIED_STATES for topic in topics)
         phase = "not copying" if view.phase == COPYING and not is_copying else view.phase
-        partitions = sum(topic.partitions for topic in topics)
+        partitions = sum(topic.partition_count for topic in topics)
         states = Counter(topic.state for topic in topics)
-        rate = sum(topic.bytes_per_second for topic in topics)
+        rate = sum(topic.bytes_per_second or 0 for topic in topics)
         lag = _Lag.of(topics)
         worst = min(topics, key=lambda one: (_SEVERITY[_level(one.state, one.reason)], one.topic))
         level = _level(worst.state, worst.reason)
@@ -222,14 +223,14 @@ class ChangeTracker:
             },
         )
 
-    def _cause(self, view: RunView, topic: TopicView) -> str:
+    def _cause(self, view: RunView, topic: TopicStatus) -> str:
         """Return why a topic needs attention, and since when at least."""
         if topic.reason is None:
             return ""
         since = at_time(self._last[topic.mirror, topic.topic].since_ms)
         see = _see(view) if topic.reason in NOT_COPYING else ""
         what = _words(topic.state, topic.reason)
-        return f"; {topic.topic} {what} since {since} or longer: {one_line(topic.message)}{see}"
+        return f"; {topic.topic} {what} since {since} or longer: {one_line(topic.error_message)}{see}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,11 +243,9 @@ class _Lag:
     topics: int
 
     @classmethod
-    def of(cls, topics: Sequence[TopicView]) -> _Lag:
-        """Sum up; if the destination does not answer, the lag is unknown."""
-        known = [
-            topic for topic in topics if topic.lag is not None and topic.reason is not Reason.DESTINATION_UNREACHABLE
-        ]
+    def of(cls, topics: Sequence[TopicStatus]) -> _Lag:
+        """Sum up."""
+        known = [topic for topic in topics if topic.lag is not None and not topic.lag_unknown]
         as_of = [topic.lag_as_of_ms for topic in known if topic.lag_as_of_ms is not None]
         return cls(
             sum(topic.lag or 0 for topic in known), min(as_of, default=None), len(topics) - len(known), len(topics)
@@ -281,6 +280,13 @@ def ended(time_ms: int, done: VerbResult, headline: str) -> Iterator[Entry]:
 def _not_copied(view: RunView, mirror: str, not_copied: NotCopied) -> Entry:
     text = f"not copied by this engine: {one_line(not_copied.why)}"
     return Entry(view.time_ms, not_copied.level, mirror, text, {"phase": view.phase, "reason": not_copied.reason})
+
+
+def _state_of(topic: TopicStatus) -> tuple[str, Reason | None]:
+    """Return what is logged of a topic; the state of one that is paused or stopped says why, too."""
+    if topic.is_stopping:
+        return "STOPPING", None
+    return topic.state, None if topic.state in _ASKED_FOR else topic.reason
 
 
 def _level(state: str, reason: Reason | None) -> Level:

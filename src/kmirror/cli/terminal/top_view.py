@@ -10,30 +10,37 @@ from kmirror.cli.terminal.layout import Line, fitting_parts
 from kmirror.cli.terminal.observation import Observation, ago, faded, on_whole_terminal, title_lines, unread_lines
 from kmirror.cli.terminal.plain_tables import style_of
 from kmirror.engine.status.topic_state import TopicState
+from kmirror.cli.keyboard import BACKSPACE, ENTER, ESCAPE
+from kmirror.cli.layout import Line, fitting_parts
+from kmirror.cli.observation import Observation, ago, faded, on_whole_terminal, title_lines, unread_lines
+from kmirror.cli.tables import style_of
 from kmirror.errors import NOT_COPYING
-from kmirror.ops.show.tables import MirrorRow, shown_duration, shown_rate
-from kmirror.ops.show.topics import TOPICS, TOPICS_OF_MIRRORS, Overview, TopicRow, shown_state
+from kmirror.ops.show.listing import Overview
+from kmirror.status.mirror_status import MirrorRow
+from kmirror.status.partition_row import shown_duration, shown_rate
+from kmirror.status.topic_state import TopicState
+from kmirror.status.topic_status import TOPICS, TOPICS_OF_MIRRORS, TopicStatus, shown_state
 from kmirror.words import UNKNOWN, counted
 
 #: Mirrors take at most one line of four.
 _MIRRORS_SHARE = 4
 
 
-def _by_lag(topic: TopicRow) -> tuple[bool, bool, int, str, str]:
+def _by_lag(topic: TopicStatus) -> tuple[bool, bool, int, str, str]:
     """Sort FAILED topics first, then unknown lags, then the largest lag."""
     totals = topic.totals
     return (topic.state is not TopicState.FAILED, not totals.unknown_lags, -(totals.lag or 0), *_by_name(topic))
 
 
-def _by_rate(topic: TopicRow) -> tuple[int, str, str]:
+def _by_rate(topic: TopicStatus) -> tuple[int, str, str]:
     return (-(topic.totals.bytes_per_second or 0), *_by_name(topic))
 
 
-def _by_name(topic: TopicRow) -> tuple[str, str]:
+def _by_name(topic: TopicStatus) -> tuple[str, str]:
     return topic.mirror, topic.topic
 
 
-_ORDERS: Sequence[tuple[str, Callable[[TopicRow], tuple[object, ...]]]] = (
+_ORDERS: Sequence[tuple[str, Callable[[TopicStatus], tuple[object, ...]]]] = (
     ("lag", _by_lag),
     ("rate", _by_rate),
     ("name", _by_name),
@@ -101,7 +108,7 @@ class TopView:
 def _sums(overview: Overview) -> Iterator[Line]:
     sums = overview.totals
     states = Counter(str(topic.code) for topic in overview.topics)
-    partitions = counted(sum(topic.partitions for topic in overview.topics), "partition")
+    partitions = counted(sum(topic.partition_count for topic in overview.topics), "partition")
     line: Line = [(f"{counted(len(overview.topics), 'topic')}, {partitions}", "")]
     for state in sorted(states, key=lambda one: (one != TopicState.FAILED, one)):
         line += [("  ", ""), (f"{states[state]:,} {state}", style_of(state))]

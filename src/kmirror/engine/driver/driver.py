@@ -13,12 +13,16 @@ from kmirror.engine.driver.engines import STOP_SECONDS, Engines, NotCopied, Supe
 from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.engine.driver.topic_views import TopicView
 from kmirror.engine.status.journal import Level, Note
+from kmirror.engine.control.engines import STOP_SECONDS, Engines, NotCopied, Supervisor
+from kmirror.engine.control.journal import Level, Note
+from kmirror.engine.control.snapshots import Snapshots
 from kmirror.errors import NOT_COPYING
+from kmirror.status.topic_status import TopicStatus
 
 _LOOP_SECONDS = 0.05
 _VIEW_SECONDS = 1.0
-#: Showing the state takes at most 1/400 of a core: with thousands of topics it is shown less often.
-_PAUSE_PER_WORK = 400.0
+#: Showing the state takes at most 1/125 of a core: with thousands of busy partitions it is shown less often.
+_PAUSE_PER_WORK = 125.0
 
 
 class Ending(StrEnum):
@@ -38,13 +42,12 @@ class RunView:
     elapsed_seconds: float
     phase: str
     mirrors: tuple[str, ...]
-    topics: tuple[TopicView, ...]
+    #: Of all mirrors, those too that are paused or stopped.
+    topics: tuple[TopicStatus, ...]
     total_bytes_per_second: float
     notes: tuple[Note, ...]
     #: How much attention the phase needs.
     level: Level = Level.INFO
-    #: By mirror and topic, the desired state of topics that are not copied: PAUSED, STOPPED.
-    idle: Mapping[tuple[str, str], str] = field(default_factory=dict)
     #: The mirrors without an engine in this run now, and why.
     not_copied: Mapping[str, NotCopied] = field(default_factory=dict)
     #: Spark's log file.
@@ -120,22 +123,18 @@ def _ending(engines: Engines, limits: Limits, elapsed: float, supervisor: Superv
 
 def view_of(engines: Engines, phase: str, elapsed: float, supervisor: Supervisor | None = None) -> RunView:
     """Sum up the mirrors' state, and take the engines' notes."""
-    topics: list[TopicView] = []
     notes = engines.take_notes()
     not_copied: Mapping[str, NotCopied] = engines.not_copied
     if supervisor is not None:
         notes += supervisor.take_notes()
         not_copied = supervisor.not_copied
     copied = [engine for engine in engines.last if engine.mirror not in not_copied]
-    for engine in copied:
-        topics += engine.topic_views()
-    rate = sum(topic.bytes_per_second for topic in topics)
+    topics = tuple(topic for engine in copied for topic in engine.topics())
+    wanted = [topic for topic in topics if topic.is_wanted]
+    rate = sum(topic.bytes_per_second or 0 for topic in wanted)
     if phase == COPYING and not copied:
         phase = "waiting" if not_copied else NO_MIRRORS
-    elif phase == COPYING and topics and all(topic.reason in NOT_COPYING for topic in topics):
+    elif phase == COPYING and wanted and all(topic.reason in NOT_COPYING for topic in wanted):
         phase = "not copying"
-    idle = {(engine.mirror, topic): desired for engine in copied for topic, desired in engine.idle_topics().items()}
     mirrors = (*(engine.mirror for engine in copied), *not_copied) or ("*",)
-    return RunView(
-        now_ms(), elapsed, phase, mirrors, tuple(topics), rate, tuple(notes), idle=idle, not_copied=not_copied
-    )
+    return RunView(now_ms(), elapsed, phase, mirrors, topics, rate, tuple(notes), not_copied=not_copied)

@@ -11,6 +11,9 @@ from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.engine.status.health import LANE_SILENCE_SECONDS
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.engine.control.journal import Journal, Level
+from kmirror.engine.control.source_monitor import SourceReport
+from kmirror.errors import LINK_REFUSED, KmirrorError, Reason
 from kmirror.state.records import Lacking
 
 

@@ -26,6 +26,30 @@ from kmirror.engine.driver.source_login import LoginReport, SourceLogin, contact
 from kmirror.engine.driver.source_monitor import SourceMonitor, SourceReport
 from kmirror.engine.driver.topic_views import TopicView, TopicViews
 from kmirror.engine.executors import connections_of
+from kmirror.engine.control.counters import Counters
+from kmirror.engine.control.destination_status import DestinationStatus
+from kmirror.engine.control.health import Health
+from kmirror.engine.control.heartbeats import Heartbeats
+from kmirror.engine.control.history import History, Sample
+from kmirror.engine.control.journal import Journal, Level
+from kmirror.engine.control.lane_balancer import LaneBalancer
+from kmirror.engine.control.lane_jobs import LaneRunner
+from kmirror.engine.control.lane_reports import LaneReports
+from kmirror.engine.control.lanes import Lanes
+from kmirror.engine.control.live_status import LiveStatus
+from kmirror.engine.control.orders import LaneOrders
+from kmirror.engine.control.partitions import MirrorPartitions
+from kmirror.engine.control.priorities import Priorities
+from kmirror.engine.control.rebuilds import RESETS, Rebuilder, Rebuilds
+from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob, SideJobs
+from kmirror.engine.control.snapshots import MirrorSnapshot
+from kmirror.engine.control.source_login import LoginReport, SourceLogin, contact_changes
+from kmirror.engine.control.source_monitor import SourceMonitor, SourceReport
+from kmirror.engine.control.source_status import SourceStatus
+from kmirror.engine.control.state_feed import FeedTopic, StateFeed, StoredRecords
+from kmirror.engine.control.throttle_shares import LaneUse, ThrottleShares
+from kmirror.engine.control.topics import MirrorTopics
+from kmirror.engine.control.workers import Workers
 from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.lanes.joined_reports import LaneReports
 from kmirror.engine.lanes.lane_balancer import LaneBalancer
@@ -48,6 +72,7 @@ from kmirror.state.lease import Lease
 from kmirror.state.record_kinds import Unknown, decode, may_be_of
 from kmirror.state.records import LaneRowsRecord, MirrorRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State, unreadable_error
+from kmirror.status.topic_status import TopicStatus
 
 _POLL_MS = 500
 _PAUSE = 0.5
@@ -109,18 +134,17 @@ class MirrorEngine:
         self._priorities = Priorities()
         self.counters = Counters()
         self._reports = LaneReports(lease.lease_id)
-        self.status = MirrorStatus(
+        self.live = LiveStatus(
             self._topics,
             self.partitions,
             self._health,
             self._lanes,
-            self._heartbeats,
-            self._workers,
+            lease,
             self.source,
             self._destination,
+            self._stored,
         )
-        self.balancer = LaneBalancer(self._topics, self.partitions, self._lanes, lease, self.journal, self.status.lag)
-        self._topic_views = TopicViews(self.status)
+        self.balancer = LaneBalancer(self._topics, self.partitions, self._lanes, lease, self.journal)
         self._inbox: queue.SimpleQueue[
             ProgressRecord
             | LaneRowsRecord
@@ -187,17 +211,17 @@ class MirrorEngine:
     def stop(self) -> None:
         """Ask every lane to end; `finished` becomes true when they have."""
         if not self.stopping:
-            self.history.take(self.status.sample(self.counters), now(), now_ms(), is_last=True)
+            self.history.take(self._sample(), now(), now_ms(), is_last=True)
             self.stopping = True
             self._lanes.stop()
 
     def close(self) -> None:
         """Release the lease if every lane has ended, and end the threads."""
         self._stop_threads.set()
-        self.status.ended_at = now()
         # partitions that FAILED before their source's end was known are reported too
         failed = {TopicPartition(r.topic, r.partition): r.destination_offset or 0 for r in self.failures}
         self.partitions.targets = failed | (self.partitions.targets or {})
+        self.live.end(now(), now_ms())
         if self.finished and (self.lost is None or self.lost.reason is Reason.STATE_UNREADABLE):
             self.journal.record("run", "stopped", {})
             self._heartbeats.release()
@@ -219,7 +243,7 @@ class MirrorEngine:
         if not self.stopping:
             self._workers.check(at, are_readable=self._destination.trouble(at) is None)
             if self.history.is_due(at):
-                self.history.take(self.status.sample(self.counters), at, now_ms())
+                self.history.take(self._sample(), at, now_ms())
         if self._heartbeats.is_due(at):
             self._send_heartbeat()
         if not self.stopping and self.lost is None:
@@ -257,13 +281,12 @@ class MirrorEngine:
             self.journal.note(f"no topic of {self.mirror} waits for others any more")
         return topics
 
-    def topic_views(self) -> list[TopicView]:
-        """Return a view of each topic that is copied."""
-        return self._topic_views.current()
+    def topics(self) -> tuple[TopicStatus, ...]:
+        """Return the status of each topic."""
+        return self.live.current(now(), now_ms())
 
-    def idle_topics(self) -> dict[str, str]:
-        """Return the topics that are not copied now, each with its desired state."""
-        return self.status.idle_topics()
+    def _sample(self) -> Sample:
+        return Sample.of(self.topics(), self.counters, self.source.trouble)
 
     def snapshot(self) -> MirrorSnapshot:
         """Return a copy of what is known now, for other threads."""
@@ -294,6 +317,7 @@ class MirrorEngine:
             self.partitions.lost_records,
             self._rebuilds.done,
             tuple(self.history.recent(now_ms())),
+            self._destination.trouble(now()),
             self._rebuilds.progress,
         )
 
@@ -307,7 +331,7 @@ class MirrorEngine:
             and all(
                 p in targets or known.failed(p) for found in self._topics.wanted_partitions().values() for p in found
             )
-            and not self.status.lacking_partitions()
+            and not self.live.lacks_partitions
             and not self._topics.claimed()
             and not any(self._rebuilds.is_wanted(topic) for topic in self._topics.by_name)
         )
@@ -370,6 +394,7 @@ class MirrorEngine:
         copied, released = self._lanes.take_report(record)
         if self._lanes.is_current(record):
             self._health.take_lane(record.lane, at, is_complete=is_complete)
+            self.live.take(record)
         if record.lease_id == self._lease.lease_id:
             use = LaneUse(record.time_ms / 1000, record.fetched_bytes, record.throttled_ms / 1000)
             self._throttle_shares.take(record.lane, use)

@@ -70,6 +70,8 @@ class MirrorSnapshot:
     rebuilds: int
     #: The points of the last hour, oldest first.
     history: tuple[TimedPoint, ...] = ()
+    #: Why the destination does not answer; None in the normal case.
+    destination_trouble: str | None = None
     #: How far the archives of topics are that are being rebuilt.
     rebuilding: Mapping[str, WorkView] = field(default_factory=dict)
 

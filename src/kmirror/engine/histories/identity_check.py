@@ -14,12 +14,10 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.engine.histories.judge import Trouble
-from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
+from kmirror.errors import LINK_REFUSED, BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 from kmirror.words import counted
 
-#: Reasons that concern the link to a source as a whole: no topic can be copied.
-LINK_REFUSED = frozenset({Reason.AUTHENTICATION_FAILED, Reason.SOURCE_CLUSTER_CHANGED})
 _TIMEOUT = 10.0
 _FORBIDDEN = (Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED)
 _GONE_OR_FORBIDDEN = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.UNKNOWN_TOPIC_OR_PARTITION})

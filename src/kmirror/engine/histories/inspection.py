@@ -20,7 +20,7 @@ from kmirror.engine.histories.judge import Facts, ForeignWriters, TailMatch, Tro
 from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, Unreadable
 from kmirror.engine.histories.stretches import DamagedLogError, Ends
 from kmirror.engine.histories.tails import TailFinding, compare_tails
-from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
+from kmirror.errors import LINK_REFUSED, BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 
 _LOOKUP_TIMEOUT = 10.0
@@ -107,7 +107,7 @@ class Inspector:
         trouble = _link_trouble(error, Reason.SOURCE_UNREACHABLE)
         if self._link_trouble is None or self._link_trouble[0] is not trouble.reason:
             self._link_trouble = trouble.reason, now_ms()
-        state = "LINK_FAILED" if trouble.reason in identity_check.LINK_REFUSED else "SOURCE_UNAVAILABLE"
+        state = "LINK_FAILED" if trouble.reason in LINK_REFUSED else "SOURCE_UNAVAILABLE"
         since = datetime.fromtimestamp(self._link_trouble[1] // 1000, UTC)
         return replace(trouble, message=f"the source: {trouble.message}; {state} since {since:%Y-%m-%dT%H:%M:%SZ}")
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.executors import Executor, Placement, lanes_of
 from kmirror.engine.lanes.balance import SAMPLE_SECONDS, Balance, Position
@@ -26,7 +24,7 @@ _PARTITION = 1e6
 
 
 class LaneBalancer:
-    """Balance the lanes of one mirror; for one thread. `lag` returns a partition's lag, None if it is unknown."""
+    """Balance the lanes of one mirror; for one thread."""
 
     def __init__(
         self,
@@ -34,8 +32,7 @@ class LaneBalancer:
         partitions: MirrorPartitions,
         lanes: Lanes,
         lease: Lease,
-        journal: MirrorJournal,
-        lag: Callable[[TopicPartition], int | None],
+        journal: Journal,
     ) -> None:
         self.mirror = topics.record.name
         self._topics = topics
@@ -43,7 +40,6 @@ class LaneBalancer:
         self._lanes = lanes
         self._lease = lease
         self._journal = journal
-        self._lag = lag
         self._balance = Balance()
         #: Since when there is room for another lane, while others have work to share.
         self._short_since: float | None = None
@@ -132,7 +128,7 @@ class LaneBalancer:
             and row.reason is None
             and row.destination_offset is not None
             and (not first or row.topic in first)
-            and (lag := self._lag(partition)) is not None
+            and (lag := self._partitions.lag(partition)) is not None
         }
 
     def weights(self) -> dict[TopicPartition, float]:

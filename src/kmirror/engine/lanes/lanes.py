@@ -393,10 +393,6 @@ class Lanes:
         """By lane, when any run of it last reported."""
         return self._reported_at.copy()
 
-    def partitions_of(self, lanes: Iterable[int]) -> list[TopicPartition]:
-        """Return the partitions of these lanes."""
-        return [partition for lane in lanes for partition in self._lanes[lane].copies]
-
     def before_heartbeat(self) -> None:
         """Prolong the wait for late writes while no heartbeat has fenced them."""
         if self._has_unpublished_fence:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
 from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS, MirrorHealth, no_workers_text
 from kmirror.engine.status.journal import Level, MirrorJournal
+from kmirror.engine.control.health import LANE_SILENCE_SECONDS, LATE_SECONDS, Health
+from kmirror.engine.control.journal import Journal, Level
+from kmirror.engine.control.lanes import Lanes
 from kmirror.errors import Reason
+from kmirror.status.engine_health import no_workers_text
 
 
 class Workers:
@@ -30,7 +33,7 @@ class Workers:
         Without `are_readable` it is the destination that keeps their reports from us.
         """
         silent, late = self._lanes.silent(at), bool(self._lanes.silent(at, LATE_SECONDS))
-        if self._health.take_silence(silent, self._lanes.partitions_of(silent), late=late):
+        if self._health.take_silence(silent, late=late):
             self._lanes.heartbeat_now = True
         lasts = self._health.silence(at) > LANE_SILENCE_SECONDS
         if lasts and are_readable and not self._are_silent:
@@ -46,10 +49,6 @@ class Workers:
         """Return the lanes that no worker reports on, with the time of their last report, or of the engine's start."""
         at_ms = now_ms()
         return {lane: at_ms - int(1000 * (at - since)) for lane, since in self._health.silent_lanes.items()}
-
-    def trouble(self, partition: TopicPartition, at: float) -> str | None:
-        """Return the sentence for a partition whose lane has been silent for long; None for any other."""
-        return self._text(at) if self._are_silent and partition in self._health.silent_partitions else None
 
     def _text(self, at: float) -> str:
         return no_workers_text(self._health.silent_lanes, int(1000 * self._health.silence(at)), self._master)

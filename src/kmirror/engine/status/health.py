@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.settings.durations import format_duration
 from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRecord, ProgressRow
 
 LANE_SILENCE_SECONDS = 10.0
@@ -62,7 +61,6 @@ class MirrorHealth:
     began: float
     #: The lanes that no worker reports on, and since when.
     silent_lanes: Mapping[int, float] = field(default_factory=dict)
-    silent_partitions: frozenset[TopicPartition] = frozenset()
     #: True while the lanes do not report the source's ends.
     wants_ends: bool = False
     #: By partition, when the source monitor read the source's end, and the end.
@@ -105,7 +103,7 @@ class MirrorHealth:
         if known is None or seen_at > known[0]:
             self._ends[partition] = seen_at, offset
 
-    def _end(self, partition: TopicPartition) -> tuple[float, int] | None:
+    def end_of(self, partition: TopicPartition) -> tuple[float, int] | None:
         """Return when the source last returned its end, to the lane or to the source monitor, and the end."""
         of_lane, read = self._lane_ends.get(partition), self._ends.get(partition)
         reported = of_lane.known if of_lane is not None else None
@@ -121,16 +119,13 @@ class MirrorHealth:
                 end.lane.partitions -= 1
             self._unseen.discard(partition)
 
-    def take_silence(
-        self, silent: Mapping[int, float | None], partitions: Iterable[TopicPartition], *, late: bool
-    ) -> bool:
-        """Take which lanes are silent, and their partitions; return whether other lanes were silent before.
+    def take_silence(self, silent: Mapping[int, float | None], *, late: bool) -> bool:
+        """Take which lanes are silent; return whether other lanes were silent before.
 
         `late`: some lane has not reported for a few seconds.
         """
         has_changed = silent.keys() != self.silent_lanes.keys()
         self.silent_lanes = {lane: self.began if at is None else at for lane, at in silent.items()}
-        self.silent_partitions = frozenset(partitions)
         self.wants_ends = late or bool(self._unseen)
         return has_changed
 
@@ -140,7 +135,7 @@ class MirrorHealth:
 
     def lag(self, partition: TopicPartition, end: int | None, at: float) -> int | None:
         """Return how far a copy that ends at `end` is behind the source's end; None if either is unknown or old."""
-        known = self._end(partition)
+        known = self.end_of(partition)
         if end is None or known is None or at - known[0] > KNOWN_SECONDS:
             return None
         return max(0, known[1] - end)
@@ -155,7 +150,7 @@ class MirrorHealth:
     def source_ends(self) -> dict[TopicPartition, tuple[float, int]]:
         """Return by partition when the source last returned its end, and the end."""
         partitions = self._lane_ends.keys() | self._ends.keys()
-        return {partition: known for partition in partitions if (known := self._end(partition)) is not None}
+        return {partition: known for partition in partitions if (known := self.end_of(partition)) is not None}
 
     def reported_at(self) -> dict[TopicPartition, float]:
         """Return by partition when its lane last reported."""
@@ -166,36 +161,7 @@ class MirrorHealth:
         """How many partitions lanes report on now; those that were released do not count."""
         return sum(lane.partitions for lane in self._lanes.values())
 
-    def known_at(self, partition: TopicPartition) -> float | None:
-        """Return when both ends of a copy were last known; None if one never was."""
-        known, end = self._end(partition), self._lane_ends.get(partition)
-        return None if known is None or end is None else min(known[0], end.lane.reported_at)
-
-
-def no_workers_text(lanes: Iterable[int], silent_ms: int, master: str | None) -> str:
-    """Return the sentence for lanes that no worker reports on, with what to check."""
-    named = ", ".join(map(str, sorted(lanes)))
-    where = f"the workers of Spark master {master}" if master else "the Spark workers"
-    whose = f"lanes {named}" if "," in named else f"lane {named}"
-    return f"no worker has reported on {whose} for {format_duration(silent_ms // 1000 * 1000)}; check {where}"
-
-
-#: How far a producer's clock may be ahead of ours; the timestamp of a later record says nothing of its arrival.
-CLOCK_SKEW_MS = 60_000
-
-
-def time_lag(
-    lag: int | None, last_timestamp_ms: int | None, caught_up_ms: int | None, reported_ms: int, now_ms: int
-) -> int | None:
-    """Return for how many milliseconds at most the destination has lacked a record; None if that is unknown.
-
-    `last_timestamp_ms` is that of the last record copied, `caught_up_ms` when the copy had last caught up; both were
-    reported at `reported_ms`.
-    """
-    if lag is None or lag == 0:
-        return lag
-    since_ms = caught_up_ms
-    if last_timestamp_ms is not None and 0 <= last_timestamp_ms <= reported_ms + CLOCK_SKEW_MS:
-        arrived_ms = min(last_timestamp_ms, reported_ms)
-        since_ms = arrived_ms if since_ms is None else max(since_ms, arrived_ms)
-    return None if since_ms is None else max(0, now_ms - since_ms)
+    def reported_at_of(self, partition: TopicPartition) -> float | None:
+        """Return when a partition's lane last reported; None for never."""
+        end = self._lane_ends.get(partition)
+        return None if end is None else end.lane.reported_at

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from kmirror.engine.control.counters import Counters
+from kmirror.errors import KmirrorError, Reason
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS, HistoryPoint, HistoryRecord, TimedPoint, points_of
 from kmirror.state.records import Key
+from kmirror.status.topic_status import TopicStatus, totals
 
 SAMPLE_SECONDS = 15.0
 POINT_SECONDS = 60.0
@@ -34,6 +37,30 @@ class Sample:
     failed: int
     not_copied: int
     phase: str | None = None
+
+    @classmethod
+    def of(cls, topics: Sequence[TopicStatus], counters: Counters, source_trouble: KmirrorError | None) -> Sample:
+        """Sum up a mirror's topics."""
+        rows = [row for topic in topics for row in topic.partitions if not row.is_stopped]
+        wanted = [row for topic in topics if topic.is_wanted for row in topic.partitions if not row.is_stopped]
+        phase: str | None = None
+        if not wanted:
+            phase = "NOTHING_TO_COPY"
+        elif all(row.is_idle for row in wanted):
+            phase = wanted[0].reason
+        elif source_trouble is not None:
+            phase = source_trouble.reason or Reason.SOURCE_UNREACHABLE
+        sums, is_reported = totals(rows), any(row.is_reported for row in wanted)
+        return cls(
+            lag=sums.lag,
+            lag_unknown=sums.unknown_lags,
+            time_lag_ms=max((row.time_lag_ms for row in rows if row.time_lag_ms is not None), default=None),
+            bytes_copied=sum(one.bytes for one in counters.copied.values()) if is_reported else None,
+            records_copied=sum(one.records for one in counters.copied.values()) if is_reported else None,
+            failed=sum(row.failed for row in rows),
+            not_copied=len(rows) - len(wanted) + sum(row.is_idle for row in wanted),
+            phase=phase,
+        )
 
 
 class _Speed:

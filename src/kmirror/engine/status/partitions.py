@@ -12,6 +12,10 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.status.health import MirrorHealth
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.engine.status.stored_partition import alignment_note, record_after, released_record
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.control.health import Health
+from kmirror.engine.control.journal import Journal, Level
+from kmirror.engine.control.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.words import counted
@@ -38,6 +42,8 @@ class MirrorPartitions:
         #: What no heartbeat has stored yet.
         self.changed: dict[TopicPartition, PartitionRecord] = {}
         self.rows: dict[TopicPartition, ProgressRow] = {}
+        #: The lanes that reported them.
+        self.lane_of: dict[TopicPartition, int] = {}
         #: The source's ends when the engine began, by destination partition; None until the source has answered.
         self.targets: dict[TopicPartition, int] | None = None
         #: The destination's log ends that lanes reported to the last engine, since the partitions' records changed.
@@ -79,6 +85,7 @@ class MirrorPartitions:
     def take_row(self, partition: TopicPartition, record: ProgressRecord, row: ProgressRow, at: float) -> bool:
         """Take a lane's row on a partition that it copies; return whether it is new."""
         self._health.take_row(partition, record, row, at)
+        self.lane_of[partition] = record.lane
         is_new = self.rows.get(partition) != row
         if is_new:
             self._keep(partition, row)
@@ -146,7 +153,15 @@ class MirrorPartitions:
         self._busy -= known
         self._refused -= known
         self._health.forget(known)
-        for kept in (self.records, self.changed, self.rows, self._aligned_to, self._known_ends, self._recopied):
+        for kept in (
+            self.records,
+            self.changed,
+            self.rows,
+            self.lane_of,
+            self._aligned_to,
+            self._known_ends,
+            self._recopied,
+        ):
             for partition in known & kept.keys():
                 del kept[partition]
         self.records.update({TopicPartition(p.topic, p.partition): p for p in records})
@@ -184,6 +199,15 @@ class MirrorPartitions:
         row = self.rows.get(partition)
         return row is not None and row.state is PartitionState.FAILED
 
+    def lag(self, partition: TopicPartition) -> int | None:
+        """Return how far a partition is behind the source's end; None if either end is unknown or old."""
+        row = self.rows.get(partition)
+        return self._health.lag(partition, row.destination_offset if row else None, now())
+
+    def of_topic(self, topic: str, count: int) -> set[TopicPartition]:
+        """Return a topic's partitions, and others of it of which anything is known."""
+        return self._of_topic[topic] | {TopicPartition(topic, partition) for partition in range(count)}
+
     @property
     def are_quiet(self) -> bool:
         """True while lanes have nothing to copy, and were not just copying."""
@@ -193,11 +217,6 @@ class MirrorPartitions:
     def are_refused(self) -> bool:
         """True while a lane reports that its login is refused; from any thread."""
         return bool(self._refused)
-
-    def is_at_rest(self, partition: TopicPartition) -> bool:
-        """Return whether, by its lane's last row, nothing is left to copy of a partition."""
-        row = self.rows.get(partition)
-        return row is not None and row.destination_offset is not None and partition not in self._busy
 
     def left_to_copy(self) -> dict[TopicPartition, int]:
         """Return how many offsets are left to copy, of partitions with a target."""

@@ -105,6 +105,10 @@ class StoredRecords:
         if self._read is not None:
             self._records, self._read = self._read, None
 
+    def get(self, key: Key) -> Record | Unknown | None:
+        """Return one of the records."""
+        return self._records.get(key)
+
     def copy(self) -> dict[Key, Record | Unknown]:
         """Return what is stored, as far as it was read."""
         return self._records.copy()

@@ -15,8 +15,6 @@ from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
-from kmirror.ops.base.context import PENDING_ADD
-from kmirror.ops.base.gone import is_gone
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.base.upstream import Upstream
 from kmirror.settings.parsing import canonical
@@ -24,8 +22,11 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import DesiredState, TopicRecord
+from kmirror.settings.table import Settings, StartFrom, canonical
+from kmirror.state.records import PENDING_ADD, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
+from kmirror.status.observed import is_gone
 from kmirror.sync.discovery import is_internal
 from kmirror.sync.setting_changes import SettingsPlan
 from kmirror.words import counted

@@ -27,6 +27,8 @@ from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.add.settle import settle_new
 from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
 from kmirror.ops.base.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
+from kmirror.ops.add.work import AddWork
+from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
@@ -37,6 +39,7 @@ from kmirror.state.group_records import GroupRecord
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
+    PENDING_ADD,
     DesiredState,
     Key,
     MirrorRecord,

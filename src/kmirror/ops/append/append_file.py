@@ -23,12 +23,12 @@ from kmirror.ops.append.lines import Line, OffsetSpan, read_lines, spans_of
 from kmirror.ops.base.context import Destination, actor, as_kmirror_error, change, naming_cluster, now_ms
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult, exit_code_of
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.rows import engine_in_charge
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.event_records import Event
 from kmirror.state.internal_topics import OWN_TOPICS
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.status.engine_health import engine_in_charge
 from kmirror.words import counted
 
 _VERB = "append"

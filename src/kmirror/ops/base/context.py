@@ -24,9 +24,6 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
 from kmirror.state.writer import Decide
 
-#: A topic's `pending_operation` while an `add` is unfinished.
-PENDING_ADD = "add"
-
 #: A cluster that does not answer for this long counts as unreachable, unless a command waits for it on purpose.
 REACH_TIMEOUT_S = 10.0
 

@@ -16,15 +16,7 @@ from kmirror.cluster.protocol.metadata import TopicMetadata
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.errors import KmirrorError
 from kmirror.state.records import TopicRecord
-
-
-def is_gone(topic: TopicRecord, found: TopicMetadata | None) -> bool:
-    """Return whether the mirror topic was deleted, even if another one has its name; a forbidden topic is not gone."""
-    if topic.destination_topic_id is None or found is None:
-        return False
-    if found.error_code:
-        return found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
-    return found.printed_topic_id not in (None, topic.destination_topic_id)
+from kmirror.status.observed import is_gone
 
 
 def gone_topics(

@@ -17,6 +17,7 @@ from kmirror.columns import (
     DURATION,
     END,
     FLAG,
+    REASON,
     TEXT,
     TIME,
     Column,
@@ -153,7 +154,6 @@ def estimated_in_all(stops: Iterable[TopicResult], *, at_loss: bool = False) -> 
     return ceil(sum(_more_until(time_ms, one) or 0.0 for time_ms, one in zip(until, known, strict=True)))
 
 
-REASON = one_of("reason", Reason)
 OUTCOME = one_of("result", Outcome)
 _AT_STOP: Only[TopicResult] = Only("a partition that was stopped", lambda row: row.at_stop)
 _OF_GROUP: Only[TopicResult] = Only("what a group lacks, in `wait --for drained`", lambda row: row.group)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kmirror.columns import FLAG, TEXT, Column, Table, document, one_of
+from kmirror.columns import FLAG, REASON, TEXT, Column, Table, document, one_of
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
-from kmirror.ops.base.results import EXIT_CODE, REASON
+from kmirror.ops.base.results import EXIT_CODE
 from kmirror.ops.probe.guarantees import Guarantee, Verdict
 from kmirror.words import one_line, visible
 

@@ -26,6 +26,7 @@ from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms
 from kmirror.ops.base.divergence import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
 from kmirror.ops.base.gone import is_gone
+from kmirror.ops.base.fork import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.groups import LiveGroup, live_groups
@@ -34,6 +35,7 @@ from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.status.observed import is_gone
 from kmirror.sync.discovery import is_internal
 from kmirror.words import at_time, counted, listed, visible
 from kmirror.work import Meter, Watch

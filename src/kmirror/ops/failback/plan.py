@@ -19,6 +19,8 @@ from kmirror.ops.base.bulk import Bulk, SparkChoice
 from kmirror.ops.base.context import Destination, actor, naming_cluster, now_ms
 from kmirror.ops.base.divergence import FORK, Divergence, KnownFork
 from kmirror.ops.base.gone import is_gone, not_described
+from kmirror.ops.base.fork import FORK, Divergence, KnownFork
+from kmirror.ops.base.gone import not_described
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.failback.facts import (
     NewPrimary,
@@ -29,11 +31,12 @@ from kmirror.ops.failback.facts import (
     require_unused,
 )
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
-from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State
+from kmirror.status.engine_health import engine_in_charge
+from kmirror.status.observed import is_gone
 from kmirror.words import counted
 from kmirror.work import Meter, Watch
 

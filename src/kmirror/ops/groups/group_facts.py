@@ -11,10 +11,11 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import GroupKind, ListedGroup
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import HISTORY_REASONS, Reason
-from kmirror.ops.base.context import PENDING_ADD, naming_cluster, require_same_cluster
+from kmirror.ops.base.context import naming_cluster, require_same_cluster
 from kmirror.settings.table import Settings
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import (
+    PENDING_ADD,
     PENDING_REBUILD,
     PENDING_STOP,
     DesiredState,

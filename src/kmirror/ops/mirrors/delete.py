@@ -18,7 +18,14 @@ from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.state.event_records import Event
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
+from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
+from kmirror.ops.base.gone import gone_topics
+from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.rights.producer_block import unblocking_lines
+from kmirror.state.events import Event
+from kmirror.state.records import PENDING_ADD, DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.status.engine_health import engine_in_charge
 from kmirror.words import at_time, counted
 
 _MOST_NAMES = 10

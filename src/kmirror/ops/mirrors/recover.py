@@ -16,19 +16,19 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
 from kmirror.errors import Reason
 from kmirror.ops.base.context import Destination, actor, change, now_ms, require_mirror
-from kmirror.ops.base.next_steps import next_step
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.show.cluster_view import Prober
-from kmirror.ops.show.describe import read_rows
-from kmirror.ops.show.lane_reports import reports_of
-from kmirror.ops.show.rows import engine_in_charge
-from kmirror.ops.show.tables import PartitionRow
+from kmirror.ops.show.describe import read_status
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.assignment import Recovery
 from kmirror.state.event_records import Event
 from kmirror.state.records import PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.status.engine_health import engine_in_charge
+from kmirror.status.next_steps import next_step
+from kmirror.status.observed import reports_of
+from kmirror.status.partition_row import PartitionRow
 from kmirror.words import counted
 from kmirror.work import Add, Meter, Watch, unwatched
 
@@ -91,8 +91,8 @@ def recover(
     require_mirror(state, mirror)
     chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
     with Prober(destination) as prober:
-        rows, _ = read_rows(prober, state, chosen, ())
-    failed = [row for row in rows if row.failed]
+        found, _ = read_status(prober, state, chosen)
+    failed = [row for one in found for row in one.partitions if row.failed]
     if not failed:
         return _result(mirror, [TopicResult(None, None, Outcome.NOOP, "no partition is FAILED")], dry_run)
     decided = [_decide(row, consent or Consent()) for row in failed]

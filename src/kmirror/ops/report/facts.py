@@ -13,15 +13,15 @@ from kmirror.ops.base.context import REACH_TIMEOUT_S, Destination, actor, now_ms
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.base.versions import Role, broker_version
 from kmirror.ops.show.cluster_view import Prober
-from kmirror.ops.show.describe import engine_has_ended, read_rows, with_open_transactions
-from kmirror.ops.show.engine_health import EngineHealth, engine_health
-from kmirror.ops.show.rows import mirror_row, source_trouble
-from kmirror.ops.show.tables import MirrorRow, PartitionRow
+from kmirror.ops.show.describe import read_status, with_open_transactions
 from kmirror.ops.stop.report import stopped_row
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import TimedPoint, points_of
 from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.status.engine_health import EngineHealth
+from kmirror.status.mirror_status import MirrorStatus
+from kmirror.status.partition_row import PartitionRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,11 @@ class ClusterFacts:
 class ReportFacts:
     """The facts of a report; times are epoch milliseconds, unknown is None."""
 
-    mirror: MirrorRecord
     made_ms: int
     made_by: str
     source: ClusterFacts
     destination: ClusterFacts
-    engine: EngineHealth
-    listed: MirrorRow
-    rows: tuple[PartitionRow, ...]
+    status: MirrorStatus
     topics: tuple[TopicRecord, ...]
     #: The STOPPED partitions, with their known loss.
     stops: tuple[TopicResult, ...]
@@ -56,6 +53,21 @@ class ReportFacts:
     archives: Mapping[str, tuple[str, ...]]
     #: How many stored records of the mirror this version cannot read.
     unreadable: int = 0
+
+    @property
+    def mirror(self) -> MirrorRecord:
+        """The mirror's record."""
+        return self.status.record
+
+    @property
+    def engine(self) -> EngineHealth:
+        """Whether its engine is alive."""
+        return self.status.health
+
+    @property
+    def rows(self) -> list[PartitionRow]:
+        """Its partitions."""
+        return self.status.partitions
 
 
 def report_facts(destination: Destination, mirror: str) -> ReportFacts:
@@ -69,11 +81,10 @@ def report_facts(destination: Destination, mirror: str) -> ReportFacts:
     record = require_mirror(state, mirror)
     topics = state.topics(mirror)
     with Prober(destination) as prober:
-        found, snapshots = read_rows(prober, state, topics, (record,))
-        rows = with_open_transactions(prober, state, found)
+        found, snapshots = read_status(prober, state, topics, (record,))
+        (status,) = with_open_transactions(prober, found)
         releases = prober.ask_sources([(record, _release)])
     snapshot = snapshots.get(mirror)
-    at_ms, has_ended = now_ms(), engine_has_ended(state, mirror)
     source = ClusterFacts(
         record.source.get("bootstrap.servers"),
         record.source_cluster_id,
@@ -81,14 +92,11 @@ def report_facts(destination: Destination, mirror: str) -> ReportFacts:
         str(snapshot.trouble) if snapshot is not None and snapshot.trouble is not None else None,
     )
     return ReportFacts(
-        record,
-        at_ms,
+        now_ms(),
         actor(),
         source,
         ClusterFacts(destination.bootstrap_server, destination.cluster_id, _own_release(destination.client)),
-        engine_health(state.engine(mirror), mirror, at_ms, has_ended=has_ended),
-        mirror_row(state, record, rows, source_trouble(snapshot), at_ms, engine_has_ended=has_ended),
-        tuple(rows),
+        status,
         topics,
         _stops(state, topics),
         tuple(points_of(state.history(mirror))),

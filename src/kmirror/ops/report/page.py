@@ -14,12 +14,13 @@ from kmirror.ops.base.results import TopicResult
 from kmirror.ops.report.charts import Health, line, strip
 from kmirror.ops.report.facts import ClusterFacts, ReportFacts
 from kmirror.ops.report.html import Content, Html, join, tag
-from kmirror.ops.report.summary import Period, TopicLoss, TopicSummary, period_of, summary, topics_of
-from kmirror.ops.show.tables import PartitionRow
+from kmirror.ops.report.summary import Period, TopicLoss, losses_by_topic, period_of, summary
 from kmirror.settings.durations import format_duration
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryPoint, TimedPoint
-from kmirror.state.records import PartitionState
+from kmirror.status.partition_row import PartitionRow
+from kmirror.status.topic_state import TopicState
+from kmirror.status.topic_status import ATTENTION_FIRST, TopicStatus
 from kmirror.words import UNKNOWN, at_time, counted, json_text, one_line
 
 #: Marks a page that `kmirror report` may overwrite.
@@ -81,7 +82,7 @@ def _header(facts: ReportFacts) -> Html:
     heartbeat = "never: no engine ever ran"
     if engine.record is not None and engine.age_ms is not None:
         heartbeat = f"{_ago(engine.age_ms)} before this report, by {engine.record.name}"
-    living = [row for row in facts.rows if row.state is not PartitionState.STOPPED]
+    living = [row for row in facts.rows if not row.is_stopped]
     seen = [row.as_of_ms for row in living if row.as_of_ms is not None]
     source_age = "not read: no partition is to be copied" if not living else "never"
     if seen:
@@ -103,7 +104,8 @@ def _header(facts: ReportFacts) -> Html:
 
 
 def _state(facts: ReportFacts) -> Html:
-    state, reason = facts.listed.state, facts.listed.reason
+    listed = facts.status.row
+    state, reason = listed.state, listed.reason
     if state is None:
         return Html("no topics")
     is_well = state not in _BAD and (reason is None or state in (TopicState.STOPPED, TopicState.PAUSED))
@@ -243,8 +245,8 @@ def _number(value: int | None, bound: str = "") -> _Cell:
     return _Cell(join(UNKNOWN if value is None else f"{bound}{value:,}"), None, is_number=True)
 
 
-def _duration(duration_ms: int | None, bound: str = "") -> _Cell:
-    text = UNKNOWN if duration_ms is None else f"{bound}{format_duration(duration_ms) if duration_ms else '0s'}"
+def _duration(duration_ms: int | None) -> _Cell:
+    text = UNKNOWN if duration_ms is None else format_duration(duration_ms) if duration_ms else "0s"
     return _Cell(join(text), None, is_number=True)
 
 
@@ -276,18 +278,19 @@ def _left_out(count: int, noun: str, plural: str | None = None) -> Html | None:
 
 
 def _topics(facts: ReportFacts) -> Html:
-    topics = topics_of(facts)
+    topics = sorted(facts.status.topics, key=lambda one: (ATTENTION_FIRST.index(one.state), one.topic))
+    losses = losses_by_topic(facts)
     if not topics:
         return _section("Topics", tag("p", "No topic is mirrored yet."))
     rows = [
         [
             _prose(one.topic),
             _cell(" ".join([str(one.state), *(f"({reason})" for reason in one.reasons[:3])]), f"{_kind(one)} words"),
-            _number(one.partitions),
+            _number(one.partition_count),
             _number(one.lag, "≥ " if one.lag_unknown else "") if one.state is not TopicState.STOPPED else _number(None),
-            _duration(one.time_lag_ms, "≥ " if one.lag_unknown else ""),
-            _offsets(one.last_mirrored_offsets),
-            _lost(one.loss) if one.loss.records is not None or one.state is TopicState.STOPPED else _number(None),
+            _duration(one.time_lag_ms),
+            _offsets([row.last_mirrored_offset for row in one.partitions if row.last_mirrored_offset is not None]),
+            _lost(losses[one.topic], is_stopped=one.state is TopicState.STOPPED),
         ]
         for one in topics[:_MOST_TOPICS]
     ]
@@ -306,14 +309,14 @@ def _topics(facts: ReportFacts) -> Html:
     )
 
 
-def _kind(topic: TopicSummary) -> str:
+def _kind(topic: TopicStatus) -> str:
     return "bad" if topic.state in _BAD or topic.failed else _GOOD.get(topic.state, "warn")
 
 
-def _lost(loss: TopicLoss) -> _Cell:
+def _lost(loss: TopicLoss, *, is_stopped: bool = True) -> _Cell:
     """Return the cell of a known loss, marked as a lower bound if it is not whole."""
     if loss.records is None:
-        return _Cell(Html("unknown"), "bad", is_number=True)
+        return _Cell(Html("unknown"), "bad", is_number=True) if is_stopped else _number(None)
     bound = "" if loss.is_whole else "≥ "
     least = f"{loss.estimated_more_at_loss:,} to " if loss.estimated_more_at_loss < loss.estimated_more else ""
     more = f" + about {least}{loss.estimated_more:,}" if loss.estimated_more else ""

@@ -13,13 +13,11 @@ from kmirror.engine.status.topic_state import TopicState
 from kmirror.ops.base.results import TopicResult, estimated_in_all, is_current
 from kmirror.ops.report.charts import Health, Span, spans_of
 from kmirror.ops.report.facts import ReportFacts
-from kmirror.ops.show.tables import PartitionRow
-from kmirror.ops.show.totals import totals
 from kmirror.ops.stop.report import totals_of, totals_sentences
 from kmirror.settings.durations import format_duration
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS
-from kmirror.state.records import PartitionState
+from kmirror.status.partition_row import PartitionRow
 from kmirror.words import at_time, counted, one_line
 
 #: Events that engines record about themselves; the others are commands, or decisions about topics.
@@ -77,7 +75,7 @@ def _what_it_is(facts: ReportFacts) -> Iterator[str]:
 
 
 def _how_it_is(facts: ReportFacts) -> Iterator[str]:
-    living = [row for row in facts.rows if row.state is not PartitionState.STOPPED]
+    living = [row for row in facts.rows if not row.is_stopped]
     if facts.engine.message is not None and living:
         yield f"Nothing is copied now: {facts.engine.message}."
     if facts.source.trouble is not None:
@@ -213,19 +211,6 @@ def named(rows: Sequence[PartitionRow]) -> str:
     return ", ".join(names) + (f" and {more:,} more" if more else "")
 
 
-#: The order in which topics are shown: those that need attention first.
-ORDER = (
-    TopicState.FAILED,
-    TopicState.LINK_FAILED,
-    TopicState.SOURCE_UNAVAILABLE,
-    TopicState.PENDING_STOPPED,
-    TopicState.PENDING_MIRROR,
-    TopicState.PAUSED,
-    TopicState.ACTIVE,
-    TopicState.STOPPED,
-)
-
-
 @dataclass(frozen=True, slots=True)
 class TopicLoss:
     """The known loss of some partitions: at their stop, and skipped before."""
@@ -254,25 +239,8 @@ class TopicLoss:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSummary:
-    """Totals over the partitions of one topic; `lag` sums the known ones."""
-
-    topic: str
-    state: TopicState
-    reasons: tuple[str, ...]
-    partitions: int
-    failed: int
-    lag: int | None
-    lag_unknown: int
-    time_lag_ms: int | None
-    last_mirrored_offsets: tuple[int, ...]
-    loss: TopicLoss
-    rows: tuple[PartitionRow, ...]
-
-
-def topics_of(facts: ReportFacts) -> list[TopicSummary]:
-    """Return the topics, those that need attention first."""
+def losses_by_topic(facts: ReportFacts) -> dict[str, TopicLoss]:
+    """Return the known loss of each topic."""
     added = {topic.topic: topic.added_at_ms or 0 for topic in facts.topics}
     skipped: Counter[str] = Counter()
     for loss in losses_of(facts.events):
@@ -281,26 +249,4 @@ def topics_of(facts: ReportFacts) -> list[TopicSummary]:
     stops: dict[str, list[TopicResult]] = {}
     for stop in facts.stops:
         stops.setdefault(stop.topic or "", []).append(stop)
-    by_topic: dict[str, list[PartitionRow]] = {}
-    for row in facts.rows:
-        by_topic.setdefault(row.topic, []).append(row)
-    found = []
-    for topic, rows in by_topic.items():
-        sums = totals(rows)
-        time_lags = [row.time_lag_ms for row in rows if row.state is not PartitionState.STOPPED]
-        found.append(
-            TopicSummary(
-                topic,
-                rows[0].topic_state,
-                tuple(dict.fromkeys(str(row.reason) for row in rows if row.reason is not None)),
-                len(rows),
-                sum(row.failed for row in rows),
-                sums.lag,
-                sums.unknown_lags,
-                max((one for one in time_lags if one is not None), default=None),
-                tuple(row.last_mirrored_offset for row in rows if row.last_mirrored_offset is not None),
-                TopicLoss.of(stops.get(topic, ()), skipped[topic]),
-                tuple(rows),
-            )
-        )
-    return sorted(found, key=lambda one: (ORDER.index(one.state), one.topic))
+    return {one.topic: TopicLoss.of(stops.get(one.topic, ()), skipped[one.topic]) for one in facts.status.topics}

@@ -33,20 +33,15 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, not_copied: M
         # the lag counts from the source end that was to be reached, otherwise from the current one
         targets: dict[TopicPartition, int | None] = dict.fromkeys(a.destination for a in engine.orders.assignments())
         targets.update(engine.partitions.targets or {})
+        shown = {TopicPartition(row.topic, row.partition): row for topic in engine.topics() for row in topic.partitions}
         for partition, target in sorted(targets.items()):
-            row, lacking = engine.partitions.rows.get(partition), engine.status.lacking(partition.topic)
+            row, status = engine.partitions.rows.get(partition), shown.get(partition)
             end = row.destination_offset if row else engine.source.lacking_starts.get(partition)
             if request.until_caught_up:
                 lag = max(0, target - end) if end is not None and target is not None else None
             else:
-                lag = engine.status.lag(partition)
-            reason, why = engine.status.trouble(partition) or (
-                (row.reason, row.message)
-                if row is not None
-                else (lacking.reason or Reason.PARTITION_MISSING, lacking.message)
-                if lacking is not None
-                else (None, None)
-            )
+                lag = status.lag if status is not None else None
+            reason, why = (status.reason, status.error_message) if status is not None else (None, None)
             detail = f"; {why}" if why else ""
             if row is not None and row.state is PartitionState.FAILED:
                 rows.append(

@@ -13,7 +13,9 @@ from kmirror.ops.serve.metrics import PHASES, RunStatus
 from kmirror.ops.serve.page import page_policy, page_text
 from kmirror.ops.serve.recent import HISTORY, LastHour
 from kmirror.ops.serve.service import Service, StuckError
-from kmirror.ops.show.tables import MIRRORS, PARTITIONS, MirrorRow
+from kmirror.status.mirror_status import MIRRORS, MirrorRow
+from kmirror.status.partition_row import PARTITIONS
+from kmirror.status.topic_status import TOPICS
 from kmirror.words import json_text, visible_lines
 
 _TEXT, _JSON, _HTML = "text/plain; charset=utf-8", "application/json", "text/html; charset=utf-8"
@@ -65,14 +67,24 @@ STATUS: tuple[Column[RunStatus], ...] = (
         lambda run: (
             None
             if run.waits_for is not None
-            else [PARTITIONS.document(row) for one in run.mirrors for row in one.live.partitions]
+            else [PARTITIONS.document(row) for one in run.mirrors for row in one.partitions]
+        ),
+    ),
+    Column(
+        "topics",
+        TOPICS.type.null_when(_NOT_COPYING),
+        "their topics, as `top` shows them",
+        lambda run: (
+            None
+            if run.waits_for is not None
+            else [TOPICS.document(topic) for one in run.mirrors for topic in one.topics]
         ),
     ),
 )
 
 
 def _mirror_rows(run: RunStatus) -> list[MirrorRow]:
-    return [one.live.row for one in run.mirrors if one.live.row is not None]
+    return [one.status.row for one in run.mirrors if one.status is not None]
 
 
 def answer(service: Service, path: str, accept: str) -> Answer:

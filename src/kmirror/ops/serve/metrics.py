@@ -8,65 +8,27 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Generic, Literal, TypeVar
 
 from kmirror import __version__
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.status.health import KNOWN_SECONDS
 from kmirror.engine.status.topic_state import TopicState
+from kmirror.engine.control.engines import NotCopied
+from kmirror.engine.control.health import KNOWN_SECONDS
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.serve.live import LiveMirror
-from kmirror.ops.show.tables import PartitionRow
 from kmirror.state.group_records import LASTING_REASONS
 from kmirror.state.records import Latencies, PartitionState
+from kmirror.status.mirror_status import throttle_of
+from kmirror.status.partition_row import PartitionRow
+from kmirror.status.topic_state import TopicState
+from kmirror.status.topic_status import TopicStatus
 
 #: The values of its labels except `mirror`, and its own: that of a histogram are the latencies of requests.
 Value = tuple[tuple[str, ...], float | Latencies]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicTotals:
-    """The partitions of one topic, summed up; None is unknown."""
-
-    topic: str
-    lag: int | None
-    time_lag_ms: int | None
-    failed: int
-
-
-@dataclass(frozen=True, slots=True)
-class MirrorTotals:
-    """One mirror, and the sums that several metrics need."""
-
-    live: LiveMirror
-    topics: tuple[TopicTotals, ...]
-
-    @classmethod
-    def of(cls, live: LiveMirror) -> MirrorTotals:
-        """Sum up a mirror."""
-        groups = groupby(live.partitions, lambda row: row.topic)
-        return cls(live, tuple(_topic_totals(topic, list(rows)) for topic, rows in groups))
-
-    @property
-    def name(self) -> str:
-        """The mirror's name."""
-        return self.live.snapshot.mirror
-
-    def age(self, moment: float) -> float:
-        """Return the seconds since a time of the engine's clock."""
-        return max(0.0, self.live.snapshot.at - moment)
-
-
-def _topic_totals(topic: str, rows: Sequence[PartitionRow]) -> TopicTotals:
-    mirrored = [row for row in rows if row.state is not PartitionState.STOPPED]
-    lags = [row.lag for row in mirrored if row.lag is not None]
-    times = [row.time_lag_ms for row in mirrored if row.time_lag_ms is not None]
-    is_known, is_time_known = len(lags) == len(mirrored) > 0, len(times) == len(mirrored) > 0
-    failed = sum(row.state is PartitionState.FAILED for row in rows)
-    return TopicTotals(topic, sum(lags) if is_known else None, max(times) if is_time_known else None, failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +39,13 @@ class RunStatus:
     time_ms: int
     #: What it waits for; None once it copies.
     waits_for: str | None
-    mirrors: tuple[MirrorTotals, ...] = ()
+    mirrors: tuple[LiveMirror, ...] = ()
     not_copied: Mapping[str, NotCopied] = field(default_factory=dict)
 
     @property
     def are_stopped(self) -> bool:
         """True if every topic of every mirror is STOPPED: there is nothing to copy."""
-        rows = [row for one in self.mirrors for row in one.live.partitions]
+        rows = [row for one in self.mirrors for row in one.partitions]
         is_copying = self.waits_for is None and not self.not_copied
         return is_copying and bool(rows) and all(row.state is PartitionState.STOPPED for row in rows)
 
@@ -92,7 +54,7 @@ class RunStatus:
         """Why records do not flow, a line for each mirror; None if they do, or if all topics are STOPPED."""
         if self.waits_for is not None:
             return self.waits_for
-        found = {one.name: one.live.missing for one in self.mirrors if one.live.missing is not None}
+        found = {one.name: one.missing for one in self.mirrors if one.missing is not None}
         found |= {mirror: not_copied.why for mirror, not_copied in self.not_copied.items()}
         if not self.mirrors and not found:
             return "there is no mirror to copy"
@@ -125,11 +87,11 @@ def _one(value: float | Latencies | None) -> list[Value]:
     return [] if value is None else [((), value)]
 
 
-def _total(counter: str, unit: str, meaning: str) -> Metric[MirrorTotals]:
+def _total(counter: str, unit: str, meaning: str) -> Metric[LiveMirror]:
     """Return the metric of a field of Counters."""
 
-    def values(mirror: MirrorTotals) -> list[Value]:
-        return _one(getattr(mirror.live.snapshot.counters, counter))
+    def values(mirror: LiveMirror) -> list[Value]:
+        return _one(getattr(mirror.snapshot.counters, counter))
 
     return Metric(f"kmirror_{counter}_total", "counter", unit, meaning, values)
 
@@ -141,7 +103,7 @@ def _counted(codes: Iterable[str], found: Iterable[str | None]) -> Iterator[Valu
 
 
 def _healthy(run: RunStatus) -> Iterator[Value]:
-    yield from (((one.name,), one.live.missing is None) for one in run.mirrors)
+    yield from (((one.name,), one.missing is None) for one in run.mirrors)
     yield from (((mirror,), False) for mirror in run.not_copied)
 
 
@@ -155,8 +117,8 @@ def _is_lag_missing(row: PartitionRow) -> bool:
     return row.lag is None and not is_idle
 
 
-def _topics(value: Callable[[TopicTotals], float | None]) -> Callable[[MirrorTotals], Iterator[Value]]:
-    def values(mirror: MirrorTotals) -> Iterator[Value]:
+def _topics(value: Callable[[TopicStatus], float | None]) -> Callable[[LiveMirror], Iterator[Value]]:
+    def values(mirror: LiveMirror) -> Iterator[Value]:
         return (((topic.topic,), found) for topic in mirror.topics if (found := value(topic)) is not None)
 
     return values
@@ -166,45 +128,45 @@ def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _copied(of: Literal["records", "bytes"]) -> Callable[[MirrorTotals], Iterator[Value]]:
-    def values(mirror: MirrorTotals) -> Iterator[Value]:
-        copied = mirror.live.snapshot.counters.copied
+def _copied(of: Literal["records", "bytes"]) -> Callable[[LiveMirror], Iterator[Value]]:
+    def values(mirror: LiveMirror) -> Iterator[Value]:
+        copied = mirror.snapshot.counters.copied
         return (((t.topic,), getattr(copied[t.topic], of) if t.topic in copied else 0) for t in mirror.topics)
 
     return values
 
 
-def _partitions(value: Callable[[PartitionRow], float | None]) -> Callable[[MirrorTotals], Iterator[Value]]:
-    def values(mirror: MirrorTotals) -> Iterator[Value]:
-        if mirror.live.settings is None or not mirror.live.settings.metrics_per_partition:
+def _partitions(value: Callable[[PartitionRow], float | None]) -> Callable[[LiveMirror], Iterator[Value]]:
+    def values(mirror: LiveMirror) -> Iterator[Value]:
+        if mirror.settings is None or not mirror.settings.metrics_per_partition:
             return
-        for row in mirror.live.partitions:
+        for row in mirror.partitions:
             if (found := value(row)) is not None and row.state is not PartitionState.STOPPED:
                 yield (row.topic, str(row.partition)), found
 
     return values
 
 
-def _source_offsets(mirror: MirrorTotals) -> Iterator[Value]:
-    known_ms = mirror.live.snapshot.time_ms - KNOWN_SECONDS * 1000
+def _source_offsets(mirror: LiveMirror) -> Iterator[Value]:
+    known_ms = mirror.snapshot.time_ms - KNOWN_SECONDS * 1000
     return _partitions(
         lambda row: row.source_offset if row.as_of_ms is not None and row.as_of_ms >= known_ms else None
     )(mirror)
 
 
-def _source_up(mirror: MirrorTotals) -> list[Value]:
-    snapshot = mirror.live.snapshot
+def _source_up(mirror: LiveMirror) -> list[Value]:
+    snapshot = mirror.snapshot
     is_known = snapshot.source_trouble is not None or snapshot.source_seen_at is not None
     return _one(snapshot.source_trouble is None if is_known else None)
 
 
-def _source_age(mirror: MirrorTotals) -> list[Value]:
-    seen_at = mirror.live.snapshot.source_seen_at
+def _source_age(mirror: LiveMirror) -> list[Value]:
+    seen_at = mirror.snapshot.source_seen_at
     return _one(None if seen_at is None else mirror.age(seen_at))
 
 
-def _lane_ages(mirror: MirrorTotals) -> Iterator[Value]:
-    snapshot = mirror.live.snapshot
+def _lane_ages(mirror: LiveMirror) -> Iterator[Value]:
+    snapshot = mirror.snapshot
     return (
         ((str(lane),), mirror.age(at))
         for lane, at in sorted(snapshot.lanes_reported_at.items())
@@ -212,33 +174,33 @@ def _lane_ages(mirror: MirrorTotals) -> Iterator[Value]:
     )
 
 
-def _job_ages(mirror: MirrorTotals) -> Iterator[Value]:
-    snapshot = mirror.live.snapshot
+def _job_ages(mirror: LiveMirror) -> Iterator[Value]:
+    snapshot = mirror.snapshot
     for name, job in JOBS.items():
         if name in snapshot.jobs:
             yield (job,), mirror.age(snapshot.jobs_done_at.get(name, snapshot.began_at))
 
 
-def _groups_skipped(mirror: MirrorTotals) -> Iterator[Value]:
-    return _counted(sorted(LASTING_REASONS), (one.skipped for one in mirror.live.state.groups(mirror.name)))
+def _groups_skipped(mirror: LiveMirror) -> Iterator[Value]:
+    return _counted(sorted(LASTING_REASONS), (one.skipped for one in mirror.state.groups(mirror.name)))
 
 
-def _groups(mirror: MirrorTotals) -> list[Value]:
-    found = mirror.live.state.groups_checked(mirror.name)
+def _groups(mirror: LiveMirror) -> list[Value]:
+    found = mirror.state.groups_checked(mirror.name)
     return _one(None if found is None else found.groups)
 
 
-def _heartbeat_age(mirror: MirrorTotals) -> list[Value]:
-    snapshot = mirror.live.snapshot
+def _heartbeat_age(mirror: LiveMirror) -> list[Value]:
+    snapshot = mirror.snapshot
     return _one(max(0, snapshot.time_ms - snapshot.engine.last_seen_ms) / 1000)
 
 
-def _throttle(mirror: MirrorTotals) -> list[Value]:
-    return _one(mirror.live.row.throttle_bytes_per_second if mirror.live.row is not None else None)
+def _throttle(mirror: LiveMirror) -> list[Value]:
+    return _one(throttle_of(mirror.status.record) if mirror.status is not None else None)
 
 
-def _topic_records(mirror: MirrorTotals, of: Literal["rebuild", "archive"]) -> int:
-    return sum(getattr(one, of) is not None for one in mirror.live.state.topics(mirror.name))
+def _topic_records(mirror: LiveMirror, of: Literal["rebuild", "archive"]) -> int:
+    return sum(getattr(one, of) is not None for one in mirror.state.topics(mirror.name))
 
 
 #: The side jobs: their names in sentences, and in labels.
@@ -277,13 +239,13 @@ RUN_METRICS: tuple[Metric[RunStatus], ...] = (
         labels=("mirror",),
     ),
 )
-METRICS: tuple[Metric[MirrorTotals], ...] = (
+METRICS: tuple[Metric[LiveMirror], ...] = (
     Metric(
         "kmirror_engine_start_time_seconds",
         "gauge",
         "epoch seconds",
         "when the engine took charge of the mirror",
-        lambda mirror: _one(mirror.live.snapshot.engine.since_ms / 1000),
+        lambda mirror: _one(mirror.snapshot.engine.since_ms / 1000),
     ),
     Metric(
         "kmirror_engine_heartbeat_age_seconds",
@@ -314,7 +276,7 @@ METRICS: tuple[Metric[MirrorTotals], ...] = (
         "gauge",
         "topics",
         "topics by topic state",
-        lambda mirror: _counted(TopicState, {row.topic: row.topic_state for row in mirror.live.partitions}.values()),
+        lambda mirror: _counted(TopicState, (topic.state for topic in mirror.topics)),
         cluster_linking="`mirror-topic-count`",
         labels=("state",),
     ),
@@ -324,7 +286,7 @@ METRICS: tuple[Metric[MirrorTotals], ...] = (
         "partitions",
         "partitions by state; those that are not copied now count as "
         f"{', '.join(f'`{code}`' for code in sorted(NOT_COPYING))}, whatever their stored state is",
-        lambda mirror: _counted(PARTITION_STATES, map(_partition_state, mirror.live.partitions)),
+        lambda mirror: _counted(PARTITION_STATES, map(_partition_state, mirror.partitions)),
         kip_1279=f"`FailedPartitionsCount` {_FETCHER}",
         cluster_linking=f"`FailedPartitionsCount` {_LINK}",
         labels=("state",),
@@ -334,7 +296,7 @@ METRICS: tuple[Metric[MirrorTotals], ...] = (
         "gauge",
         "partitions",
         "partitions by reason code; those without a reason are not counted",
-        lambda mirror: _counted(Reason, (row.reason for row in mirror.live.partitions)),
+        lambda mirror: _counted(Reason, (row.reason for row in mirror.partitions)),
         labels=("reason",),
     ),
     Metric(
@@ -342,14 +304,14 @@ METRICS: tuple[Metric[MirrorTotals], ...] = (
         "gauge",
         "partitions",
         "partitions that must be copied and whose lag is unknown now; the lag of their topics is absent",
-        lambda mirror: _one(sum(map(_is_lag_missing, mirror.live.partitions))),
+        lambda mirror: _one(sum(map(_is_lag_missing, mirror.partitions))),
     ),
     Metric(
         "kmirror_topic_lag_offsets",
         "gauge",
         "offsets",
         "offsets that the destination lacks, summed over the partitions",
-        _topics(lambda topic: topic.lag),
+        _topics(lambda topic: None if topic.lag_unknown else topic.lag),
         "while the lag of one of its partitions is unknown, and if all are STOPPED",
         f"`MaxLag` {_FETCHER}",
         f"`MaxLag` {_LINK}",
@@ -448,7 +410,7 @@ METRICS: tuple[Metric[MirrorTotals], ...] = (
         "counter",
         "seconds",
         "how long lanes have waited for `throttle.bytes.per.second`, summed over the lanes",
-        lambda mirror: _one(mirror.live.snapshot.counters.throttled_ms / 1000),
+        lambda mirror: _one(mirror.snapshot.counters.throttled_ms / 1000),
     ),
     Metric(
         "kmirror_throttle_limit_bytes_per_second",
@@ -463,28 +425,28 @@ METRICS: tuple[Metric[MirrorTotals], ...] = (
         "histogram",
         "seconds",
         "from request to answer of fetches that returned records; includes the source's wait for records",
-        lambda mirror: _one(mirror.live.snapshot.counters.fetch_latencies),
+        lambda mirror: _one(mirror.snapshot.counters.fetch_latencies),
     ),
     Metric(
         "kmirror_produce_duration_seconds",
         "histogram",
         "seconds",
         "from request to answer of appends at the destination",
-        lambda mirror: _one(mirror.live.snapshot.counters.produce_latencies),
+        lambda mirror: _one(mirror.snapshot.counters.produce_latencies),
     ),
     Metric(
         "kmirror_lanes",
         "gauge",
         "lanes",
         "lanes that should be copying",
-        lambda mirror: _one(len(mirror.live.snapshot.lanes)),
+        lambda mirror: _one(len(mirror.snapshot.lanes)),
     ),
     Metric(
         "kmirror_lanes_silent",
         "gauge",
         "lanes",
         "lanes that no worker has reported on for 10 seconds",
-        lambda mirror: _one(len(mirror.live.snapshot.silent_lanes)),
+        lambda mirror: _one(len(mirror.snapshot.silent_lanes)),
         kip_1279=f"`DeadThreadCount` {_FETCHER}",
         cluster_linking=f"`DeadThreadCount` {_LINK}",
     ),
@@ -502,7 +464,7 @@ METRICS: tuple[Metric[MirrorTotals], ...] = (
         "counter",
         "restarts",
         "lanes that died, stopped responding or lost their worker, and were started again",
-        lambda mirror: _one(mirror.live.snapshot.lane_restarts),
+        lambda mirror: _one(mirror.snapshot.lane_restarts),
     ),
     Metric(
         "kmirror_job_success_age_seconds",
@@ -535,28 +497,28 @@ METRICS: tuple[Metric[MirrorTotals], ...] = (
         "counter",
         "failures",
         "how often a partition became FAILED, or FAILED for another reason",
-        lambda mirror: _one(mirror.live.snapshot.events["partition", "FAILED"]),
+        lambda mirror: _one(mirror.snapshot.events["partition", "FAILED"]),
     ),
     Metric(
         "kmirror_losses_total",
         "counter",
         "losses",
         "how often copying resumed after records that the source had lost before they were copied",
-        lambda mirror: _one(mirror.live.snapshot.events["partition", "LOSS_ACCEPTED"]),
+        lambda mirror: _one(mirror.snapshot.events["partition", "LOSS_ACCEPTED"]),
     ),
     Metric(
         "kmirror_lost_records_total",
         "counter",
         "offsets",
         "how many offsets these losses skipped",
-        lambda mirror: _one(mirror.live.snapshot.lost_records),
+        lambda mirror: _one(mirror.snapshot.lost_records),
     ),
     Metric(
         "kmirror_rebuilds_total",
         "counter",
         "rebuilds",
         "topics rebuilt because their source was recreated or its history rewritten",
-        lambda mirror: _one(mirror.live.snapshot.rebuilds),
+        lambda mirror: _one(mirror.snapshot.rebuilds),
     ),
     Metric(
         "kmirror_topics_rebuilding",

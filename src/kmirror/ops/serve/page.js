@@ -3,7 +3,8 @@
 
 const HOUR_MS = 3600000, GAP_MS = 150000, STALE_MS = 10000, MOST_ROWS = 500, UNKNOWN = "-";
 const BAD = ["FAILED", "LINK_FAILED", "SOURCE_UNAVAILABLE"], FINE = ["ACTIVE", "STOPPED"];
-const ORDER = ["FAILED", "LINK_FAILED", "SOURCE_UNAVAILABLE", "PENDING_STOPPED", "PENDING_MIRROR", "PAUSED", "ACTIVE", "STOPPED"];
+// From the declarations of the columns: key, heading and kind of each; and the states, those first that need attention.
+const COLUMNS = [/* columns */], ORDER = [/* order */];
 const BAD_RESULTS = ["FAILED", "LOSS_ACCEPTED", "DESTINATION_TRUNCATED", "NO_WORKERS", "LINK_FAILED", "SOURCE_UNAVAILABLE", "died"];
 
 // -- words ---------------------------------------------------------------------------------------------------------
@@ -57,66 +58,30 @@ function counted(count, noun) {
 
 // -- topics --------------------------------------------------------------------------------------------------------
 
-/** Add what may be unknown: the sum of what is known, null where nothing is, and how many are not known. */
+/** Add what may be unknown: the sum of what is known, null where nothing is. */
 function sumOf(values) {
   const known = values.filter(value => value !== null && value !== undefined);
-  return { sum: known.length ? known.reduce((a, b) => a + b, 0) : null, unknown: values.length - known.length };
+  return known.length ? known.reduce((a, b) => a + b, 0) : null;
 }
 
-/** The largest; null where one is not known. */
-function largest(values) {
-  return !values.length || values.some(value => value === null || value === undefined) ? null : Math.max(...values);
+/** Return what topics are sorted by. What is not known may be the largest; what has stopped is not behind. */
+function rankOf(row, [key, , kind]) {
+  if (key === "state") return ORDER.indexOf(row.state);
+  const value = key === "lag" && row.lagUnknown ? null : row[key];
+  return value !== null ? value : kind === "rate" || row.state === "STOPPED" ? -1 : Infinity;
 }
-
-/** Sum up the partitions of a document of /status.json by topic. */
-function topicsOf(partitions) {
-  const byTopic = new Map();
-  for (const row of partitions || []) {
-    const key = row.mirror + "\n" + row.topic;
-    if (!byTopic.has(key)) byTopic.set(key, []);
-    byTopic.get(key).push(row);
-  }
-  return [...byTopic.values()].map(rows => {
-    const living = rows.filter(row => row.state !== "STOPPED");
-    const lag = sumOf(living.map(row => row.lag));
-    return {
-      mirror: rows[0].mirror, topic: rows[0].topic, state: rows[0].topicState,
-      reasons: [...new Set(rows.map(row => row.reason).filter(reason => reason))],
-      message: (rows.find(row => row.state === "FAILED") || rows.find(row => row.reason) || rows[0]).errorMessage,
-      partitions: rows.length, failed: rows.filter(row => row.state === "FAILED").length,
-      lag: lag.sum, lagUnknown: lag.unknown,
-      timeLagMs: largest(living.map(row => row.timeLagMs)),
-      toFill: sumOf(living.map(row => row.offsetsToFill)).sum,
-      bytesPerSecond: sumOf(living.map(row => row.bytesPerSecond)).sum,
-      etaMs: largest(living.map(row => row.etaMs)),
-    };
-  });
-}
-
-/** What is not known may be the largest; what has stopped is not behind. */
-function behind(row, value) {
-  return row.state === "STOPPED" ? -1 : value === null ? Infinity : value;
-}
-
-const COLUMNS = [
-  ["TOPIC", row => row.topic, false], ["STATE", row => ORDER.indexOf(row.state), false], ["PARTITIONS", row => row.partitions, true],
-  ["LAG", row => behind(row, row.lagUnknown ? null : row.lag), true],
-  ["TIME LAG", row => behind(row, row.timeLagMs), true],
-  ["RATE", row => row.bytesPerSecond === null ? -1 : row.bytesPerSecond, true],
-  ["ETA", row => behind(row, row.etaMs), true],
-];
 
 /** Return the topics to show: those that have all the words, in the order of a column. Unknown lag counts as the largest. */
 function chosen(topics, words, column, down) {
   const wanted = words.toLowerCase().split(/\s+/).filter(word => word);
-  const value = (COLUMNS.find(one => one[0] === column) || COLUMNS[1])[1];
+  const by = COLUMNS.find(one => one[1] === column) || COLUMNS.find(one => one[1] === "STATE");
   const compared = (a, b) => a < b ? -1 : a > b ? 1 : 0;
   return topics
     .filter(row => {
       const text = [row.mirror, row.topic, row.state, ...row.reasons].join(" ").toLowerCase();
       return wanted.every(word => text.includes(word));
     })
-    .sort((a, b) => (down ? -1 : 1) * compared(value(a), value(b)) || compared(a.topic, b.topic) || compared(a.mirror, b.mirror));
+    .sort((a, b) => (down ? -1 : 1) * compared(rankOf(a, by), rankOf(b, by)) || compared(a.topic, b.topic) || compared(a.mirror, b.mirror));
 }
 
 function kindOf(state, reasons, failed) {
@@ -128,22 +93,26 @@ function cell(head, content, kind, isNumber) {
   return `<td data-head="${head}"${isNumber ? ' class="number"' : ""}><span class="${kind}">${content}</span></td>`;
 }
 
+const SHOWN = { text: escaped, number, duration, rate };
+
+function topicCell(row, [key, head, kind], several) {
+  if (key === "topic") return cell(head, escaped(row.topic) + (several ? ` <small>${escaped(row.mirror)}</small>` : ""), "prose");
+  if (key !== "state") return cell(head, SHOWN[kind](row[key], key === "lag" && row.lagUnknown ? "≥ " : ""), "", kind !== "text");
+  const failed = row.failed ? `, ${row.failed} FAILED` : "", color = kindOf(row.state, row.reasons, row.failed);
+  const state = [row.state, ...row.reasons.slice(0, 3).map(reason => `(${reason})`)].join(" ") + failed;
+  const message = row.errorMessage && color !== "ok" && row.state !== "STOPPED" ? `<small class="prose">${prose(row.errorMessage)}</small>` : "";
+  const filling = row.offsetsToFill ? `<small class="prose">${counted(row.offsetsToFill, "offset")} without records to fill</small>` : "";
+  return cell(head, escaped(state) + message + filling, color + " words");
+}
+
 function topicRow(row, several) {
-  const stopped = row.state === "STOPPED", least = row.lagUnknown ? "≥ " : "";
-  const name = escaped(row.topic) + (several ? ` <small>${escaped(row.mirror)}</small>` : "");
-  const state = [row.state, ...row.reasons.slice(0, 3).map(reason => `(${reason})`)].join(" ") + (row.failed ? `, ${row.failed} FAILED` : "");
-  const message = row.message && kindOf(row.state, row.reasons, row.failed) !== "ok" && !stopped ? `<small class="prose">${prose(row.message)}</small>` : "";
-  const filling = row.toFill ? `<small class="prose">${counted(row.toFill, "offset")} without records to fill</small>` : "";
-  return "<tr>" + cell("TOPIC", name, "prose") + cell("STATE", escaped(state) + message + filling, kindOf(row.state, row.reasons, row.failed) + " words") +
-    cell("PARTITIONS", number(row.partitions), "", true) + cell("LAG", stopped ? UNKNOWN : number(row.lag, least), "", true) +
-    cell("TIME LAG", stopped ? UNKNOWN : duration(row.timeLagMs), "", true) + cell("RATE", rate(row.bytesPerSecond), "", true) +
-    cell("ETA", stopped ? UNKNOWN : duration(row.etaMs), "", true) + "</tr>";
+  return "<tr>" + COLUMNS.map(column => topicCell(row, column, several)).join("") + "</tr>";
 }
 
 /** Return what the run does now, in words. */
 function phaseOf(status) {
-  const rows = status.partitions || [];
-  return rows.length && rows.every(row => row.state === "STOPPED") ? "nothing to copy: all topics are stopped" : status.phase;
+  const topics = status.topics || [];
+  return topics.length && topics.every(row => row.state === "STOPPED") ? "nothing to copy: all topics are stopped" : status.phase;
 }
 
 // -- mirrors -------------------------------------------------------------------------------------------------------
@@ -180,13 +149,13 @@ function sparks(points, until) {
     figure("Copied", "bytesPerSecond", rate) + "</div>";
 }
 
-function mirrorSection(row, partitions, points, until) {
-  const living = partitions.filter(one => one.mirror === row.mirror && one.state !== "STOPPED");
-  const lag = sumOf(living.map(one => one.lag)), failed = living.filter(one => one.state === "FAILED").length;
+function mirrorSection(row, topics, points, until) {
+  const own = topics.filter(one => one.mirror === row.mirror), failed = sumOf(own.map(one => one.failed)) || 0;
+  const lag = sumOf(own.map(one => one.lag)), unknown = sumOf(own.map(one => one.lagUnknown)) || 0;
   const state = (row.state || "no topics") + (row.reason ? ` (${row.reason})` : "");
   const facts = [
     ["State", `<strong class="${kindOf(row.state || "ACTIVE", row.reason ? [row.reason] : [], failed)}">${escaped(state)}</strong>`],
-    ["Total lag", number(lag.sum, lag.unknown ? "≥ " : "") + " offsets" + (lag.unknown ? `, not known of ${counted(lag.unknown, "partition")}` : "")],
+    ["Total lag", number(lag, unknown ? "≥ " : "") + " offsets" + (unknown ? `, not known of ${counted(unknown, "partition")}` : "")],
     ["Time lag", duration(row.maxTimeLagMs)], ["Rate", rate(row.bytesPerSecond)], ["Done in", duration(row.etaMs)],
     ["Topics", number(row.topics) + (row.stoppedTopics ? ` (${number(row.stoppedTopics)} stopped)` : "") + ` with ${counted(row.partitions, "partition")}` + (failed ? `, <span class="bad">${failed} FAILED</span>` : "")],
     ["Source", escaped([row.sourceClusterId, row.sourceBootstrapServer].filter(part => part).join(", ") || UNKNOWN)],
@@ -200,7 +169,7 @@ function mirrorSection(row, partitions, points, until) {
 function mirrorsShown(status, history) {
   if (status.mirrors === null) return `<p>Nothing is copied yet: ${escaped(status.missing || status.phase)}.</p>`;
   const points = new Map(((history && history.mirrors) || []).map(one => [one.mirror, one.points]));
-  return status.mirrors.map(row => mirrorSection(row, status.partitions, points.get(row.mirror), history && history.asOf)).join("") ||
+  return status.mirrors.map(row => mirrorSection(row, status.topics, points.get(row.mirror), history && history.asOf)).join("") ||
     "<p>There is no mirror to copy.</p>";
 }
 
@@ -272,9 +241,9 @@ function start() {
     const found = chosen(shown.topics, by("filter").value, shown.column, by("down").checked);
     const several = new Set(shown.topics.map(row => row.mirror)).size > 1;
     put("rows", found.slice(0, MOST_ROWS).map(row => topicRow(row, several)).join(""));
-    put("heads", COLUMNS.map(([head, , isNumber]) => {
+    put("heads", COLUMNS.map(([, head, kind]) => {
       const sorted = head === shown.column ? ` aria-sort="${by("down").checked ? "descending" : "ascending"}"` : "";
-      return `<th${isNumber ? ' class="number"' : ""}${sorted}><button type="button" data-head="${head}">${head}</button></th>`;
+      return `<th${kind !== "text" ? ' class="number"' : ""}${sorted}><button type="button" data-head="${head}">${head}</button></th>`;
     }).join(""));
     by("more").textContent = found.length > MOST_ROWS ? `${number(found.length - MOST_ROWS)} more topics; filter to see them.`
       : found.length < shown.topics.length ? `${number(found.length)} of ${counted(shown.topics.length, "topic")}` : "";
@@ -283,8 +252,8 @@ function start() {
 
   function showAll() {
     if (shown.status) {
-      shown.topics = topicsOf(shown.status.partitions);
-      by("topics").hidden = shown.status.partitions === null;
+      shown.topics = shown.status.topics || [];
+      by("topics").hidden = shown.status.topics === null;
       put("mirrors", mirrorsShown(shown.status, shown.history));
       showTopics();
     }
@@ -307,7 +276,7 @@ function start() {
     }
   }
 
-  by("order").innerHTML = COLUMNS.map(([head]) => `<option>${head}</option>`).join("");
+  by("order").innerHTML = COLUMNS.map(([, head]) => `<option>${head}</option>`).join("");
   by("filter").addEventListener("input", showTopics);
   by("down").addEventListener("change", showTopics);
   by("order").addEventListener("change", () => { shown.column = by("order").value; showTopics(); });
@@ -315,7 +284,7 @@ function start() {
   by("heads").addEventListener("click", event => {
     const head = event.target.dataset.head;
     if (!head) return;
-    by("down").checked = head === shown.column ? !by("down").checked : COLUMNS.find(one => one[0] === head)[2];
+    by("down").checked = head === shown.column ? !by("down").checked : COLUMNS.find(one => one[1] === head)[2] !== "text";
     shown.column = head;
     showTopics();
   });

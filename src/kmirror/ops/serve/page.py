@@ -10,7 +10,14 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 
+from kmirror.columns import DURATION
 from kmirror.ops.report.page import style
+from kmirror.status.partition_row import RATE
+from kmirror.status.topic_status import ATTENTION_FIRST, TOPICS_ON_PAGE
+from kmirror.words import json_text
+
+#: How the page shows values and sorts by them, by their units; others that are numbers as numbers.
+_KINDS = {DURATION.words: "duration", RATE.words: "rate"}
 
 
 @cache
@@ -30,8 +37,13 @@ def page_policy() -> str:
 
 
 def script() -> str:
-    """Return the script of the page."""
-    return _part("page.js")
+    """Return the script of the page, with the columns of topics as they are declared."""
+    columns = [
+        (one.key, one.header, _KINDS.get(one.type.words, "number") if one.is_number else "text")
+        for one in TOPICS_ON_PAGE.shown
+    ]
+    text = _part("page.js").replace("[/* columns */]", json_text(columns))
+    return text.replace("[/* order */]", json_text(ATTENTION_FIRST))
 
 
 def _hash(text: str) -> str:

@@ -147,7 +147,7 @@ class LastHour:
     @classmethod
     def of(cls, run: RunStatus, events: Events) -> LastHour:
         """Return the points and events of the run's mirrors."""
-        mirrors = tuple((one.name, one.live.snapshot.history) for one in run.mirrors)
+        mirrors = tuple((one.name, one.snapshot.history) for one in run.mirrors)
         ours = {mirror for mirror, _ in mirrors} | set(run.not_copied)
         shown = None if events.found is None else tuple(event for event in events.found if event.mirror in ours)
         return cls(run.time_ms, mirrors, Events(shown, events.trouble))

@@ -12,7 +12,7 @@ from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.engine.status.journal import Level
 from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import MirrorTotals, RunStatus
+from kmirror.ops.serve.metrics import RunStatus
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.words import at_time
 
@@ -98,6 +98,6 @@ class Service:
         except TimeoutError:
             return StuckError(f"the driver is stuck: it has not answered for {ANSWER_SECONDS:g} s")
         found = (one for one in snapshots if one.mirror not in shown.not_copied)
-        mirrors = tuple(MirrorTotals.of(live_mirror(one)) for one in found)
+        mirrors = tuple(map(live_mirror, found))
         time_ms = min((one.time_ms for one in snapshots), default=now_ms())
         return RunStatus(COPYING, time_ms, None, mirrors, shown.not_copied)

@@ -13,16 +13,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup, OffsetAnswer
-from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.context import REACH_TIMEOUT_S, Destination, naming_cluster, now_ms, require_same_cluster
 from kmirror.state.records import MirrorRecord
+from kmirror.status.observed import ClusterSnapshot, Offsets
 
 #: How long a read waits for a source.
 SOURCE_TIMEOUT_S = 3.0
@@ -32,38 +33,7 @@ SOURCE_REQUEST_S = SOURCE_TIMEOUT_S - 0.5
 _LEAST_REQUEST_S = 0.1
 _DESTINATION_TIMEOUT_S = 5.0
 
-Offsets = Mapping[TopicPartition, int]
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSnapshot:
-    """What one cluster returned at `time_ms`, or the `trouble` with it.
-
-    A partition missing from a mapping has no leader now, or may not be described. `last_stable_offset` and
-    `high_watermark` are read from sources, `log_end_offset` (the true one) from the destination.
-    """
-
-    time_ms: int
-    topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
-    log_start_offset: Offsets = field(default_factory=dict)
-    last_stable_offset: Offsets = field(default_factory=dict)
-    high_watermark: Offsets = field(default_factory=dict)
-    log_end_offset: Offsets = field(default_factory=dict)
-    #: How many partitions topics are known to have, where `topics` was not read.
-    partition_counts: Mapping[str, int] = field(default_factory=dict)
-    #: When a partition's ends were read, if not at `time_ms`.
-    seen_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
-    trouble: KmirrorError | None = None
-
-    def partitions_of(self, topic: str, topic_id: str | None) -> frozenset[int] | None:
-        """Return the partitions of a topic; None if they are unknown, as those of another topic of its name."""
-        found = self.topics.get(topic)
-        if found is None:
-            count = self.partition_counts.get(topic)
-            return None if count is None else frozenset(range(count))
-        is_same = topic_id is None or found.printed_topic_id in (None, topic_id)
-        return frozenset(found.partitions) if is_same and not found.error_code else None
 
 
 class Prober:

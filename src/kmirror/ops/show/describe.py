@@ -11,19 +11,22 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.base.context import Destination, now_ms
 from kmirror.ops.base.selection import select_stored_topics
 from kmirror.ops.base.upstream import by_reason, unknown_loop
-from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
+from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.open_transactions import (
     SHOWN_AFTER_MS,
     is_blocked_by_transaction,
     open_transactions,
     with_transaction,
 )
-from kmirror.ops.show.rows import partition_rows
-from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.lease import has_ended
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State, unreadable_error
+from kmirror.status.engine_health import EngineHealth, engine_health
+from kmirror.status.mirror_status import MirrorStatus
+from kmirror.status.observed import ClusterSnapshot
+from kmirror.status.partition_row import PartitionRow
+from kmirror.status.rules import mirror_status
 
 
 def describe(
@@ -47,10 +50,10 @@ def describe(
     state = destination.state()
     chosen = select_stored_topics(state, mirror, topics)
     with nullcontext(prober) if prober is not None else Prober(destination) as used:
-        rows, _ = read_rows(used, state, chosen, ())
-        if failed:
-            return tuple(row for row in rows if row.failed)
-        return tuple(with_open_transactions(used, state, rows, transactions_after_ms))
+        found, _ = read_status(used, state, chosen)
+        if not failed:
+            found = with_open_transactions(used, found, transactions_after_ms)
+        return tuple(row for mirror in found for row in mirror.partitions if row.failed or not failed)
 
 
 def unreadable_notes(destination: Destination, mirror: str | None = None) -> tuple[str, ...]:
@@ -69,57 +72,67 @@ def upstream_notes(
 
 
 def with_open_transactions(
-    prober: Prober, state: State, rows: Sequence[PartitionRow], shown_after_ms: int = SHOWN_AFTER_MS
-) -> list[PartitionRow]:
-    """Return the rows, naming each open transaction that has blocked a copy for long."""
-    held: defaultdict[str, list[TopicPartition]] = defaultdict(list)
-    for row in rows:
-        if is_blocked_by_transaction(row):
-            held[row.mirror].append(TopicPartition(row.source_topic, row.partition))
-    mirrors = [record for name in held if (record := state.mirror(name)) is not None]
-    found = prober.ask_sources([(record, partial(open_transactions, held[record.name])) for record in mirrors])
-    sources = {record.name: record.source for record in mirrors}
-    shown = []
-    for row in rows:
-        opened = found.get(row.mirror, {}).get(TopicPartition(row.source_topic, row.partition))
-        if opened is None or not is_blocked_by_transaction(row):
-            shown.append(row)
-        else:
-            shown.append(with_transaction(row, opened, sources[row.mirror], now_ms(), shown_after_ms))
-    return shown
+    prober: Prober, mirrors: Sequence[MirrorStatus], shown_after_ms: int = SHOWN_AFTER_MS
+) -> list[MirrorStatus]:
+    """Return the mirrors, naming each open transaction that has blocked a copy for long."""
+    held = {
+        mirror.record.name: [
+            TopicPartition(row.source_topic, row.partition)
+            for row in mirror.partitions
+            if is_blocked_by_transaction(row)
+        ]
+        for mirror in mirrors
+    }
+    records = [mirror.record for mirror in mirrors if held[mirror.record.name]]
+    opened = prober.ask_sources([(record, partial(open_transactions, held[record.name])) for record in records])
+
+    def named(mirror: MirrorStatus, row: PartitionRow) -> PartitionRow:
+        found = opened[mirror.record.name].get(TopicPartition(row.source_topic, row.partition))
+        if found is None or not is_blocked_by_transaction(row):
+            return row
+        return with_transaction(row, found, mirror.record.source, now_ms(), shown_after_ms)
+
+    return [one.changed(partial(named, one)) if opened.get(one.record.name) else one for one in mirrors]
 
 
-def engine_has_ended(state: State, mirror: str) -> bool | None:
-    """Return whether the process of a mirror's last engine is gone; None if it is not on this machine."""
-    engine = state.engine(mirror)
-    return None if engine is None else has_ended(engine)
+def read_status(
+    prober: Prober, state: State, topics: Iterable[TopicRecord], mirrors: Iterable[MirrorRecord] = ()
+) -> tuple[list[MirrorStatus], dict[str, ClusterSnapshot]]:
+    """Return the current status of the mirrors of these topics, with only these, and a snapshot of each source.
 
-
-def read_rows(
-    prober: Prober, state: State, topics: Iterable[TopicRecord], mirrors: Iterable[MirrorRecord]
-) -> tuple[list[PartitionRow], dict[str, ClusterSnapshot]]:
-    """Return the current rows of these topics, and the snapshot of each source by mirror.
-
-    The sources of `mirrors` are read even if they have none of these topics; a source whose topics are all stopped is
-    not.
+    `mirrors` are read even if they have none of these topics. A source whose topics are all stopped is not.
     """
     by_mirror: defaultdict[str, list[TopicRecord]] = defaultdict(list)
     for topic in topics:
         by_mirror[topic.mirror].append(topic)
     wanted: dict[str, tuple[MirrorRecord, list[str]]] = {mirror.name: (mirror, []) for mirror in mirrors}
+    shown = {name: record for name, (record, _) in wanted.items()}
     for name, owned in by_mirror.items():
         record = state.mirror(name)
         living = [topic.source_topic for topic in owned if topic.desired is not DesiredState.STOPPED]
-        if record is not None and living:
-            wanted[name] = (record, living)
+        if record is not None:
+            shown[name] = record
+            if living:
+                wanted[name] = (record, living)
     every = [topic for owned in by_mirror.values() for topic in owned]
     archives = [topic.rebuild.archive for topic in every if topic.rebuild is not None]
     here, there = prober.read([*(topic.topic for topic in every), *archives], wanted.values())
-    rows: list[PartitionRow] = []
-    for name in sorted(by_mirror):
-        record = state.mirror(name)
-        if record is not None:
-            ended = engine_has_ended(state, name)
-            seen = there.get(name)
-            rows += partition_rows(state, record, by_mirror[name], here, seen, now_ms(), engine_has_ended=ended)
-    return rows, there
+    found = [
+        mirror_status(
+            state,
+            record,
+            by_mirror[name],
+            here,
+            there.get(name),
+            at_ms := now_ms(),
+            health=health_of(state, name, at_ms),
+        )
+        for name, record in sorted(shown.items())
+    ]
+    return found, there
+
+
+def health_of(state: State, mirror: str, at_ms: int) -> EngineHealth:
+    """Return the health of a mirror's engine; one of this machine is gone if its process is."""
+    engine = state.engine(mirror)
+    return engine_health(engine, mirror, at_ms, has_ended=None if engine is None else has_ended(engine))

@@ -1,17 +1,14 @@
-"""`list`: all mirrors of a destination, one row each."""
+"""`list` and `top`: the mirrors of a destination, and what their topics come to."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from kmirror.ops.base.context import Destination, now_ms
-from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
-from kmirror.ops.show.describe import engine_has_ended, read_rows
-from kmirror.ops.show.rows import mirror_row, source_trouble
-from kmirror.ops.show.tables import MirrorRow, PartitionRow
-from kmirror.state.records import MirrorRecord
-from kmirror.state.snapshot import State
+from kmirror.ops.base.context import Destination, known_mirror
+from kmirror.ops.show.cluster_view import Prober
+from kmirror.ops.show.describe import read_status, unreadable_notes, with_open_transactions
+from kmirror.status.mirror_status import MirrorRow
+from kmirror.status.topic_status import TopicStatus, Totals, totals
 
 
 def list_mirrors(destination: Destination) -> tuple[MirrorRow, ...]:
@@ -23,25 +20,37 @@ def list_mirrors(destination: Destination) -> tuple[MirrorRow, ...]:
     state = destination.state()
     topics = [topic for mirror in state.mirrors for topic in state.topics(mirror.name)]
     with Prober(destination) as prober:
-        rows, sources = read_rows(prober, state, topics, [m for m in state.mirrors if not state.topics(m.name)])
-    return mirror_rows(state, state.mirrors, rows, sources)
+        found, _ = read_status(prober, state, topics, [one for one in state.mirrors if not state.topics(one.name)])
+    return tuple(mirror.row for mirror in found)
 
 
-def mirror_rows(
-    state: State, mirrors: Iterable[MirrorRecord], rows: Iterable[PartitionRow], sources: Mapping[str, ClusterSnapshot]
-) -> tuple[MirrorRow, ...]:
-    """Sum up mirrors from the rows of all their partitions and the snapshots of their sources."""
-    by_mirror: defaultdict[str, list[PartitionRow]] = defaultdict(list)
-    for row in rows:
-        by_mirror[row.mirror].append(row)
-    return tuple(
-        mirror_row(
-            state,
-            mirror,
-            by_mirror[mirror.name],
-            source_trouble(sources.get(mirror.name)),
-            now_ms(),
-            engine_has_ended=engine_has_ended(state, mirror.name),
-        )
-        for mirror in mirrors
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The content of `top` at one time; `unreadable` has a sentence for each record that cannot be read."""
+
+    mirrors: tuple[MirrorRow, ...]
+    topics: tuple[TopicStatus, ...]
+    totals: Totals
+    unreadable: tuple[str, ...] = ()
+
+
+def read_overview(destination: Destination, prober: Prober, mirror: str | None = None) -> Overview:
+    """Read one mirror, or all; waits 3 s for sources that do not answer.
+
+    Raises:
+        RefusedError: no such mirror.
+        UnreachableError: the destination does not answer.
+    """
+    state = destination.state()
+    if mirror is not None:
+        known_mirror(state, mirror)
+    mirrors = [one for one in state.mirrors if mirror in (None, one.name)]
+    topics = [topic for record in mirrors for topic in state.topics(record.name)]
+    read, _ = read_status(prober, state, topics, [one for one in mirrors if not state.topics(one.name)])
+    found = with_open_transactions(prober, read)
+    return Overview(
+        tuple(one.row for one in found),
+        tuple(topic for one in found for topic in one.topics),
+        totals(row for one in found for row in one.partitions),
+        unreadable_notes(destination, mirror),
     )

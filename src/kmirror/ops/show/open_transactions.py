@@ -18,9 +18,9 @@ from kmirror.cluster.rights.acl_commands import AS_ADMIN
 from kmirror.cluster.transactional_ids import transactions_of
 from kmirror.commands import command_line, option
 from kmirror.errors import NOT_COPYING, KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
+from kmirror.status.partition_row import PartitionRow
 
 #: Younger transactions are not reported: their applications are most likely running.
 SHOWN_AFTER_MS = 60_000

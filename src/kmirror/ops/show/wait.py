@@ -24,13 +24,16 @@ from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, Unre
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.base.selection import select_topics
-from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
-from kmirror.ops.show.describe import read_rows
+from kmirror.ops.show.cluster_view import Prober
+from kmirror.ops.show.describe import read_status
 from kmirror.ops.show.drained import NO_READER, judge_drained, read_committed_offsets, read_ends, unread_topics
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, PartitionState
+from kmirror.status.observed import ClusterSnapshot
+from kmirror.status.partition_row import PartitionRow
+from kmirror.status.topic_state import TopicState
 from kmirror.words import counted, listed
 
 _PAUSE_S = 0.5
@@ -85,7 +88,8 @@ def wait(
             chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
             if not chosen:
                 raise RefusedError(f"mirror {mirror} has no topics yet", "add some with `kmirror add`")
-            rows, sources = read_rows(prober, state, chosen, ())
+            found, sources = read_status(prober, state, chosen)
+            rows = [row for one in found for row in one.partitions]
             if condition is Condition.CAUGHT_UP:
                 _take_targets(targets, rows, sources.get(record.name))
             if on_check is not None:

@@ -42,7 +42,6 @@ from kmirror.ops.base.selection import select_topics
 from kmirror.ops.groups.commit import refused_sentences
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import is_mirrored
-from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.promote_checks import (
     FinalCheck,
@@ -78,6 +77,8 @@ from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.setting_changes import retention_notes
+from kmirror.status.engine_health import engine_in_charge
+from kmirror.sync.topic_settings import retention_notes
 from kmirror.words import counted, listed
 
 _STEP_S = 0.5

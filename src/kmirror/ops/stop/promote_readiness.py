@@ -13,12 +13,12 @@ from kmirror.commands import on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms, source_client
 from kmirror.ops.base.results import Outcome, TopicResult
-from kmirror.ops.show.engine_health import clock_trouble
 from kmirror.ops.show.open_transactions import abort_command, open_transactions
 from kmirror.ops.stop.report import LastReport, last_reports
 from kmirror.ops.stop.work import StopResults
 from kmirror.state.records import Lacking, MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.status.engine_health import clock_trouble
 from kmirror.words import counted, listed
 
 _SOURCE_S = 10.0

@@ -12,7 +12,6 @@ from typing import Any
 
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.errors import Reason
-from kmirror.ops.base.gone import is_gone
 from kmirror.ops.base.results import (
     STALE_MS,
     Outcome,
@@ -27,6 +26,7 @@ from kmirror.ops.stop.source_ends import SourceEnd, SourceEnds
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import FRESH_SECONDS, AtStop, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.status.observed import is_gone
 from kmirror.words import at_time, counted, listed
 
 

@@ -21,10 +21,9 @@ from kmirror.errors import Reason, UsageError
 from kmirror.ops.base.bulk import Bulk, SparkChoice
 from kmirror.ops.base.context import Destination, now_ms, require_mirror, source_client
 from kmirror.ops.base.evidence import VERB_RUN, VerbRun
-from kmirror.ops.base.gone import is_gone
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.base.selection import select_topics
-from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
+from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.verify.comparing import ComparisonPlan, carry_out, differing, indivisible_topics, plan_comparison
 from kmirror.ops.verify.verify_results import (
     VERIFY_EVIDENCE,
@@ -42,6 +41,8 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.setting_changes import retention_notes
+from kmirror.status.observed import ClusterSnapshot, is_gone
+from kmirror.sync.topic_settings import retention_notes
 from kmirror.work import Meter, Watch, unwatched
 
 _MOST_SAMPLES = 100_000

@@ -1,4 +1,4 @@
-"""What to do about a FAILED partition, and about a link to a source that is refused as a whole. Pure."""
+"""What to type about a FAILED partition, and about a link that is refused as a whole. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kmirror.words import at_time
 
 _RESET = "to archive the mirror topic's records and copy the new topic: {recover} --accept-reset"
 _DIVERGED = "to archive records that the source does not have and copy the topic again: {recover} --accept-divergence"
-_STEPS = {
+_FAILED_STEPS = {
     Reason.SOURCE_TRUNCATED: "to continue without them: {recover} --accept-loss",
     Reason.DESTINATION_TRUNCATED: ("to continue without the lost records: {recover} --accept-loss; or, " + _DIVERGED),
     Reason.SOURCE_TOPIC_RECREATED: _RESET,
@@ -30,12 +30,12 @@ _STEPS = {
     ),
     Reason.FENCED: "kmirror events and kmirror list show which engine is in charge now",
 }
-_DEFAULT = "fix the cause; a running engine resumes within 5 minutes, or immediately with: {recover}"
+_FAILED = "fix the cause; a running engine resumes within 5 minutes, or immediately with: {recover}"
 
 
 def next_step(reason: Reason | None, mirror: str, topic: str) -> str:
     """Return what an operator can do about a FAILED partition, with the command to type."""
-    step = _DEFAULT if reason is None else _STEPS.get(reason, _DEFAULT)
+    step = _FAILED if reason is None else _FAILED_STEPS.get(reason, _FAILED)
     return step.format(
         recover=on_topics("recover", mirror, [topic]),
         add=on_topics("add", mirror, [topic]),
@@ -49,12 +49,12 @@ def failure_text(message: str | None, since_ms: int | None, reason: Reason | Non
     return "; ".join([message or "FAILED", *since, next_step(reason, mirror, topic)])
 
 
-_LINK_REFUSED = (
+_REFUSED = (
     "`{check}` shows the cause; copying resumes automatically once the source accepts the"
     " connection; to change its credentials: {config} --set KEY=VALUE, or change where its"
     " secrets are stored; a running engine picks that up within seconds, except for environment variables"
 )
-_LINK_STEPS = {
+_REFUSED_STEPS = {
     Reason.SOURCE_CLUSTER_CHANGED: (
         "nothing is copied from it, and copying resumes automatically once the right cluster is back; if its address"
         " has changed: {config} --set bootstrap.servers=HOST:PORT"
@@ -64,6 +64,6 @@ _LINK_STEPS = {
 
 def refused_text(message: str | None, reason: Reason | None, mirror: str) -> str:
     """Return the text on a refused link: what happened, since when if known, what to type."""
-    step = _LINK_REFUSED if reason is None else _LINK_STEPS.get(reason, _LINK_REFUSED)
+    step = _REFUSED if reason is None else _REFUSED_STEPS.get(reason, _REFUSED)
     what = step.format(check=on_mirror("check", mirror), config=on_mirror("config", mirror))
     return f"{message or 'the source refuses the connection'}; {what}"

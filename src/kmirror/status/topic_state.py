@@ -1,15 +1,11 @@
-"""A topic's state, from the states of its partitions. Pure.
-
-Commands, `/status.json`, metrics, reports and the log of `run` all take it from here.
-"""
+"""A topic's state, from the states of its partitions. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, StrEnum, auto
 
-from kmirror.engine.histories.identity_check import LINK_REFUSED
-from kmirror.errors import NOT_COPYING, KmirrorError, Reason, UsageError
+from kmirror.errors import LINK_REFUSED, NOT_COPYING, KmirrorError, Reason, UsageError
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, PartitionRecord, PartitionState, TopicRecord
 
 

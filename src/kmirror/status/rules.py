@@ -1,14 +1,18 @@
-"""Make the rows of `describe` and `list` from stored state and snapshots of both clusters. Pure: no I/O, no clock.
+"""Derive the status of a mirror from its stored state and what was observed of it. Pure: no I/O, no clock.
 
 There are three sources for a partition: its record (what must outlive the engine), the last report of the lane that
 copies it, and the snapshots. Offsets come from the snapshots, or from the report if the source does not answer. The
 state is the newer one of record and report, unless a snapshot disproves it (the topic is gone).
+
+`describe`, `list`, `top`, `wait`, `report`, the pages and metrics of `run --http` and the log of `run` all show what is
+decided here. A running engine gives what it knows in place of the snapshots (`engine.control.live_status`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -27,12 +31,12 @@ from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.totals import totals
 from kmirror.ops.show.unmirrored import UnmirroredPartition, unmirrored_partitions
 from kmirror.settings.parsing import stored_settings
+from kmirror.errors import LINK_REFUSED, NOT_COPYING, Reason
 from kmirror.state.records import (
+    PENDING_ADD,
     PENDING_PROMOTE,
     PENDING_STOP,
     DesiredState,
-    EngineRecord,
-    EngineState,
     MirrorRecord,
     PartitionRecord,
     PartitionState,
@@ -43,24 +47,22 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.workflow_records import PROMOTE
+from kmirror.status.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
+from kmirror.status.mirror_status import MirrorStatus, throttle_of
+from kmirror.status.next_steps import failure_text, refused_text
+from kmirror.status.observed import ClusterSnapshot, Report, is_gone, reports_of, time_lag
+from kmirror.status.partition_row import PartitionRow, kept_offsets
+from kmirror.status.topic_state import SourceTrouble, TopicState, kind_of, topic_state_of
+from kmirror.status.topic_status import TopicStatus
+from kmirror.status.unmirrored import UnmirroredPartition, unmirrored_partitions
 from kmirror.words import counted
 
-
-def source_trouble(source: ClusterSnapshot | None) -> SourceTrouble:
-    """Return the kind of trouble in a source's snapshot."""
-    return kind_of(source.trouble if source is not None else None)
-
-
-def engine_in_charge(state: State, mirror: str, now_ms: int) -> EngineRecord | None:
-    """Return the mirror's engine while its lease is fresh, by the clock of this machine."""
-    engine = state.engine(mirror)
-    if engine is None or engine.state is EngineState.RELEASED or now_ms - engine.last_seen_ms >= engine.ttl_ms:
-        return None
-    return engine
+#: With these reasons a mirror topic keeps what its source deletes. It has no retention of its own: a running engine
+#: follows the source's log start; without one nothing is deleted, and the destination's disks fill.
+_KEEPING = NOT_COPYING | {Reason.PAUSED_BY_OPERATOR}
 
 
-@dataclass(frozen=True, slots=True)
-class _Status:
+class _Status(NamedTuple):
     """A partition's state, and the reason if it is not a normal one."""
 
     state: PartitionState
@@ -70,18 +72,18 @@ class _Status:
 
 
 @dataclass(frozen=True, slots=True)
-class _MirrorFacts:
-    """What all partitions of a mirror share."""
+class MirrorFacts:
+    """What the topics of a mirror share; `is_promoted`: a promote of some of them is at work."""
 
     destination: ClusterSnapshot
     source: ClusterSnapshot | None
     health: EngineHealth
+    is_promoted: bool
     limit: int | None
-    first_topics: tuple[str, ...]
     now_ms: int
 
 
-def partition_rows(
+def mirror_status(
     state: State,
     mirror: MirrorRecord,
     topics: Iterable[TopicRecord],
@@ -89,123 +91,84 @@ def partition_rows(
     source: ClusterSnapshot | None,
     now_ms: int,
     *,
-    engine_has_ended: bool | None = None,
-) -> list[PartitionRow]:
-    """Return the rows of these topics of a mirror, by topic and partition."""
-    health = _health(state, mirror.name, now_ms, has_ended=engine_has_ended)
-    reports = reports_of(state, mirror.name)
-    promote = state.workflow(mirror.name, PROMOTE)
-    engine = health.record if health.reason is None else None
-    first_topics = (engine.first_topics if engine else None) or ()
-    shared = _MirrorFacts(destination, source, health, _throttle_of(mirror), first_topics, now_ms)
-    rows: list[PartitionRow] = []
-    for topic in sorted(topics, key=lambda one: one.topic):
-        if topic.pending_operation == PENDING_PROMOTE and not (promote and promote.is_alive(now_ms)):
-            topic = replace(topic, pending_operation=None)  # noqa: PLW2901 - the promote waiting for it is gone
-        records = {record.partition: record for record in state.partitions(mirror.name, topic.topic)}
-        count = max([topic.partitions, *(partition + 1 for partition in records)])
-        lacking = (health.record.lacking or {}).get(topic.topic) if health.record is not None else None
-        unmirrored = unmirrored_partitions(topic, count, lacking, destination, source)
-        statuses: dict[int, _Status] = {}
-        for partition in (*range(count), *unmirrored):
-            report = reports.get(TopicPartition(topic.topic, partition)) if partition < count else None
-            status = _status_of(topic, records.get(partition), report, destination)
-            status = _with_cause(status, topic, records.get(partition), report, shared)
-            statuses[partition] = _as_unmirrored(status, unmirrored.get(partition))
-        own = [
-            (status.state, status.reason)
-            for partition, status in statuses.items()
-            if not _is_extra(unmirrored.get(partition))
-        ]
-        topic_state = topic_state_of(topic, own, records, source_trouble(source))
-        for partition, status in statuses.items():
-            topic_partition = TopicPartition(topic.topic, partition)
-            report, record = reports.get(topic_partition) if partition < count else None, records.get(partition)
-            beside = unmirrored.get(partition)
-            rows.append(_row(topic, topic_partition, status, topic_state, record, report, beside, shared))
-    return rows
+    health: EngineHealth | None = None,
+) -> MirrorStatus:
+    """Return the status of a mirror with these topics of it; its engine's `health` is by default as its record says."""
+    health = _readable(state, mirror.name, health or engine_health(state.engine(mirror.name), mirror.name, now_ms))
+    promote, reports = state.workflow(mirror.name, PROMOTE), reports_of(state, mirror.name)
+    is_promoted = promote is not None and promote.is_alive(now_ms)
+    facts = MirrorFacts(destination, source, health, is_promoted, throttle_of(mirror), now_ms)
+    found = [
+        topic_status(topic, {one.partition: one for one in state.partitions(mirror.name, topic.topic)}, reports, facts)
+        for topic in sorted(topics, key=lambda one: one.topic)
+    ]
+    return MirrorStatus(mirror, tuple(found), len(state.topics(mirror.name)), health, source_trouble(source))
 
 
-def _as_unmirrored(status: _Status, beside: UnmirroredPartition | None) -> _Status:
-    """Return the status of a partition that does not belong to the mirror; what stops all others comes first."""
-    if beside is None or (status.reason is not None and not beside.is_extra):
-        return status
-    return replace(status, reason=beside.reason, message=beside.message)
+def topic_status(
+    topic: TopicRecord,
+    records: Mapping[int, PartitionRecord],
+    reports: Mapping[TopicPartition, Report],
+    facts: MirrorFacts,
+) -> TopicStatus:
+    """Return the status of a topic, by the records of its partitions and the last reports on them."""
+    if topic.pending_operation == PENDING_PROMOTE and not facts.is_promoted:
+        topic = replace(topic, pending_operation=None)  # the promote waiting for it is gone
+    count = max([1, topic.partitions, *(partition + 1 for partition in records)])
+    engine = facts.health.record
+    lacking = (engine.lacking or {}).get(topic.topic) if engine is not None else None
+    unmirrored = unmirrored_partitions(topic, count, lacking, facts.destination, facts.source)
+    of_topic = {
+        partition: report
+        for partition in range(count)
+        if (report := reports.get(TopicPartition(topic.topic, partition))) is not None
+    }
+    statuses: dict[int, _Status] = {}
+    for partition in (*range(count), *unmirrored):
+        record, report = records.get(partition), of_topic.get(partition)
+        status = _status_of(topic, record, report, facts.destination)
+        status = _with_cause(status, topic, record, report, facts)
+        statuses[partition] = _as_unmirrored(status, unmirrored.get(partition))
+    own = [(one.state, one.reason) for p, one in statuses.items() if not _is_extra(unmirrored.get(p))]
+    state = topic_state_of(topic, own, records, source_trouble(facts.source))
+    rows = [
+        _row(
+            topic,
+            TopicPartition(topic.topic, partition),
+            status,
+            state,
+            records.get(partition),
+            of_topic.get(partition),
+            unmirrored.get(partition),
+            facts,
+        )
+        for partition, status in statuses.items()
+    ]
+    return TopicStatus.of(rows, is_wanted=topic.is_copied)
 
 
-def _is_extra(beside: UnmirroredPartition | None) -> bool:
-    return beside is not None and beside.is_extra
+def source_trouble(source: ClusterSnapshot | None) -> SourceTrouble:
+    """Return the kind of trouble in a source's snapshot."""
+    return kind_of(source.trouble if source is not None else None)
 
 
-#: A mirror's state is the first of these that one of its topics is in.
-_WORST_FIRST = (
-    TopicState.FAILED,
-    TopicState.PENDING_STOPPED,
-    TopicState.SOURCE_UNAVAILABLE,
-    TopicState.LINK_FAILED,
-    TopicState.PENDING_MIRROR,
-    TopicState.ACTIVE,
-    TopicState.PAUSED,
-    TopicState.STOPPED,
-)
-
-
-def mirror_row(
-    state: State,
-    mirror: MirrorRecord,
-    rows: Sequence[PartitionRow],
-    trouble: SourceTrouble,
-    now_ms: int,
-    *,
-    engine_has_ended: bool | None = None,
-) -> MirrorRow:
-    """Sum up a mirror from the rows of all its partitions."""
-    states = {row.topic_state for row in rows}
-    worst = next((one for one in _WORST_FIRST if one in states), _state_without_topics(trouble))
-    lags = [row.lag for row in rows if row.lag is not None]
-    health = _health(state, mirror.name, now_ms, has_ended=engine_has_ended)
-    sums = totals(rows)
-    idle = (row.reason for row in rows if row.reason in NOT_COPYING)
-    reasons = (row.reason for row in rows if row.topic_state is worst and row.reason is not None)
-    if worst is None and health.reason is Reason.STATE_UNREADABLE:
-        worst = TopicState.LINK_FAILED
-    return MirrorRow(
-        mirror=mirror.name,
-        topics=len(state.topics(mirror.name)),
-        stopped_topics=len({row.topic for row in rows if row.topic_state is TopicState.STOPPED}),
-        partitions=len(rows),
-        source_cluster_id=mirror.source_cluster_id,
-        source_bootstrap_server=mirror.source.get("bootstrap.servers"),
-        state=worst,
-        engine=health.name,
-        max_lag=max(lags, default=None),
-        reason=health.reason if health.problem else next(idle, None) or next(reasons, None),
-        engine_last_seen_ms=health.last_seen_ms,
-        engine_age_ms=health.age_ms,
-        throttle_bytes_per_second=_throttle_of(mirror),
-        bytes_per_second=sums.bytes_per_second,
-        max_time_lag_ms=sums.time_lag_ms,
-        eta_ms=sums.eta_ms,
-    )
-
-
-def _health(state: State, mirror: str, now_ms: int, *, has_ended: bool | None) -> EngineHealth:
+def _readable(state: State, mirror: str, health: EngineHealth) -> EngineHealth:
     """Return the engine's health, with STATE_UNREADABLE if some of the mirror's records are unreadable."""
-    health = engine_health(state.engine(mirror), mirror, now_ms, has_ended=has_ended)
     for record in state.unreadable(mirror):
         error = unreadable_error(record)
         return replace(health, reason=error.reason, problem=f"{error.message}; {error.hint}")
     return health
 
 
-def _throttle_of(mirror: MirrorRecord) -> int | None:
-    return stored_settings(mirror.settings).throttle_bytes_per_second or None
+def _as_unmirrored(status: _Status, beside: UnmirroredPartition | None) -> _Status:
+    """Return the status of a partition that does not belong to the mirror; what stops all others comes first."""
+    if beside is None or (status.reason is not None and not beside.is_extra):
+        return status
+    return status._replace(reason=beside.reason, message=beside.message)
 
 
-def _state_without_topics(trouble: SourceTrouble) -> TopicState | None:
-    if trouble is SourceTrouble.SILENT:
-        return TopicState.SOURCE_UNAVAILABLE
-    return TopicState.LINK_FAILED if trouble is SourceTrouble.REFUSED else None
+def _is_extra(beside: UnmirroredPartition | None) -> bool:
+    return beside is not None and beside.is_extra
 
 
 def _status_of(
@@ -242,7 +205,7 @@ def _with_cause(
     topic: TopicRecord,
     record: PartitionRecord | None,
     report: Report | None,
-    shared: _MirrorFacts,
+    shared: MirrorFacts,
 ) -> _Status:
     """Return the status with the state that operators asked for, and a reason wherever nothing is copied."""
     health, source = shared.health, shared.source
@@ -255,9 +218,9 @@ def _with_cause(
         return _Status(PartitionState.STOPPING, status.since_ms, topic.stop_reason, text)
     if status.state is PartitionState.FAILED:
         text = failure_text(status.message, status.since_ms, status.reason, topic.mirror, topic.topic)
-        return replace(status, message=text)
+        return status._replace(message=text)
     if health.problem is not None:
-        return replace(status, reason=health.reason, message=health.problem)
+        return status._replace(reason=health.reason, message=health.problem)
     if topic.desired is DesiredState.PAUSED:
         # an engine's answer to an earlier pause does not count
         answered = record is None or record.pause_id == topic.pause_id
@@ -265,17 +228,17 @@ def _with_cause(
         state = PartitionState.PAUSED if paused else PartitionState.PAUSING
         return _Status(state, status.since_ms, Reason.PAUSED_BY_OPERATOR, "paused; `kmirror resume` continues")
     if topic.pending_operation == PENDING_ADD:
-        return replace(status, message="`kmirror add` was interrupted; run the same command again to finish")
+        return status._replace(message="`kmirror add` was interrupted; run the same command again to finish")
     trouble = copy_trouble(health, report.record if report else None, shared.now_ms)
     if trouble is not None:
-        return replace(status, reason=trouble[0], message=trouble[1])
+        return status._replace(reason=trouble[0], message=trouble[1])
     link = _link_status(status, source, topic.mirror) or _engine_link_status(status, report, health, topic.mirror)
     if link is not None or status.reason is not None:
         return link or status
     reason, message = _source_topic_trouble(topic, source)
     if reason is None and report is not None:
         reason, message = report.row.reason, report.row.message
-    return replace(status, reason=reason, message=message)
+    return status if (reason, message) == (None, status.message) else status._replace(reason=reason, message=message)
 
 
 def _link_status(status: _Status, source: ClusterSnapshot | None, mirror: str) -> _Status | None:
@@ -286,11 +249,11 @@ def _link_status(status: _Status, source: ClusterSnapshot | None, mirror: str) -
     seen = source_trouble(source)
     trouble = source.trouble if source is not None else None
     if status.reason in LINK_REFUSED:
-        return replace(status, message=refused_text(status.message, status.reason, mirror))
+        return status._replace(message=refused_text(status.message, status.reason, mirror))
     if seen is SourceTrouble.REFUSED and trouble is not None:
-        return replace(status, reason=trouble.reason, message=refused_text(trouble.message, trouble.reason, mirror))
+        return status._replace(reason=trouble.reason, message=refused_text(trouble.message, trouble.reason, mirror))
     if seen is SourceTrouble.SILENT and trouble is not None and status.reason is not Reason.SOURCE_UNREACHABLE:
-        return replace(status, reason=trouble.reason, message=trouble.message)
+        return status._replace(reason=trouble.reason or Reason.SOURCE_UNREACHABLE, message=trouble.message)
     return None
 
 
@@ -304,7 +267,7 @@ def _engine_link_status(status: _Status, report: Report | None, health: EngineHe
         text = refused_text(engine.source_message, engine.source_reason, mirror)
     else:
         text = f"the source does not answer the engine: {engine.source_message}"
-    return replace(status, reason=engine.source_reason, message=text)
+    return status._replace(reason=engine.source_reason, message=text)
 
 
 def _being_rebuilt(rebuild: Rebuild, destination: ClusterSnapshot) -> _Status:
@@ -352,6 +315,17 @@ def _source_topic_trouble(topic: TopicRecord, source: ClusterSnapshot | None) ->
     return None, None
 
 
+def _with_kept(status: _Status, kept: int | None, *, source_answers: bool) -> str | None:
+    """Return a status's message, and how much is kept if nothing is copied; the source may have deleted more since."""
+    is_followed = status.state is not PartitionState.FAILED and status.reason not in _KEEPING
+    if is_followed or status.state is PartitionState.STOPPED or not kept:
+        return status.message
+    least = "" if source_answers else "at least "
+    offsets = counted(kept, "offset")
+    note = f"the mirror keeps {least}{offsets} that the source has deleted, until an engine copies it again"
+    return f"{status.message}; {note}" if status.message else note
+
+
 def _row(
     topic: TopicRecord,
     here: TopicPartition,
@@ -360,7 +334,7 @@ def _row(
     record: PartitionRecord | None,
     report: Report | None,
     beside: UnmirroredPartition | None,
-    shared: _MirrorFacts,
+    shared: MirrorFacts,
 ) -> PartitionRow:
     destination, source, health, now_ms = shared.destination, shared.source, shared.health, shared.now_ms
     there = here if topic.source_topic == topic.topic else TopicPartition(topic.source_topic, here.partition)
@@ -389,6 +363,7 @@ def _row(
     starts_here = None if gone else destination.log_start_offset.get(here)
     kept = kept_offsets(log_start, starts_here, destination_offset)
     current = report.row if report and is_reported(health, report.record) else None
+    here_ms, engine = destination.seen_ms.get(here, destination.time_ms), health.record
     return PartitionRow(
         mirror=topic.mirror,
         topic=topic.topic,
@@ -398,7 +373,7 @@ def _row(
         lag=lag,
         state=status.state,
         retry_attempt=(report.row.retry_attempt if report else 0) or (record.retry_attempt if record else 0),
-        error_message=with_kept(status.message, kept, status.state, status.reason, source_answers=answers),
+        error_message=_with_kept(status, kept, source_answers=answers),
         source_topic=topic.source_topic,
         topic_state=topic_state,
         reason=status.reason,
@@ -414,13 +389,14 @@ def _row(
         rebuilt_at_ms=topic.rebuilt_at_ms,
         archive=topic.archive,
         as_of_ms=as_of_ms,
+        lag_as_of_ms=None if lag is None or as_of_ms is None else min(as_of_ms, here_ms),
         engine=health.name,
         engine_last_seen_ms=health.last_seen_ms,
         engine_age_ms=health.age_ms,
         is_reported=current is not None,
         is_extra=_is_extra(beside),
         throttle_bytes_per_second=shared.limit,
-        first_topics=shared.first_topics,
+        first_topics=(engine.first_topics if engine and health.reason is None else None) or (),
         bytes_per_second=int(current.bytes_per_second) if current else None,
         records_per_second=current.offsets_per_second if current else None,
         source_records_per_second=current.records_per_second if current else None,
@@ -428,13 +404,13 @@ def _row(
         lane=report.record.lane if report and current else None,
         worker=_worker_of(health, report.record) if report and current else None,
         source_path=_source_path(report.record) if report and current else None,
-        offsets_to_archive=_offsets_to_archive(topic.rebuild, here.partition),
+        offsets_to_archive=_offsets_to_archive(topic.rebuild, here.partition) if topic.rebuild else None,
         archive_log_end=_archive_log_end(topic.rebuild, here.partition, destination) if topic.rebuild else None,
     )
 
 
-def _offsets_to_archive(rebuild: Rebuild | None, partition: int) -> int | None:
-    if rebuild is None or rebuild.ranges is None:
+def _offsets_to_archive(rebuild: Rebuild, partition: int) -> int | None:
+    if rebuild.ranges is None:
         return None
     return sum(end - begin for begin, end in rebuild.ranges.get(partition, ()))
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kmirror.errors import Reason
-from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.state.records import DesiredState, Lacking, TopicRecord
+from kmirror.status.observed import ClusterSnapshot
 from kmirror.words import counted
 
 _LATER = "a running engine adds it within refresh.interval.seconds"

@@ -7,6 +7,7 @@ record may be of any age, so the engine counts as silent.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kmirror.commands import on_mirror
@@ -14,6 +15,7 @@ from kmirror.engine.status.health import no_workers_text
 from kmirror.errors import Reason
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import EngineRecord, EngineState, ProgressRecord
+from kmirror.state.snapshot import State
 from kmirror.words import at_time
 
 #: A running engine writes its record every second.
@@ -35,6 +37,8 @@ class EngineHealth:
     age_ms: int | None
     reason: Reason | None
     problem: str | None = None
+    #: What the engine itself knows of its silence.
+    silence: str | None = None
 
     @property
     def name(self) -> str | None:
@@ -52,6 +56,8 @@ class EngineHealth:
             return self.problem
         last = f"{self.record.name} last reported {self._when()}" if self.record else ""
         if self.reason is Reason.ENGINE_SILENT and self.record is not None:
+            if self.silence is not None:
+                return self.silence
             process = f"process {self.record.pid} on {self.record.host}"
             if self.age_ms is None:
                 ahead = ", from a clock that is ahead of this host's: whether it still runs is unknown"
@@ -65,6 +71,14 @@ class EngineHealth:
         if self.age_ms is not None:
             return f"{format_duration(self.age_ms // 1000 * 1000)} ago"
         return f"at {at_time(self.last_seen_ms)}" if self.last_seen_ms is not None else "at an unknown time"
+
+
+def engine_in_charge(state: State, mirror: str, now_ms: int) -> EngineRecord | None:
+    """Return the mirror's engine while its lease is fresh, by the clock of this machine."""
+    engine = state.engine(mirror)
+    if engine is None or engine.state is EngineState.RELEASED or now_ms - engine.last_seen_ms >= engine.ttl_ms:
+        return None
+    return engine
 
 
 def engine_health(
@@ -116,3 +130,11 @@ def copy_trouble(health: EngineHealth, report: ProgressRecord | None, now_ms: in
         return None
     since_ms = min(engine.silent_lanes.values())
     return Reason.NO_WORKERS, no_workers_text(engine.silent_lanes, max(0, now_ms - since_ms), engine.master)
+
+
+def no_workers_text(lanes: Iterable[int], silent_ms: int, master: str | None) -> str:
+    """Return the sentence for lanes that no worker reports on, with what to check."""
+    named = ", ".join(map(str, sorted(lanes)))
+    where = f"the workers of Spark master {master}" if master else "the Spark workers"
+    whose = f"lanes {named}" if "," in named else f"lane {named}"
+    return f"no worker has reported on {whose} for {format_duration(silent_ms // 1000 * 1000)}; check {where}"

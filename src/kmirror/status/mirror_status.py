@@ -1,0 +1,183 @@
+"""The status of a mirror: its topics, and its row in `list` and `/status.json`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kmirror.columns import COUNT, DURATION, REASON, TEXT, TIME, Table, columns_of, one_of, shown
+from kmirror.errors import NOT_COPYING, Reason
+from kmirror.settings.table import stored_settings
+from kmirror.state.records import MirrorRecord
+from kmirror.status.engine_health import EngineHealth
+from kmirror.status.partition_row import LIMIT, NO_ENGINE, RATE, PartitionRow, shown_duration
+from kmirror.status.topic_state import SourceTrouble, TopicState
+from kmirror.status.topic_status import TopicStatus, totals
+
+#: A mirror's state is the first of these that one of its topics is in.
+_WORST_FIRST = (
+    TopicState.FAILED,
+    TopicState.PENDING_STOPPED,
+    TopicState.SOURCE_UNAVAILABLE,
+    TopicState.LINK_FAILED,
+    TopicState.PENDING_MIRROR,
+    TopicState.ACTIVE,
+    TopicState.PAUSED,
+    TopicState.STOPPED,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorRow:
+    """One mirror, as `list` shows it.
+
+    `topics`, `stopped_topics` of them and `partitions` are counts, `state` sums up the topics' states (None without
+    topics), `engine` is in charge or has been silent for less than a minute (None without one), `max_lag` is the
+    largest known lag. `reason` is why nothing is copied.
+    """
+
+    mirror: str = field(metadata=shown(TEXT, "the mirror", "MIRROR"))
+    topics: int = field(metadata=shown(COUNT, "how many topics it has", "TOPICS"))
+    partitions: int = field(metadata=shown(COUNT, "how many partitions the topics have", "PARTITIONS"))
+    source_cluster_id: str | None = field(
+        metadata=shown(TEXT.null_when("not recorded"), "id of the source cluster", "SOURCE-CLUSTER-ID")
+    )
+    source_bootstrap_server: str | None = field(
+        metadata=shown(TEXT.null_when("not recorded"), "addresses of the source, comma-separated", "SOURCE")
+    )
+    state: TopicState | None = field(
+        metadata=shown(
+            one_of("topic state", TopicState).null_when("it has no topics, and its source answers"),
+            "the worst state among its topics; STOPPED if all of them are",
+            "STATE",
+        )
+    )
+    engine: str | None = field(metadata=shown(TEXT.null_when(NO_ENGINE), "the engine in charge", "ENGINE"))
+    max_lag: int | None = field(
+        metadata=shown(COUNT.null_when("no lag is known"), "the largest lag among its partitions", "MAX-LAG")
+    )
+    reason: Reason | None = field(
+        default=None,
+        metadata=shown(
+            REASON.null_when("all is well"), "the reason of the first partition that is not copied", "REASON"
+        ),
+    )
+    engine_last_seen_ms: int | None = field(
+        default=None, metadata=shown(TIME.null_when("no engine ever ran"), "the last heartbeat of an engine")
+    )
+    engine_age_ms: int | None = field(
+        default=None,
+        metadata=shown(
+            DURATION.null_when("no engine ever ran, or its clock is ahead"),
+            "how long ago that was",
+            "HEARTBEAT-AGE",
+            cell=shown_duration,
+        ),
+    )
+    throttle_bytes_per_second: int | None = field(
+        default=None, metadata=shown(LIMIT, "the mirror's throttle.bytes.per.second")
+    )
+    bytes_per_second: int | None = field(
+        default=None,
+        metadata=shown(RATE.null_when("no lane reports on any of its partitions"), "how fast it is copied"),
+    )
+    max_time_lag_ms: int | None = field(
+        default=None,
+        metadata=shown(
+            DURATION.null_when("unknown for a partition that is not STOPPED, or there is no such partition"),
+            "the largest timeLagMs among its partitions",
+        ),
+    )
+    eta_ms: int | None = field(
+        default=None,
+        metadata=shown(
+            DURATION.null_when(
+                "it has no partitions but STOPPED ones, one that lags is not being copied, its lag or speed is unknown,"
+                " or the source grows faster than the copy"
+            ),
+            "time until the lag of all its partitions is 0 at the present speed",
+        ),
+    )
+    stopped_topics: int = field(
+        metadata=shown(COUNT, "how many of its topics are STOPPED: promoted, failed over or removed", "STOPPED")
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `--json` prints it."""
+        return MIRRORS.document(self)
+
+
+MIRRORS: Table[MirrorRow] = Table(
+    columns_of(MirrorRow),
+    "MIRROR TOPICS STOPPED PARTITIONS STATE MAX-LAG SOURCE-CLUSTER-ID SOURCE ENGINE HEARTBEAT-AGE REASON",
+    none="no mirrors on this destination; `kmirror create` makes one",
+)
+#: As Kafka's cluster mirroring shows it (KIP-1279).
+KAFKA_MIRRORS: Table[MirrorRow] = Table(
+    tuple(replace(one, header="SOURCE-BOOTSTRAP-SERVER") if one.header == "SOURCE" else one for one in MIRRORS.columns),
+    "MIRROR TOPICS SOURCE-CLUSTER-ID SOURCE-BOOTSTRAP-SERVER",
+    none="No mirrors found",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorStatus:
+    """One mirror with topics of it, sorted by name, out of `topic_count`; `trouble` is what its source has."""
+
+    record: MirrorRecord
+    topics: tuple[TopicStatus, ...]
+    topic_count: int
+    health: EngineHealth
+    trouble: SourceTrouble
+
+    @property
+    def partitions(self) -> list[PartitionRow]:
+        """Its partitions, by topic and number."""
+        return [row for topic in self.topics for row in topic.partitions]
+
+    def changed(self, change: Callable[[PartitionRow], PartitionRow]) -> MirrorStatus:
+        """Return the mirror after a change of its partitions."""
+        return replace(self, topics=tuple(topic.changed(change) for topic in self.topics))
+
+    @property
+    def row(self) -> MirrorRow:
+        """Sum up the mirror."""
+        states = {topic.state for topic in self.topics}
+        worst = next((one for one in _WORST_FIRST if one in states), None)
+        if worst is None:
+            worst = _state_without_topics(self.trouble, self.health)
+        rows, health = self.partitions, self.health
+        sums = totals(rows)
+        idle = (row.reason for row in rows if row.reason in NOT_COPYING)
+        reasons = (row.reason for row in rows if row.topic_state is worst and row.reason is not None)
+        return MirrorRow(
+            mirror=self.record.name,
+            topics=self.topic_count,
+            stopped_topics=sum(topic.state is TopicState.STOPPED for topic in self.topics),
+            partitions=len(rows),
+            source_cluster_id=self.record.source_cluster_id,
+            source_bootstrap_server=self.record.source.get("bootstrap.servers"),
+            state=worst,
+            engine=health.name,
+            max_lag=max((row.lag for row in rows if row.lag is not None), default=None),
+            reason=health.reason if health.problem else next(idle, None) or next(reasons, None),
+            engine_last_seen_ms=health.last_seen_ms,
+            engine_age_ms=health.age_ms,
+            throttle_bytes_per_second=throttle_of(self.record),
+            bytes_per_second=sums.bytes_per_second,
+            max_time_lag_ms=sums.time_lag_ms,
+            eta_ms=sums.eta_ms,
+        )
+
+
+def throttle_of(mirror: MirrorRecord) -> int | None:
+    """Return a mirror's limit in bytes per second; None if it has none."""
+    return stored_settings(mirror.settings).throttle_bytes_per_second or None
+
+
+def _state_without_topics(trouble: SourceTrouble, health: EngineHealth) -> TopicState | None:
+    if trouble is SourceTrouble.SILENT:
+        return TopicState.SOURCE_UNAVAILABLE
+    is_refused = trouble is SourceTrouble.REFUSED or health.reason is Reason.STATE_UNREADABLE
+    return TopicState.LINK_FAILED if is_refused else None

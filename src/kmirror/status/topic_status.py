@@ -1,0 +1,239 @@
+"""The status of a topic: its state, and what its partitions come to together. Pure.
+
+STOPPED partitions do not count in totals. A value that is unknown for one of the others is unknown for the whole,
+except sums. Each column is declared with its field or property, also those of the page of `run --http`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from kmirror.columns import COUNT, DURATION, REASON, TEXT, Table, columns_of, list_of, one_of, showing, shown
+from kmirror.errors import NOT_COPYING, Reason
+from kmirror.state.records import PartitionState
+from kmirror.status.partition_row import RATE, PartitionRow, eta_ms, shown_duration, shown_rate
+from kmirror.status.topic_state import TopicState
+
+#: The order in which pages show topics: those that need attention first.
+ATTENTION_FIRST = (
+    TopicState.FAILED,
+    TopicState.LINK_FAILED,
+    TopicState.SOURCE_UNAVAILABLE,
+    TopicState.PENDING_STOPPED,
+    TopicState.PENDING_MIRROR,
+    TopicState.PAUSED,
+    TopicState.ACTIVE,
+    TopicState.STOPPED,
+)
+#: Reasons that a state already implies.
+_IMPLIED = (Reason.SOURCE_UNREACHABLE, Reason.PAUSED_BY_OPERATOR)
+_UNKNOWN = "it is unknown for a partition that is not STOPPED, or all are STOPPED"
+
+
+def shown_state(state: TopicState | None, reason: Reason | None) -> str | None:
+    """Return a state with its reason; the reason alone if nothing is copied, as the state is only the last known."""
+    if reason in NOT_COPYING or state is None:
+        return reason
+    return state if reason is None or reason in _IMPLIED else f"{state} ({reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Totals over partitions.
+
+    `lag` is the sum of the known lags, None if none is known; it is unknown for `unknown_lags` partitions.
+    `bytes_per_second` is None if no lane reports. `time_lag_ms` is the largest, `eta_ms` the time until all are done.
+    """
+
+    lag: int | None
+    unknown_lags: int
+    bytes_per_second: int | None
+    time_lag_ms: int | None
+    eta_ms: int | None
+
+    @property
+    def shown_lag(self) -> str | None:
+        """Return the lag for people, as a lower bound if it is unknown for some."""
+        return None if self.lag is None else f"{'≥' if self.unknown_lags else ''}{self.lag:,}"
+
+
+def totals(rows: Iterable[PartitionRow]) -> Totals:
+    """Sum up these partitions."""
+    wanted = [row for row in rows if not row.is_stopped]
+    lags = [row.lag for row in wanted if row.lag is not None]
+    rates = [row.bytes_per_second for row in wanted if row.bytes_per_second is not None]
+    time_lags = [row.time_lag_ms for row in wanted if row.time_lag_ms is not None]
+    return Totals(
+        lag=sum(lags) if lags else None,
+        unknown_lags=len(wanted) - len(lags),
+        bytes_per_second=sum(rates) if rates else None,
+        time_lag_ms=max(time_lags) if time_lags and len(time_lags) == len(wanted) else None,
+        eta_ms=_eta_of(wanted),
+    )
+
+
+def _eta_of(rows: Sequence[PartitionRow]) -> int | None:
+    """Return the time until all are done if they share their speed: one that is done leaves its share to the others."""
+    lacking = [row for row in rows if row.lag != 0]
+    if not lacking:
+        return 0 if rows else None
+    if any(row.lag is None or row.closing_speed is None for row in lacking):
+        return None
+    behind = [row for row in lacking if not row.keeps_up] or lacking
+    return eta_ms(sum(row.lag or 0 for row in behind), sum(row.closing_speed or 0 for row in behind))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """One topic with its partitions, which are at least one."""
+
+    mirror: str = field(metadata=shown(TEXT, "the mirror", "MIRROR"))
+    topic: str = field(metadata=shown(TEXT, "the topic on the destination", "TOPIC"))
+    state: TopicState = field(
+        metadata=shown(
+            one_of("topic state", TopicState),
+            "state of the topic",
+            "STATE",
+            of_row=lambda topic: shown_state(topic.state, topic.reason),
+            code=lambda topic: topic.code,
+        )
+    )
+    #: Whether lanes should copy it: it is not paused, stopped or being rebuilt.
+    is_wanted: bool
+    partitions: tuple[PartitionRow, ...]
+    totals: Totals
+    #: When all the ends that the lag compares were last known.
+    lag_as_of_ms: int | None
+
+    @classmethod
+    def of(cls, partitions: Sequence[PartitionRow], *, is_wanted: bool = True) -> TopicStatus:
+        """Sum up the partitions of a topic."""
+        first = partitions[0]
+        as_of = [row.lag_as_of_ms for row in partitions if row.lag_as_of_ms is not None]
+        return cls(
+            first.mirror,
+            first.topic,
+            first.topic_state,
+            is_wanted,
+            tuple(partitions),
+            totals(partitions),
+            min(as_of) if len(as_of) == len(partitions) else None,
+        )
+
+    def changed(self, change: Callable[[PartitionRow], PartitionRow]) -> TopicStatus:
+        """Return the topic after a change of its partitions."""
+        return replace(TopicStatus.of([*map(change, self.partitions)]), is_wanted=self.is_wanted)
+
+    @property
+    def _telling(self) -> PartitionRow:
+        """The partition whose reason is the topic's: one that FAILED, one that nothing copies, or any with a reason."""
+        rows = self.partitions
+        return (
+            next((row for row in rows if row.failed), None)
+            or next((row for row in rows if row.reason in NOT_COPYING), None)
+            or next((row for row in rows if row.reason is not None), rows[0])
+        )
+
+    @property
+    @showing(shown(REASON.null_when("all is well"), "the reason of the first partition that is not copied"))
+    def reason(self) -> Reason | None:
+        """Why the first of the partitions that are not copied is not."""
+        return self._telling.reason
+
+    @property
+    @showing(shown(list_of(one_of("reason", Reason)), "the reasons of all its partitions"))
+    def reasons(self) -> list[Reason]:
+        """The different reasons of its partitions."""
+        return list(dict.fromkeys(row.reason for row in self.partitions if row.reason is not None))
+
+    @property
+    @showing(shown(TEXT.null_when("there is nothing to report"), "the reason as a sentence"))
+    def error_message(self) -> str | None:
+        """The sentence for the reason."""
+        return self._telling.error_message
+
+    @property
+    @showing(shown(COUNT, "how many partitions it has", "PARTITIONS", key="partitions"))
+    def partition_count(self) -> int:
+        """How many partitions it has."""
+        return len(self.partitions)
+
+    @property
+    @showing(shown(COUNT, "how many of them are FAILED"))
+    def failed(self) -> int:
+        """How many of its partitions are FAILED."""
+        return sum(row.failed for row in self.partitions)
+
+    @property
+    @showing(
+        shown(
+            COUNT.null_when("no lag is known, or all are STOPPED"),
+            "offsets that the destination is behind, summed over the partitions where that is known",
+            "LAG",
+            of_row=lambda topic: topic.totals.shown_lag,
+        )
+    )
+    def lag(self) -> int | None:
+        """The sum of the known lags."""
+        return self.totals.lag
+
+    @property
+    @showing(shown(COUNT, "for how many partitions it is unknown"))
+    def lag_unknown(self) -> int:
+        """For how many partitions the lag is unknown."""
+        return self.totals.unknown_lags
+
+    @property
+    @showing(
+        shown(DURATION.null_when(_UNKNOWN), "the largest timeLagMs of its partitions", "TIME-LAG", cell=shown_duration)
+    )
+    def time_lag_ms(self) -> int | None:
+        """The largest time lag."""
+        return self.totals.time_lag_ms
+
+    @property
+    @showing(shown(RATE.null_when("no lane reports on it"), "how fast it is copied", "RATE", cell=shown_rate))
+    def bytes_per_second(self) -> int | None:
+        """How fast it is copied."""
+        return self.totals.bytes_per_second
+
+    @property
+    @showing(
+        shown(
+            DURATION.null_when(f"{_UNKNOWN}, or the source grows faster than the copy"),
+            "time until the lag of all its partitions is 0 at the present speed",
+            "ETA",
+            cell=shown_duration,
+        )
+    )
+    def eta_ms(self) -> int | None:
+        """The time until all is copied."""
+        return self.totals.eta_ms
+
+    @property
+    @showing(
+        shown(
+            COUNT.null_when("there are few or none"), "offsets at which the source has no records, still to be filled"
+        )
+    )
+    def offsets_to_fill(self) -> int | None:
+        """How many offsets are to be filled."""
+        return sum(row.offsets_to_fill or 0 for row in self.partitions if not row.is_stopped) or None
+
+    @property
+    def code(self) -> Reason | TopicState:
+        """Return the code that decides the colour: why nothing is copied, else the state."""
+        return self.reason if self.reason is not None and self.reason in NOT_COPYING else self.state
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether a stop of the topic is under way."""
+        return any(row.state is PartitionState.STOPPING for row in self.partitions)
+
+
+_COLUMNS = columns_of(TopicStatus)
+TOPICS = Table(_COLUMNS, "TOPIC RATE LAG TIME-LAG ETA STATE")
+#: The table of the page of `run --http`.
+TOPICS_ON_PAGE = Table(_COLUMNS, "TOPIC STATE PARTITIONS LAG TIME-LAG RATE ETA")
+TOPICS_OF_MIRRORS = Table(_COLUMNS, "MIRROR TOPIC RATE LAG TIME-LAG ETA STATE")
