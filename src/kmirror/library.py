@@ -53,8 +53,6 @@ from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.value_types import parse_start_from
 from kmirror.state.event_records import Event
-from kmirror.settings.table import parse_start_from
-from kmirror.state.events import Event
 from kmirror.status.mirror_status import MirrorRow
 from kmirror.status.partition_row import PartitionRow
 

@@ -25,7 +25,6 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import command_line, on_mirror, on_topics, option, options
 from kmirror.errors import Reason
 from kmirror.ops.base.client_gaps import grant_command
-from kmirror.ops.base.next_steps import next_step, refused_text
 from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.show.open_transactions import abort_command
 from kmirror.status.next_steps import next_step, refused_text

@@ -45,24 +45,9 @@ from kmirror.ops.serve.page import script
 from kmirror.ops.show.describe_groups import GROUPS, GroupRow
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, TopicSettingRow
 from kmirror.ops.show.events import EVENTS
-from kmirror.ops.show.tables import (
-    FAILED_PARTITIONS,
-    KAFKA_FAILED_PARTITIONS,
-    KAFKA_MIRRORS,
-    MIRRORS,
-    PARTITIONS,
-    STOPPED_PARTITIONS,
-    WIDE_PARTITIONS,
-    MirrorRow,
-    PartitionRow,
-)
-from kmirror.ops.show.topics import TOPICS, TOPICS_OF_MIRRORS, TopicRow
 from kmirror.ops.verify.verify_results import VERIFIED, VerifyRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.event_records import Event
-from kmirror.ops.verify.results import VERIFIED, VerifyRow
-from kmirror.settings.patterns import TopicSelector
-from kmirror.state.events import Event
 from kmirror.status.mirror_status import KAFKA_MIRRORS, MIRRORS, MirrorRow
 from kmirror.status.partition_row import (
     FAILED_PARTITIONS,

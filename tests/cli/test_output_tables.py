@@ -14,7 +14,6 @@ from kmirror.cli.terminal.output import JsonOutput, TableOutput
 from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.columns import Table
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
@@ -31,11 +30,8 @@ from kmirror.status.partition_row import (
     PartitionRow,
     retried_notes,
 )
-from kmirror.state.group_records import GroupReason
-from kmirror.state.records import PartitionState
-from kmirror.sync.setting_changes import SettingState
 from kmirror.status.topic_state import TopicState
-from kmirror.sync.topic_settings import SettingState
+from kmirror.sync.setting_changes import SettingState
 from tests.support.screens import piped, terminal, written
 
 pytestmark = pytest.mark.usefixtures("plain_environment")

@@ -13,14 +13,7 @@ from kmirror.cli.terminal import progress_lines as progress
 from kmirror.cli.terminal.screen import Screen
 from kmirror.engine.driver.driver import RunView
 from kmirror.engine.driver.engines import NotCopied
-from kmirror.engine.driver.topic_views import TopicView
 from kmirror.engine.status.journal import Level, Note
-from kmirror.cli import progress
-from kmirror.cli.copying import headline
-from kmirror.cli.screen import Screen
-from kmirror.engine.control.driver import RunView
-from kmirror.engine.control.engines import NotCopied
-from kmirror.engine.control.journal import Level, Note
 from kmirror.errors import Reason
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.status.topic_state import TopicState

@@ -17,15 +17,7 @@ from kmirror.cli.terminal.run_log import JSON, TEXT, ChangeTracker, Entry, RunLo
 from kmirror.cli.terminal.screen import Screen
 from kmirror.engine.driver.driver import RunView
 from kmirror.engine.driver.engines import NotCopied
-from kmirror.engine.driver.topic_views import TopicView
 from kmirror.engine.status.journal import Level, Note
-from kmirror.cli.log_file import LogFile
-from kmirror.cli.output import JsonOutput, TableOutput
-from kmirror.cli.run_log import JSON, TEXT, ChangeTracker, Entry, RunLog, ended
-from kmirror.cli.screen import Screen
-from kmirror.engine.control.driver import RunView
-from kmirror.engine.control.engines import NotCopied
-from kmirror.engine.control.journal import Level, Note
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.status.topic_state import TopicState

@@ -20,9 +20,8 @@ from kmirror.cluster.log_ahead import SpareConnections
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.seen_brokers import SeenBrokers
-from kmirror.engine.driver.driver import RunView
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.control.driver import RunView
+from kmirror.engine.driver.driver import RunView
 from kmirror.engine.spark import application
 from kmirror.errors import Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.add import add

@@ -18,7 +18,6 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.blocked_producers import Denial
@@ -30,9 +29,8 @@ from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView
-from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.status.topic_state import TopicState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, denial, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import ROOT, command

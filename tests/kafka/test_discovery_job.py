@@ -15,17 +15,10 @@ from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add import add_steps
 from kmirror.ops.add.add import add
 from kmirror.ops.add.add_work import AddWork
-from kmirror.ops.base.context import PENDING_ADD, Destination, change, require_mirror
+from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror.state.records import DesiredState, PartitionRecord, PartitionState, TopicRecord
-from kmirror.ops.add.work import AddWork
-from kmirror.ops.base.context import Destination, change, require_mirror
-from kmirror.ops.jobs.discovery import DiscoveryJob
-from kmirror.ops.mirrors.config import change_config
-from kmirror.ops.mirrors.create import create
-from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PENDING_ADD, DesiredState, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror_sandbox.cluster import SandboxCluster

@@ -11,11 +11,7 @@ import signal
 import pytest
 
 from kmirror.engine.driver.driver import COPYING, view_of
-from kmirror.engine.driver.topic_views import TopicView
 from kmirror.engine.status.health import KNOWN_SECONDS
-from kmirror.engine.status.topic_state import TopicState
-from kmirror.engine.control.driver import COPYING, view_of
-from kmirror.engine.control.health import KNOWN_SECONDS
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
@@ -26,9 +22,9 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.state.history_records import points_of
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TopicStatus
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import freeze, unique_topic
 from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine

@@ -14,7 +14,6 @@ from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change

@@ -16,8 +16,6 @@ from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.results import Outcome, VerbResult
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.settings.value_types import StartFrom
-from kmirror.state.records import DesiredState, Guard, PartitionRecord, TopicOrigin, TopicRecord
-from kmirror.settings.table import StartFrom
 from kmirror.state.records import PENDING_ADD, DesiredState, Guard, PartitionRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
 from tests.support.idle_engine import ALIGNING, MIRRORING, PAUSED, Run, mirror, row, topic

@@ -15,8 +15,6 @@ import pytest
 import kmirror
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.driver.driver import Ending
-from kmirror.engine.status.topic_state import TopicState
-from kmirror.engine.control.driver import Ending
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import change, require_mirror

@@ -22,8 +22,6 @@ from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.describe import describe
-from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
-from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PENDING_ADD, DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror_sandbox.cluster import SandboxCluster

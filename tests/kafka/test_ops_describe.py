@@ -14,7 +14,6 @@ from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, now_ms
@@ -34,10 +33,10 @@ from kmirror.state.records import (
     ProgressRow,
 )
 from kmirror.state.snapshot import Changes
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.status.mirror_status import MIRRORS, MirrorRow
 from kmirror.status.partition_row import PartitionRow
 from kmirror.status.topic_state import TopicState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, outcomes, produce, properties_of, selector
 from tests.support.transactions import OpenTransaction

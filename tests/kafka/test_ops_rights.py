@@ -21,7 +21,6 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
@@ -31,8 +30,8 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.status.topic_state import TopicState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force, delete_in_force
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.kafka_tools import kafka_tool

@@ -9,7 +9,6 @@ import pytest
 
 from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
@@ -20,8 +19,8 @@ from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.status.topic_state import TopicState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, unique_topic
 from tests.support.leader import create_topic
 from tests.support.local_engine import LocalEngine

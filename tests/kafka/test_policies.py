@@ -35,9 +35,8 @@ from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes
-from kmirror.sync.setting_changes import MIRROR_VALUES
 from kmirror.status.partition_row import PartitionRow
-from kmirror.sync.topic_settings import MIRROR_VALUES
+from kmirror.sync.setting_changes import MIRROR_VALUES
 from kmirror.words import at_time
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, unique_topic

@@ -8,7 +8,6 @@ import time
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination

@@ -14,7 +14,6 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.writing.fence import FenceResult, log_ends
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import Outcome

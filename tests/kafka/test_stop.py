@@ -19,7 +19,6 @@ from kmirror.cluster.writing.fence import FenceResult, Writer, fence
 from kmirror.engine.clock import now_ms
 from kmirror.engine.lane.control import append_to
 from kmirror.engine.spec import own_producer_id
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change

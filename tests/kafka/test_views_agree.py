@@ -17,9 +17,7 @@ import pytest
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.driver.driver import COPYING, view_of
-from kmirror.engine.control.driver import COPYING, view_of
 from kmirror.engine.lane import log_end_checks
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
@@ -29,9 +27,8 @@ from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
 from kmirror.ops.show.listing import list_mirrors
-from kmirror_sandbox.cluster import SandboxCluster
-from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.status.topic_state import TopicState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, denial, give
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.leader import Leader, batch_of, create_topic, delete_topic

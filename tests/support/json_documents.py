@@ -26,13 +26,10 @@ from kmirror.ops.serve.recent import HISTORY
 from kmirror.ops.show.describe_groups import GROUPS
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS
 from kmirror.ops.show.events import EVENTS
-from kmirror.ops.show.tables import MIRRORS, PARTITIONS
 from kmirror.ops.verify.verify_results import VERIFY, VERIFY_EVIDENCE, VERIFY_PLAN
-from kmirror_sandbox.registry import STATUS
-from kmirror.ops.verify.results import VERIFY, VERIFY_EVIDENCE, VERIFY_PLAN
-from kmirror.sandbox.registry import STATUS
 from kmirror.status.mirror_status import MIRRORS
 from kmirror.status.partition_row import PARTITIONS
+from kmirror_sandbox.registry import STATUS
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "json.md"

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
@@ -24,8 +23,8 @@ from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.workflow_records import WorkflowRecord
-from kmirror_sandbox.cluster import SandboxCluster
 from kmirror.status.topic_state import TopicState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import command

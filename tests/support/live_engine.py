@@ -13,26 +13,22 @@ from typing import Any, cast
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
 from kmirror.engine.driver.driver import COPYING, RunView
+from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
+from kmirror.engine.driver.live_status import LiveStatus
 from kmirror.engine.driver.snapshots import MirrorSnapshot, Snapshots
+from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.status.counters import Counters
-from kmirror.engine.control.counters import Counters
-from kmirror.engine.control.destination_status import DestinationStatus
-from kmirror.engine.control.driver import COPYING, RunView
-from kmirror.engine.control.health import Health
-from kmirror.engine.control.journal import Journal
-from kmirror.engine.control.lanes import Lanes
-from kmirror.engine.control.live_status import LiveStatus
-from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.snapshots import MirrorSnapshot, Snapshots
-from kmirror.engine.control.source_status import SourceStatus
-from kmirror.engine.control.state_feed import StoredRecords
-from kmirror.engine.control.topics import MirrorTopics
+from kmirror.engine.status.health import MirrorHealth
+from kmirror.engine.status.journal import MirrorJournal
+from kmirror.engine.status.mirror_topics import MirrorTopics
+from kmirror.engine.status.partitions import MirrorPartitions
+from kmirror.engine.status.state_feed import StoredRecords
 from kmirror.errors import UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.service import Service
-from kmirror.state.record_kinds import Record
 from kmirror.state.lease import Lease
+from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     DesiredState,
     EngineRecord,
@@ -207,7 +203,11 @@ def turning(*found: MirrorSnapshot, **shown: Any) -> Iterator[Service]:
 
 def live_status(known: MirrorSnapshot) -> LiveStatus:
     """Return what the engine's own thread keeps for the log of `run`, when it knows what the snapshot says."""
-    state, journal, health = State.of(known.stored.values()), Journal(known.mirror, "eve"), Health(known.began_at)
+    state, journal, health = (
+        State.of(known.stored.values()),
+        MirrorJournal(known.mirror, "eve", now_ms),
+        MirrorHealth(known.began_at),
+    )
     record, topics = state.mirror(known.mirror), state.topics(known.mirror)
     assert record is not None
     records = [one for topic in topics for one in state.partitions(known.mirror, topic.topic)]

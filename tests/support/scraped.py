@@ -20,9 +20,8 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.serve.answers import answer
 from kmirror.ops.serve.service import Service
 from kmirror.ops.show.describe import describe
-from kmirror.ops.show.tables import PARTITIONS
-from tests.support.waiting import PATIENCE_S
 from kmirror.status.partition_row import PARTITIONS
+from tests.support.waiting import PATIENCE_S
 
 
 class Get(Protocol):

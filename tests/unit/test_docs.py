@@ -17,7 +17,6 @@ import yaml
 
 from bench import readme
 from kmirror.cli.verbs import VERBS, kmirror
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.settings.table import describe
 from kmirror.state.records import PartitionState

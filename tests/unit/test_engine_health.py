@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.health import MirrorHealth, no_workers_text
-from kmirror.engine.control.health import Health
+from kmirror.engine.status.health import MirrorHealth
 from kmirror.state.records import PartitionState, ProgressRecord, ProgressRow
 from kmirror.status.engine_health import no_workers_text
 
@@ -64,7 +63,7 @@ def test_rows_that_a_lane_does_not_name_are_as_old_as_its_last_report() -> None:
 
 
 def test_lanes_that_fall_silent_are_news_once_and_have_been_silent_since_they_reported() -> None:
-    health = Health(1000.0)
+    health = MirrorHealth(1000.0)
     assert health.take_silence({0: 1030.0, 1: None}, late=True)
     assert not health.take_silence({0: 1030.0, 1: None}, late=True)
     assert health.silent_lanes == {0: 1030.0, 1: 1000.0}

@@ -11,20 +11,15 @@ import pytest
 from kmirror.engine.driver.driver import COPYING, Ending, Limits, RunView, drive, view_of
 from kmirror.engine.driver.engines import Engines, NotCopied
 from kmirror.engine.driver.mirror import MirrorEngine
-from kmirror.engine.driver.topic_views import TopicView
 from kmirror.engine.status.journal import Level, MirrorJournal
-from kmirror.engine.control.driver import COPYING, Ending, Limits, RunView, drive, view_of
-from kmirror.engine.control.engines import Engines, NotCopied
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.outcome import outcome
-from tests.support.waiting import PATIENCE_S
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TopicStatus
 from tests.support.statuses import topic_of
+from tests.support.waiting import PATIENCE_S
 
 FENCED = RefusedError("process 7 on h took over", None, Reason.FENCED)
 

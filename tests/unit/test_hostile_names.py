@@ -16,10 +16,8 @@ from kmirror.engine.driver.engines import NotCopied
 from kmirror.ops.mirrors.create import LONGEST_NAME, check_name
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import MirrorTotals, RunStatus
-from kmirror.settings.parsing import split
 from kmirror.ops.serve.metrics import RunStatus
-from kmirror.sandbox.broker_config import properties_text
+from kmirror.settings.parsing import split
 from kmirror.settings.patterns import TopicSelector
 from kmirror_sandbox.broker_config import properties_text
 from tests.support.hostile import AMOUNTS, explore

@@ -8,7 +8,8 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason
-from kmirror.state.records import DesiredState, PartitionState, Record, TopicRecord
+from kmirror.state.record_kinds import Record
+from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.status.partition_row import kept_offsets
 from tests.unit.test_ops_rows import ENGINE, NOW, SILENT, THERE, TOPIC, partition, progress, row

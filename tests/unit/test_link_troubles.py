@@ -7,7 +7,6 @@ import pytest
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.identity_check import AT_DESTINATION, AT_SOURCE, TopicSide, topic_trouble
-from kmirror.engine.status.topic_state import SourceTrouble, kind_of, link_trouble
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.state.assignment import Assignment
 from kmirror.status.topic_state import SourceTrouble, kind_of, link_trouble

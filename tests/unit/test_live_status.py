@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control import live_status as module
-from kmirror.engine.control.counters import Counters
-from kmirror.engine.control.history import Sample
-from kmirror.engine.control.live_status import LiveStatus
-from kmirror.engine.control.snapshots import MirrorSnapshot
+from kmirror.engine.driver import live_status as module
+from kmirror.engine.driver.live_status import LiveStatus
+from kmirror.engine.driver.snapshots import MirrorSnapshot
+from kmirror.engine.status.counters import Counters
+from kmirror.engine.status.history import Sample
 from kmirror.errors import KmirrorError, Reason
+from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     PENDING_PROMOTE,
     DesiredState,
@@ -20,7 +21,6 @@ from kmirror.state.records import (
     PartitionRecord,
     PartitionState,
     ProgressRecord,
-    Record,
 )
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.status.rules import topic_status

@@ -21,15 +21,15 @@ import pytest
 from py_mini_racer import MiniRacer
 from rich.console import Console
 
-from kmirror.cli import progress
-from kmirror.cli.observation import Observation
-from kmirror.cli.run_log import ChangeTracker
-from kmirror.cli.top_view import TopView
+from kmirror.cli.terminal.observation import Observation
+from kmirror.cli.terminal.progress_lines import run_table
+from kmirror.cli.terminal.run_log import ChangeTracker
+from kmirror.cli.terminal.top_view import TopView
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.counters import Counters
-from kmirror.engine.control.driver import RunView
-from kmirror.engine.control.history import Sample
-from kmirror.engine.control.snapshots import MirrorSnapshot
+from kmirror.engine.driver.driver import RunView
+from kmirror.engine.driver.snapshots import MirrorSnapshot
+from kmirror.engine.status.counters import Counters
+from kmirror.engine.status.history import Sample
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.report.facts import ClusterFacts, ReportFacts
@@ -37,7 +37,8 @@ from kmirror.ops.report.page import page
 from kmirror.ops.serve.page import script
 from kmirror.ops.show.listing import Overview
 from kmirror.ops.show.wait import Condition, judge
-from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, PartitionRecord, PartitionState, Record
+from kmirror.state.record_kinds import Record
+from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, PartitionRecord, PartitionState
 from kmirror.state.snapshot import State
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.status.mirror_status import MirrorStatus
@@ -277,7 +278,7 @@ def test_the_log_the_table_and_the_history_of_run(known: MirrorSnapshot, expecte
         topic: (state, None if state in asked_for else reason) for topic, (state, reason, _) in expected.items()
     }
     console = Console(file=io.StringIO(), width=300, color_system=None, highlight=False)
-    console.print(progress.run_table(view, 20))
+    console.print(run_table(view, 20))
     assert isinstance(console.file, io.StringIO)
     lines = {line.split()[0]: line for line in console.file.getvalue().splitlines()}
     for topic, (state, reason, lag) in expected.items():

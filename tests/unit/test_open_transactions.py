@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import Reason
 from kmirror.ops.show.open_transactions import (
     SHOWN_AFTER_MS,

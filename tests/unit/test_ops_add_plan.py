@@ -21,8 +21,6 @@ from kmirror.settings.parsing import parse_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.settings.value_types import StartFrom
-from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
-from kmirror.settings.table import Settings, StartFrom, parse_settings
 from kmirror.state.records import PENDING_ADD, DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC

@@ -10,7 +10,6 @@ import pytest
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import format_topic_id
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.show.wait import Condition, judge

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kmirror.engine.status.health import CLOCK_SKEW_MS, time_lag
 from kmirror.errors import Reason
 from kmirror.state.records import EngineState, PartitionState, ProgressRow
 from kmirror.state.snapshot import State

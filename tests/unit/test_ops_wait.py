@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.base.results import Outcome, exit_code_of
 from kmirror.ops.show.wait import Condition, is_over, judge, progress

@@ -13,21 +13,9 @@ from kmirror.engine.status.journal import MirrorJournal
 from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import StateFeed
-from kmirror.engine.status.topic_state import SourceTrouble, TopicState
 from kmirror.errors import Reason, UsageError
-from kmirror.ops.show.cluster_view import ClusterSnapshot
-from kmirror.ops.show.rows import mirror_row, partition_rows
-from kmirror.ops.show.tables import PARTITIONS, PartitionRow
 from kmirror.settings.parsing import stored_settings, unknown_settings
 from kmirror.state.event_records import decode_event
-from kmirror.engine.control.health import Health
-from kmirror.engine.control.journal import Journal
-from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.state_feed import StateFeed
-from kmirror.engine.control.topics import MirrorTopics
-from kmirror.errors import Reason, UsageError
-from kmirror.settings.table import stored_settings, unknown_settings
-from kmirror.state.events import decode_event
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.record_kinds import Record, Removed, Unknown, decode, encode
 from kmirror.state.records import LaneChangeRecord, MirrorRecord, PartitionState, TopicRecord

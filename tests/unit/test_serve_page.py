@@ -12,7 +12,6 @@ from py_mini_racer import MiniRacer
 from kmirror.ops.serve.page import page_text, script
 from kmirror.ops.show.events import EVENTS
 from kmirror.state.event_records import Event
-from kmirror.state.events import Event
 from kmirror.status.topic_status import TOPICS_ON_PAGE
 from tests.support.page_server import history, point, status
 from tests.support.report_facts import NOW

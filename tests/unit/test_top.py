@@ -13,12 +13,6 @@ from kmirror.cli.terminal.layout import Line
 from kmirror.cli.terminal.observation import Observation
 from kmirror.cli.terminal.table_view import TableView
 from kmirror.cli.terminal.top_view import TopView
-from kmirror.engine.status.topic_state import TopicState
-from kmirror.cli.keyboard import keys_of
-from kmirror.cli.layout import Line
-from kmirror.cli.observation import Observation
-from kmirror.cli.table_view import TableView
-from kmirror.cli.top_view import TopView
 from kmirror.errors import Reason
 from kmirror.ops.show.listing import Overview
 from kmirror.state.records import PartitionState

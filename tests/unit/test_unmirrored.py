@@ -9,7 +9,6 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.serve.live import live_mirror

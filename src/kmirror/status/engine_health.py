@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kmirror.commands import on_mirror
-from kmirror.engine.status.health import no_workers_text
 from kmirror.errors import Reason
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import EngineRecord, EngineState, ProgressRecord

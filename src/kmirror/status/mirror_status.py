@@ -8,7 +8,7 @@ from typing import Any
 
 from kmirror.columns import COUNT, DURATION, REASON, TEXT, TIME, Table, columns_of, one_of, shown
 from kmirror.errors import NOT_COPYING, Reason
-from kmirror.settings.table import stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord
 from kmirror.status.engine_health import EngineHealth
 from kmirror.status.partition_row import LIMIT, NO_ENGINE, RATE, PartitionRow, shown_duration

@@ -16,21 +16,6 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.histories.identity_check import LINK_REFUSED
-from kmirror.engine.status.health import time_lag
-from kmirror.engine.status.topic_state import SourceTrouble, TopicState, kind_of, topic_state_of
-from kmirror.errors import NOT_COPYING, Reason
-from kmirror.ops.base.context import PENDING_ADD
-from kmirror.ops.base.gone import is_gone
-from kmirror.ops.base.next_steps import failure_text, refused_text
-from kmirror.ops.show.cluster_view import ClusterSnapshot
-from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
-from kmirror.ops.show.kept import kept_offsets, with_kept
-from kmirror.ops.show.lane_reports import Report, reports_of
-from kmirror.ops.show.tables import MirrorRow, PartitionRow
-from kmirror.ops.show.totals import totals
-from kmirror.ops.show.unmirrored import UnmirroredPartition, unmirrored_partitions
-from kmirror.settings.parsing import stored_settings
 from kmirror.errors import LINK_REFUSED, NOT_COPYING, Reason
 from kmirror.state.records import (
     PENDING_ADD,

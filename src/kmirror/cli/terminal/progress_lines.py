@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kmirror.engine.driver.driver import RunView
-    from kmirror.engine.driver.topic_views import TopicView
-    from kmirror.engine.control.driver import RunView
     from kmirror.ops.stop.promote_request import PromoteView
     from kmirror.status.topic_status import TopicStatus
 

@@ -23,9 +23,6 @@ from kmirror.words import at_time, byte_rate, counted, json_text, one_line, visi
 if TYPE_CHECKING:
     from kmirror.engine.driver.driver import RunView
     from kmirror.engine.driver.engines import NotCopied
-    from kmirror.engine.driver.topic_views import TopicView
-    from kmirror.engine.control.driver import RunView
-    from kmirror.engine.control.engines import NotCopied
     from kmirror.ops.base.results import VerbResult
     from kmirror.status.topic_status import TopicStatus
 

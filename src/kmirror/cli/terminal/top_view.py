@@ -9,11 +9,6 @@ from kmirror.cli.terminal.keyboard import BACKSPACE, ENTER, ESCAPE
 from kmirror.cli.terminal.layout import Line, fitting_parts
 from kmirror.cli.terminal.observation import Observation, ago, faded, on_whole_terminal, title_lines, unread_lines
 from kmirror.cli.terminal.plain_tables import style_of
-from kmirror.engine.status.topic_state import TopicState
-from kmirror.cli.keyboard import BACKSPACE, ENTER, ESCAPE
-from kmirror.cli.layout import Line, fitting_parts
-from kmirror.cli.observation import Observation, ago, faded, on_whole_terminal, title_lines, unread_lines
-from kmirror.cli.tables import style_of
 from kmirror.errors import NOT_COPYING
 from kmirror.ops.show.listing import Overview
 from kmirror.status.mirror_status import MirrorRow

@@ -11,11 +11,7 @@ from enum import StrEnum
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.engines import STOP_SECONDS, Engines, NotCopied, Supervisor
 from kmirror.engine.driver.snapshots import Snapshots
-from kmirror.engine.driver.topic_views import TopicView
 from kmirror.engine.status.journal import Level, Note
-from kmirror.engine.control.engines import STOP_SECONDS, Engines, NotCopied, Supervisor
-from kmirror.engine.control.journal import Level, Note
-from kmirror.engine.control.snapshots import Snapshots
 from kmirror.errors import NOT_COPYING
 from kmirror.status.topic_status import TopicStatus
 

@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from kmirror.cluster.connection import WrongClusterError
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.driver.source_monitor import SourceReport
-from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.engine.status.health import LANE_SILENCE_SECONDS
 from kmirror.engine.status.journal import Level, MirrorJournal
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.source_monitor import SourceReport
-from kmirror.errors import LINK_REFUSED, KmirrorError, Reason
+from kmirror.errors import LINK_REFUSED, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.records import Lacking
 
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.destination_status import DestinationStatus
-from kmirror.engine.control.health import KNOWN_SECONDS, Health
-from kmirror.engine.control.lanes import Lanes
-from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.source_status import SourceStatus
-from kmirror.engine.control.state_feed import StoredRecords
-from kmirror.engine.control.topics import MirrorTopics
+from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
+from kmirror.engine.lanes.lanes import Lanes
+from kmirror.engine.status.health import KNOWN_SECONDS, MirrorHealth
+from kmirror.engine.status.mirror_topics import MirrorTopics
+from kmirror.engine.status.partitions import MirrorPartitions
+from kmirror.engine.status.state_feed import StoredRecords
 from kmirror.errors import KmirrorError, Reason
 from kmirror.state.lease import Lease
 from kmirror.state.records import (
@@ -174,7 +173,7 @@ class LiveStatus:
         self,
         topics: MirrorTopics,
         partitions: MirrorPartitions,
-        health: Health,
+        health: MirrorHealth,
         lanes: Lanes,
         lease: Lease,
         source: SourceStatus,

@@ -18,38 +18,13 @@ from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.heartbeats import Heartbeats
 from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
-from kmirror.engine.driver.mirror_status import MirrorStatus
+from kmirror.engine.driver.live_status import LiveStatus
 from kmirror.engine.driver.rebuilds import RESETS, Rebuilder, Rebuilds
 from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob, SideJobs
 from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.driver.source_login import LoginReport, SourceLogin, contact_changes
 from kmirror.engine.driver.source_monitor import SourceMonitor, SourceReport
-from kmirror.engine.driver.topic_views import TopicView, TopicViews
 from kmirror.engine.executors import connections_of
-from kmirror.engine.control.counters import Counters
-from kmirror.engine.control.destination_status import DestinationStatus
-from kmirror.engine.control.health import Health
-from kmirror.engine.control.heartbeats import Heartbeats
-from kmirror.engine.control.history import History, Sample
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.lane_balancer import LaneBalancer
-from kmirror.engine.control.lane_jobs import LaneRunner
-from kmirror.engine.control.lane_reports import LaneReports
-from kmirror.engine.control.lanes import Lanes
-from kmirror.engine.control.live_status import LiveStatus
-from kmirror.engine.control.orders import LaneOrders
-from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.priorities import Priorities
-from kmirror.engine.control.rebuilds import RESETS, Rebuilder, Rebuilds
-from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob, SideJobs
-from kmirror.engine.control.snapshots import MirrorSnapshot
-from kmirror.engine.control.source_login import LoginReport, SourceLogin, contact_changes
-from kmirror.engine.control.source_monitor import SourceMonitor, SourceReport
-from kmirror.engine.control.source_status import SourceStatus
-from kmirror.engine.control.state_feed import FeedTopic, StateFeed, StoredRecords
-from kmirror.engine.control.throttle_shares import LaneUse, ThrottleShares
-from kmirror.engine.control.topics import MirrorTopics
-from kmirror.engine.control.workers import Workers
 from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.lanes.joined_reports import LaneReports
 from kmirror.engine.lanes.lane_balancer import LaneBalancer
@@ -61,7 +36,7 @@ from kmirror.engine.lanes.throttle_shares import LaneUse, ThrottleShares
 from kmirror.engine.lanes.workers import Workers
 from kmirror.engine.status.counters import Counters
 from kmirror.engine.status.health import MirrorHealth
-from kmirror.engine.status.history import History
+from kmirror.engine.status.history import History, Sample
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.status.partitions import MirrorPartitions

@@ -32,7 +32,7 @@ class LaneBalancer:
         partitions: MirrorPartitions,
         lanes: Lanes,
         lease: Lease,
-        journal: Journal,
+        journal: MirrorJournal,
     ) -> None:
         self.mirror = topics.record.name
         self._topics = topics

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from kmirror.engine.clock import now_ms
 from kmirror.engine.lanes.lanes import Lanes
-from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS, MirrorHealth, no_workers_text
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS, MirrorHealth
 from kmirror.engine.status.journal import Level, MirrorJournal
-from kmirror.engine.control.health import LANE_SILENCE_SECONDS, LATE_SECONDS, Health
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.lanes import Lanes
 from kmirror.errors import Reason
 from kmirror.status.engine_health import no_workers_text
 

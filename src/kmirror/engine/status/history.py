@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from kmirror.engine.control.counters import Counters
+from kmirror.engine.status.counters import Counters
 from kmirror.errors import KmirrorError, Reason
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS, HistoryPoint, HistoryRecord, TimedPoint, points_of
 from kmirror.state.records import Key

@@ -9,13 +9,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now
 from kmirror.engine.status.health import MirrorHealth
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.engine.status.stored_partition import alignment_note, record_after, released_record
-from kmirror.engine.clock import now, now_ms
-from kmirror.engine.control.health import Health
-from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.words import counted

@@ -21,8 +21,6 @@ from kmirror.settings.parsing import canonical
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.settings.value_types import StartFrom
-from kmirror.state.records import DesiredState, TopicRecord
-from kmirror.settings.table import Settings, StartFrom, canonical
 from kmirror.state.records import PENDING_ADD, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC

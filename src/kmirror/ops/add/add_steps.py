@@ -26,8 +26,6 @@ from kmirror.ops.add.add_plan import Action, TopicPlan, require_unchanged
 from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.add.settle import settle_new
 from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
-from kmirror.ops.base.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
-from kmirror.ops.add.work import AddWork
 from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.rights.acl_sync import protect_claimed

@@ -25,8 +25,6 @@ from kmirror.ops.add.add_plan import owner_of
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms
 from kmirror.ops.base.divergence import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
-from kmirror.ops.base.gone import is_gone
-from kmirror.ops.base.fork import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.groups import LiveGroup, live_groups

@@ -18,8 +18,6 @@ from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.bulk import Bulk, SparkChoice
 from kmirror.ops.base.context import Destination, actor, naming_cluster, now_ms
 from kmirror.ops.base.divergence import FORK, Divergence, KnownFork
-from kmirror.ops.base.gone import is_gone, not_described
-from kmirror.ops.base.fork import FORK, Divergence, KnownFork
 from kmirror.ops.base.gone import not_described
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.failback.facts import (

@@ -17,26 +17,12 @@ from kmirror.engine.status.journal import Level
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add_discovered
 from kmirror.ops.add.add_plan import owner_of
-from kmirror.ops.base.context import (
-    PENDING_ADD,
-    Destination,
-    naming_cluster,
-    require_mirror,
-    require_same_cluster,
-    source_client,
-)
+from kmirror.ops.base.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
 from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.base.results import Outcome, TopicResult
 from kmirror.ops.base.upstream import by_reason, unknown_loop, upstream_of
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.table import Settings
-from kmirror.state.records import MirrorRecord, TopicRecord
-from kmirror.ops.add.plan import owner_of
-from kmirror.ops.base.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
-from kmirror.ops.base.results import Outcome, TopicResult
-from kmirror.ops.base.upstream import by_reason, unknown_loop, upstream_of
-from kmirror.ops.jobs.pace import Pace
-from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.records import PENDING_ADD, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_deleted, new_source_topics

@@ -11,18 +11,11 @@ from dataclasses import replace
 from kmirror.cluster.rights.acl_commands import AS_ADMIN
 from kmirror.commands import option
 from kmirror.errors import ExitCode, Reason, RefusedError
-from kmirror.ops.base.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
-from kmirror.ops.base.gone import gone_topics
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
-from kmirror.ops.rights.producer_block import unblocking_lines
-from kmirror.ops.show.rows import engine_in_charge
-from kmirror.state.event_records import Event
-from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.base.gone import gone_topics
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.producer_block import unblocking_lines
-from kmirror.state.events import Event
+from kmirror.state.event_records import Event
 from kmirror.state.records import PENDING_ADD, DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.status.engine_health import engine_in_charge

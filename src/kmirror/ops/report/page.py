@@ -9,7 +9,6 @@ from importlib.resources import files
 
 from kmirror import __version__
 from kmirror.commands import on_mirror
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.ops.base.results import TopicResult
 from kmirror.ops.report.charts import Health, line, strip
 from kmirror.ops.report.facts import ClusterFacts, ReportFacts

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.ops.base.results import TopicResult, estimated_in_all, is_current
 from kmirror.ops.report.charts import Health, Span, spans_of
 from kmirror.ops.report.facts import ReportFacts

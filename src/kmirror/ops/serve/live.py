@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.driver.live_status import Known, own_health
 from kmirror.engine.driver.snapshots import MirrorSnapshot
-from kmirror.engine.status.health import KNOWN_SECONDS
-from kmirror.errors import Reason
-from kmirror.engine.control.live_status import Known, own_health
-from kmirror.engine.control.snapshots import MirrorSnapshot
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.table import Settings
-from kmirror.state.records import DesiredState, EngineRecord, TopicRecord
-from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.records import EngineRecord
 from kmirror.state.snapshot import State
 from kmirror.status.engine_health import engine_health

@@ -15,9 +15,6 @@ from typing import Generic, Literal, TypeVar
 from kmirror import __version__
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.status.health import KNOWN_SECONDS
-from kmirror.engine.status.topic_state import TopicState
-from kmirror.engine.control.engines import NotCopied
-from kmirror.engine.control.health import KNOWN_SECONDS
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.serve.live import LiveMirror
 from kmirror.state.group_records import LASTING_REASONS

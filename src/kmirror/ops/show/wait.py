@@ -19,7 +19,6 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import on_mirror
-from kmirror.engine.status.topic_state import TopicState
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
@@ -27,7 +26,6 @@ from kmirror.ops.base.selection import select_topics
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import read_status
 from kmirror.ops.show.drained import NO_READER, judge_drained, read_committed_offsets, read_ends, unread_topics
-from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, PartitionState

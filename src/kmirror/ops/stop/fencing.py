@@ -16,12 +16,12 @@ from kmirror.cluster.writing.fence import Writer, fence, log_ends
 from kmirror.engine.spec import own_producer_id
 from kmirror.ops.base.context import now_ms, require_mirror
 from kmirror.ops.base.handover import Handover, await_handover
-from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import StopWork
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import EngineState, PartitionState, TopicRecord
+from kmirror.status.engine_health import engine_in_charge
 
 #: Time a running engine may take to release topics.
 _HANDOVER_S = 5.0

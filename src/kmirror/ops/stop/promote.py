@@ -76,9 +76,8 @@ from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.setting_changes import retention_notes
 from kmirror.status.engine_health import engine_in_charge
-from kmirror.sync.topic_settings import retention_notes
+from kmirror.sync.setting_changes import retention_notes
 from kmirror.words import counted, listed
 
 _STEP_S = 0.5

@@ -40,9 +40,8 @@ from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.setting_changes import retention_notes
 from kmirror.status.observed import ClusterSnapshot, is_gone
-from kmirror.sync.topic_settings import retention_notes
+from kmirror.sync.setting_changes import retention_notes
 from kmirror.work import Meter, Watch, unwatched
 
 _MOST_SAMPLES = 100_000
