@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from kmirror.engine.driver.snapshots import MirrorSnapshot
-from kmirror.ops.serve.exposition import exposition
-from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import RunStatus
+from kmirror.web.exposition import exposition
+from kmirror.web.live_mirror import live_mirror
+from kmirror.web.metrics import RunStatus
 from tests.support.live_engine import mirror_record, row, snapshot
 from tests.support.scraped import OPENMETRICS
 

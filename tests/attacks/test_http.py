@@ -15,11 +15,12 @@ from http.client import HTTPConnection
 
 import pytest
 
-from kmirror.ops.base.run_request import Address, named_host
-from kmirror.ops.serve import answers, server
-from kmirror.ops.serve.answers import Answer
-from kmirror.ops.serve.page import page_policy, page_text
-from kmirror.ops.serve.server import FOR_PROBES, MOST_CLIENTS, serving
+from kmirror.web import answers
+from kmirror.web import http_server as server
+from kmirror.web.address import Address, named_host
+from kmirror.web.answers import Answer
+from kmirror.web.http_server import FOR_PROBES, MOST_CLIENTS, serving
+from kmirror.web.look import page_policy, page_text
 from tests.support.live_engine import row, snapshot, turning
 from tests.support.scraped import fetching
 from tests.support.waiting import PATIENCE_S

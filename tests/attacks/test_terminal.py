@@ -36,12 +36,6 @@ from kmirror.ops.base.results import PARTITION_RESULTS, RESULTS, ErrorInfo, Topi
 from kmirror.ops.check.findings import CHECKS, CheckLine, Findings
 from kmirror.ops.check.powers import Power
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
-from kmirror.ops.report.html import tag
-from kmirror.ops.report.page import page
-from kmirror.ops.serve.exposition import exposition
-from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import RunStatus
-from kmirror.ops.serve.page import script
 from kmirror.ops.show.describe_groups import GROUPS, GroupRow
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, TopicSettingRow
 from kmirror.ops.show.events import EVENTS
@@ -59,6 +53,12 @@ from kmirror.status.partition_row import (
 )
 from kmirror.status.topic_status import TOPICS, TOPICS_OF_MIRRORS, TopicStatus
 from kmirror.sync.client_rights import LackingRight
+from kmirror.web.exposition import exposition
+from kmirror.web.html import tag
+from kmirror.web.live_mirror import live_mirror
+from kmirror.web.look import script
+from kmirror.web.metrics import RunStatus
+from kmirror.web.report_page import page
 from kmirror.words import json_text, listed, one_line, visible, visible_lines
 from tests.support.clusters import ClusterPair
 from tests.support.groups import GroupScene, commit, committed

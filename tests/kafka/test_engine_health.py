@@ -15,15 +15,15 @@ from kmirror.engine.status.health import KNOWN_SECONDS
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror.ops.report.facts import report_facts
-from kmirror.ops.report.page import page
-from kmirror.ops.report.summary import period_of, summary
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.state.history_records import points_of
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TopicStatus
+from kmirror.web.report_facts import report_facts
+from kmirror.web.report_page import page
+from kmirror.web.report_summary import period_of, summary
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import freeze, unique_topic
 from tests.support.json_documents import check

@@ -23,7 +23,6 @@ from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.check.check import check
 from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
-from kmirror.ops.report.facts import report_facts
 from kmirror.ops.run.outcome import outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
@@ -36,6 +35,7 @@ from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.records import PartitionState
 from kmirror.state.snapshot import Changes, State
 from kmirror.status.topic_state import TopicState
+from kmirror.web.report_facts import report_facts
 from tests.support.archiving import assert_holds
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, committed

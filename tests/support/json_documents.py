@@ -21,14 +21,14 @@ from kmirror.ops.base.results import ERROR, RESULT
 from kmirror.ops.check.findings import CHECK
 from kmirror.ops.failback.truncation_plan import PLAN
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS
-from kmirror.ops.serve.answers import STATUS as SERVED
-from kmirror.ops.serve.recent import HISTORY
 from kmirror.ops.show.describe_groups import GROUPS
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS
 from kmirror.ops.show.events import EVENTS
 from kmirror.ops.verify.verify_results import VERIFY, VERIFY_EVIDENCE, VERIFY_PLAN
 from kmirror.status.mirror_status import MIRRORS
 from kmirror.status.partition_row import PARTITIONS
+from kmirror.web.answers import STATUS as SERVED
+from kmirror.web.recent import HISTORY
 from kmirror_sandbox.registry import STATUS
 
 ROOT = Path(__file__).parent.parent.parent

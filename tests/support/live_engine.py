@@ -25,8 +25,6 @@ from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import StoredRecords
 from kmirror.errors import UnreachableError
 from kmirror.ops.base.context import Destination
-from kmirror.ops.serve.recent import RecentEvents
-from kmirror.ops.serve.service import Service
 from kmirror.state.lease import Lease
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
@@ -43,6 +41,8 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import State
+from kmirror.web.recent import RecentEvents
+from kmirror.web.run_service import Service
 
 MIRRORING = PartitionState.MIRRORING
 #: The engine's clock and the wall clock when snapshots are made.

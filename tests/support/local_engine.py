@@ -20,9 +20,9 @@ from kmirror.engine.spec import LaneSpec
 from kmirror.ops.base.context import Destination
 from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror.ops.run.engine_start import LEASE_TTL_MS
-from kmirror.ops.serve.recent import RecentEvents
-from kmirror.ops.serve.service import Service
 from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.web.recent import RecentEvents
+from kmirror.web.run_service import Service
 from tests.support.waiting import PATIENCE_S
 
 

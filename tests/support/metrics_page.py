@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric
+from kmirror.web.metrics import METRICS, RUN_METRICS, Metric
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 _INTRODUCTION = """\

@@ -7,7 +7,6 @@ from dataclasses import replace
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.base.results import Outcome
-from kmirror.ops.report.facts import ClusterFacts, ReportFacts
 from kmirror.ops.stop.report import stopped_row
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryPoint, TimedPoint
@@ -27,6 +26,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import State
 from kmirror.status.observed import ClusterSnapshot
+from kmirror.web.report_facts import ClusterFacts, ReportFacts
 from tests.support.statuses import status_of
 
 NOW = 1_767_323_160_000

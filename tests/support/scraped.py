@@ -17,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from kmirror.errors import NOT_COPYING
 from kmirror.ops.base.context import Destination
-from kmirror.ops.serve.answers import answer
-from kmirror.ops.serve.service import Service
 from kmirror.ops.show.describe import describe
 from kmirror.status.partition_row import PARTITIONS
+from kmirror.web.answers import answer
+from kmirror.web.run_service import Service
 from tests.support.waiting import PATIENCE_S
 
 

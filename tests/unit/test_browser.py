@@ -8,8 +8,8 @@ import subprocess
 from html import unescape
 from pathlib import Path
 
-from kmirror.ops.report.page import page
-from kmirror.ops.serve.page import page_text
+from kmirror.web.look import page_text
+from kmirror.web.report_page import page
 from tests.support.browser import chromium
 from tests.support.page_server import history, json_body, serving, status
 from tests.support.report_facts import report_facts

@@ -14,11 +14,11 @@ from kmirror.cli.verbs import kmirror
 from kmirror.cluster.security.properties import parse_properties, read_properties
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.ops.mirrors.create import LONGEST_NAME, check_name
-from kmirror.ops.serve.exposition import exposition
-from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import RunStatus
 from kmirror.settings.parsing import split
 from kmirror.settings.patterns import TopicSelector
+from kmirror.web.exposition import exposition
+from kmirror.web.live_mirror import live_mirror
+from kmirror.web.metrics import RunStatus
 from kmirror_sandbox.broker_config import properties_text
 from tests.support.hostile import AMOUNTS, explore
 from tests.support.live_engine import NOW_MS, mirror_record, row, snapshot

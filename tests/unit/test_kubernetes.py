@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from kmirror.cli.commands.copying import run_verb
 from kmirror.engine.spark import conf
-from kmirror.ops.serve.answers import ROUTES
+from kmirror.web.answers import ROUTES
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
 CONTAINERFILE = FOLDER.parent / "container" / "Containerfile"

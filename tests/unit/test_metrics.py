@@ -10,12 +10,12 @@ import pytest
 
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.errors import Reason, RefusedError, UnreachableError
-from kmirror.ops.serve.exposition import exposition
-from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, RunStatus
 from kmirror.state.group_records import GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.records import DesiredState, Latencies, PartitionState, ProgressRow
 from kmirror.status.partition_row import PARTITIONS
+from kmirror.web.exposition import exposition
+from kmirror.web.live_mirror import live_mirror
+from kmirror.web.metrics import METRICS, RUN_METRICS, Metric, RunStatus
 from kmirror.work import WorkView
 from tests.support.live_engine import AT, NOW_MS, mirror_record, row, silent, snapshot, topic_record
 from tests.support.metrics_page import PAGE, page

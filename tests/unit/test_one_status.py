@@ -32,9 +32,6 @@ from kmirror.engine.status.counters import Counters
 from kmirror.engine.status.history import Sample
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.results import Outcome
-from kmirror.ops.report.facts import ClusterFacts, ReportFacts
-from kmirror.ops.report.page import page
-from kmirror.ops.serve.page import script
 from kmirror.ops.show.listing import Overview
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.record_kinds import Record
@@ -45,6 +42,9 @@ from kmirror.status.mirror_status import MirrorStatus
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.status.partition_row import PARTITIONS
 from kmirror.status.topic_status import shown_state, totals
+from kmirror.web.look import script
+from kmirror.web.report_facts import ClusterFacts, ReportFacts
+from kmirror.web.report_page import page
 from tests.support import live_engine
 from tests.support.live_engine import AT, NOW_MS, live_status, silent, snapshot, topic_record, turning
 from tests.support.scraped import asking, scraped, summary_of_rows, value
@@ -296,7 +296,7 @@ def test_the_report(known: MirrorSnapshot, expected: Said) -> None:
     stored = State.of(known.stored.values())
     facts = ReportFacts(NOW_MS, "eve", cluster(), cluster(), status, stored.topics("m"), (), (), (), {})
     text = StrictHtml(page(facts).replace("</td>", "|</td>").replace("</tr>", "\n</tr>")).text()
-    rows = {line.split("|")[0]: line.split("|") for line in text.splitlines() if line.count("|") == 7}
+    rows = {line.split("|")[0]: line.split("|") for line in text.splitlines() if line.count("|") == 9}
     for topic, (state, reason, lag) in expected.items():
         assert rows[topic][1].split()[:2] == ([state, f"({reason})"] if reason else [state])
         assert lag is None or rows[topic][3] == str(lag)

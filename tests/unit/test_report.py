@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from kmirror.errors import Reason
-from kmirror.ops.report.charts import Health, Span, line, spans_of, strip
-from kmirror.ops.report.facts import ReportFacts
-from kmirror.ops.report.html import Html, join, tag
-from kmirror.ops.report.page import GENERATOR, page
-from kmirror.ops.report.summary import losses_of, period_of, summary
 from kmirror.state.history_records import HistoryPoint, TimedPoint
 from kmirror.status.engine_health import engine_health
+from kmirror.web.charts import Health, Span, line, spans_of, strip
+from kmirror.web.html import Html, join, tag
+from kmirror.web.report_facts import ReportFacts
+from kmirror.web.report_page import GENERATOR, page
+from kmirror.web.report_summary import losses_of, period_of, summary
 from tests.support.report_facts import HOUR, MINUTE, NOW, history, report_facts
 from tests.support.strict_html import StrictHtml
 
@@ -151,8 +151,8 @@ def test_a_missing_history_is_not_reported_as_a_quiet_time() -> None:
 def shown_loss(facts: ReportFacts, topic: str) -> str:
     """Return what the table of topics shows of a topic's loss."""
     text = StrictHtml(page(replace(facts, history=())).replace("</td>", "|</td>").replace("</tr>", "\n</tr>")).text()
-    (row,) = [line for line in text.splitlines() if line.startswith(f"{topic}|") and line.count("|") == 7]
-    return row.split("|")[6]
+    (row,) = [line for line in text.splitlines() if line.startswith(f"{topic}|") and line.count("|") == 9]
+    return row.split("|")[8]
 
 
 def test_an_unknown_loss_is_not_zero() -> None:
@@ -236,5 +236,5 @@ def test_a_page_of_5000_partitions_stays_small_and_says_what_it_leaves_out(monke
     document = page(report_facts(1000, 5))
     assert len(document.encode()) < 3_000_000
     assert "Left out here" not in document
-    monkeypatch.setattr("kmirror.ops.report.page._MOST_TOPICS", 2)
+    monkeypatch.setattr("kmirror.web.report_page._MOST_TOPICS", 2)
     assert "Left out here: 4 topics." in page(report_facts())

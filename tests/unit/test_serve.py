@@ -22,13 +22,15 @@ from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.engine.status.journal import Level, Note
 from kmirror.errors import ExitCode, RefusedError, UsageError
-from kmirror.ops.base.run_request import Address
-from kmirror.ops.serve import answers, server, service
-from kmirror.ops.serve.page import page_text
-from kmirror.ops.serve.server import MOST_CLIENTS, serving
-from kmirror.ops.serve.service import Service
 from kmirror.state.history_records import HistoryPoint
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
+from kmirror.web import answers
+from kmirror.web import http_server as server
+from kmirror.web import run_service as service
+from kmirror.web.address import Address
+from kmirror.web.http_server import MOST_CLIENTS, serving
+from kmirror.web.look import page_text
+from kmirror.web.run_service import Service
 from tests.support.json_documents import check
 from tests.support.live_engine import NOW_MS, no_events, row, silent, snapshot, topic_record, turning, view
 from tests.support.scraped import asking, fetching

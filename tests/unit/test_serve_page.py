@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from py_mini_racer import MiniRacer
 
-from kmirror.ops.serve.page import page_text, script
 from kmirror.ops.show.events import EVENTS
 from kmirror.state.event_records import Event
 from kmirror.status.topic_status import TOPICS_ON_PAGE
+from kmirror.web.look import page_text, script
 from tests.support.page_server import history, point, status
 from tests.support.report_facts import NOW
 from tests.support.strict_html import StrictHtml

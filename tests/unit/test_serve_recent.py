@@ -11,9 +11,9 @@ import pytest
 from kmirror.engine.clock import now_ms
 from kmirror.errors import UnreachableError
 from kmirror.ops.base.context import Destination
-from kmirror.ops.serve import recent
-from kmirror.ops.serve.recent import RecentEvents
 from kmirror.state.event_records import Event, EventPage
+from kmirror.web import recent
+from kmirror.web.recent import RecentEvents
 from kmirror.words import at_time
 
 

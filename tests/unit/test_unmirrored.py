@@ -11,13 +11,13 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.results import Outcome
-from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.records import DesiredState, Lacking
 from kmirror.state.snapshot import State
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.status.partition_row import PartitionRow
 from kmirror.status.topic_state import TopicState
+from kmirror.web.live_mirror import live_mirror
 from tests.support.live_engine import AT, NOW_MS, row, snapshot, topic_record
 from tests.support.statuses import status_of
 

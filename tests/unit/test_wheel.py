@@ -112,7 +112,7 @@ def test_an_installed_wheel_runs_where_there_is_no_checkout(wheel: Path, tmp_pat
     drill = (ROOT / "docs" / "runbooks" / "drill.md").read_text(encoding="utf-8")
     assert shown("kmirror", "help", "runbooks/drill") == drill
     read = (
-        "from importlib.resources import files; import kmirror.library as c, kmirror.ops.serve.page, json;"
+        "from importlib.resources import files; import kmirror.library as c, kmirror.web.look, json;"
         "print(len([json.loads(one.read_text()) for one in (files('kmirror') / 'schemas').iterdir()]), c.Client('b:1'))"
     )
     schemas = len(list((ROOT / "src" / "kmirror" / "schemas").glob("*.json")))

@@ -15,17 +15,6 @@ from kmirror.state.records import PartitionState
 from kmirror.status.partition_row import RATE, PartitionRow, eta_ms, shown_duration, shown_rate
 from kmirror.status.topic_state import TopicState
 
-#: The order in which pages show topics: those that need attention first.
-ATTENTION_FIRST = (
-    TopicState.FAILED,
-    TopicState.LINK_FAILED,
-    TopicState.SOURCE_UNAVAILABLE,
-    TopicState.PENDING_STOPPED,
-    TopicState.PENDING_MIRROR,
-    TopicState.PAUSED,
-    TopicState.ACTIVE,
-    TopicState.STOPPED,
-)
 #: Reasons that a state already implies.
 _IMPLIED = (Reason.SOURCE_UNREACHABLE, Reason.PAUSED_BY_OPERATOR)
 _UNKNOWN = "it is unknown for a partition that is not STOPPED, or all are STOPPED"
@@ -234,6 +223,6 @@ class TopicStatus:
 
 _COLUMNS = columns_of(TopicStatus)
 TOPICS = Table(_COLUMNS, "TOPIC RATE LAG TIME-LAG ETA STATE")
-#: The table of the page of `run --http`.
+#: The table of the page of `run --http`, and of a report's topics.
 TOPICS_ON_PAGE = Table(_COLUMNS, "TOPIC STATE PARTITIONS LAG TIME-LAG RATE ETA")
 TOPICS_OF_MIRRORS = Table(_COLUMNS, "MIRROR TOPIC RATE LAG TIME-LAG ETA STATE")

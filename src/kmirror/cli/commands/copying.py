@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import click
@@ -111,14 +112,18 @@ def run_verb(
     from kmirror.cli.commands.log_file import LogFile
     from kmirror.cli.terminal.run_log import RunLog
     from kmirror.engine.clock import now_ms
-    from kmirror.ops.base.run_request import Address, RunRequest
+    from kmirror.ops.base.run_request import RunRequest
     from kmirror.ops.run.run import run
+    from kmirror.web.address import Address
+    from kmirror.web.http_server import serving_run
 
     flag, where = ("--http", http) if http is not None else ("--metrics-port", metrics_port)
-    address = None if where is None else Address.parse(where, flag)
-    hosts = tuple(name.lower() for name in http_host)
+    serve = None
+    if where is not None:
+        hosts = tuple(name.lower() for name in http_host)
+        serve = partial(serving_run, call.open_destination, Address.parse(where, flag), hosts)
     request = RunRequest(
-        mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf, all_mirrors, address, hosts
+        mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf, all_mirrors
     )
     seconds = 0.0
     service_manager = ServiceManager.of_this_process()
@@ -135,7 +140,7 @@ def run_verb(
                         log.take(view)
                     show(view)
 
-                done = run(call.open_destination, request, watch)
+                done = run(call.open_destination, request, watch, serve)
         except Exception as error:
             service_manager.report_stopping()
             if log is not None:

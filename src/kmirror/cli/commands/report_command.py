@@ -30,8 +30,8 @@ _HEAD_BYTES = 2_000
     documents=False,
 )
 def report_verb(call: Call, mirror: str, html: str) -> int:
-    from kmirror.ops.report.facts import report_facts
-    from kmirror.ops.report.page import page
+    from kmirror.web.report_facts import report_facts
+    from kmirror.web.report_page import page
 
     file = None if html == "-" else AtomicFile.at(html, _FLAG, "the report")
     if file is not None:
@@ -48,7 +48,7 @@ def report_verb(call: Call, mirror: str, html: str) -> int:
 
 def require_own(path: Path) -> None:
     """Raise UsageError if a file exists that is not empty and not a report of this command."""
-    from kmirror.ops.report.page import GENERATOR
+    from kmirror.web.report_page import GENERATOR
 
     try:
         with path.open("rb") as found:

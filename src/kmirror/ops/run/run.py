@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,18 +34,20 @@ from kmirror.ops.run.last_group_sync import last_group_sync
 from kmirror.ops.run.outcome import outcome
 from kmirror.ops.run.signals import Hangup, at_hangup, stopping
 from kmirror.ops.run.supervisor import EngineSupervisor, unreadable_mirrors, wanted_mirrors
-from kmirror.ops.serve.recent import RecentEvents
-from kmirror.ops.serve.server import serving
-from kmirror.ops.serve.service import Service
 from kmirror.ops.stop.stop import require_not_failed_over
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
+
+#: Answer HTTP for a run until the `with` block ends, by what its engines know; yields where, and what takes its views.
+Serve = Callable[[Snapshots], AbstractContextManager[tuple[str, Watcher]]]
 
 #: How long Spark's workers may take to start Python, and check what they have.
 _WORKERS_S = 30.0
 
 
-def run(open_destination: Callable[[], Destination], request: RunRequest, watcher: Watcher) -> VerbResult:
+def run(
+    open_destination: Callable[[], Destination], request: RunRequest, watcher: Watcher, serve: Serve | None = None
+) -> VerbResult:
     """Copy until asked to stop; `watcher` is called about once a second, from this thread.
 
     Ctrl-C and SIGTERM end it cleanly if this is the main thread. Transient errors are retried without limit, or until
@@ -73,22 +75,21 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
     check_spark(spark_options(request, (), log_file), os.environ)
     limit_ms = request.timeout_ms if request.until_caught_up else request.for_ms
 
-    recent = RecentEvents(open_destination)
-    service = Service(snapshots := Snapshots(), recent)
+    snapshots, served = Snapshots(), list[Watcher]()
 
     def watch(view: RunView) -> None:
-        service.show(view)
+        for show_served in served:
+            show_served(view)
         watcher(replace(view, spark_log=str(log_file)))
 
     def show(phase: str, note: str | None, level: Level = Level.INFO) -> None:
         watch(_view(request, began, phase, [note] if note is not None else [], level))
 
-    with stopping() as stop, at_hangup(stop) as hangup, closing(recent), ExitStack() as stack:
-        listening = (
-            stack.enter_context(serving(request.http, service, request.http_hosts))
-            if request.http is not None
-            else None
-        )
+    with stopping() as stop, at_hangup(stop) as hangup, ExitStack() as stack:
+        listening: str | None = None
+        if serve is not None:
+            listening, show_served = stack.enter_context(serve(snapshots))
+            served.append(show_served)
         process = f"kmirror {__version__}, process {os.getpid()} on {socket.gethostname()}"
         show(_phase(request), f"{process}, Spark master {request.master}; Spark logs to {log_file}")
         if listening is not None:

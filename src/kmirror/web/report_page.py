@@ -5,21 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from typing import Any
 
 from kmirror import __version__
+from kmirror.columns import Column
 from kmirror.commands import on_mirror
 from kmirror.ops.base.results import TopicResult
-from kmirror.ops.report.charts import Health, line, strip
-from kmirror.ops.report.facts import ClusterFacts, ReportFacts
-from kmirror.ops.report.html import Content, Html, join, tag
-from kmirror.ops.report.summary import Period, TopicLoss, losses_by_topic, period_of, summary
 from kmirror.settings.durations import format_duration
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryPoint, TimedPoint
 from kmirror.status.partition_row import PartitionRow
 from kmirror.status.topic_state import TopicState
-from kmirror.status.topic_status import ATTENTION_FIRST, TopicStatus
+from kmirror.status.topic_status import TOPICS_ON_PAGE, TopicStatus
+from kmirror.web.charts import Health, line, strip
+from kmirror.web.html import Content, Html, join, tag
+from kmirror.web.look import BAD_RESULTS, ORDER, color_of, kind_of, style
+from kmirror.web.report_facts import ClusterFacts, ReportFacts
+from kmirror.web.report_summary import Period, TopicLoss, losses_by_topic, period_of, summary
 from kmirror.words import UNKNOWN, at_time, counted, json_text, one_line
 
 #: Marks a page that `kmirror report` may overwrite.
@@ -29,9 +31,6 @@ _MOST_TOPICS, _MOST_PARTITIONS, _MOST_EVENTS, _MOST_SPANS = 1_500, 1_000, 300, 1
 _LONGEST_DETAIL = 400
 
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z)")
-
-_GOOD = {TopicState.ACTIVE: "ok", TopicState.STOPPED: "soft", TopicState.PAUSED: "warn"}
-_BAD = frozenset({TopicState.FAILED, TopicState.LINK_FAILED, TopicState.SOURCE_UNAVAILABLE})
 
 
 def page(facts: ReportFacts) -> str:
@@ -59,11 +58,6 @@ def page(facts: ReportFacts) -> str:
         tag("style", Html(style())),
     )
     return f'<!doctype html>\n<html lang="en">\n{tag("head", head)}\n{tag("body", body)}\n</html>\n'
-
-
-def style() -> str:
-    """Return the style sheet that reports and the page of `run --http` share."""
-    return files(__package__).joinpath("style.css").read_text(encoding="utf-8")
 
 
 def _section(title: str, *content: Content) -> Html:
@@ -107,9 +101,9 @@ def _state(facts: ReportFacts) -> Html:
     state, reason = listed.state, listed.reason
     if state is None:
         return Html("no topics")
-    is_well = state not in _BAD and (reason is None or state in (TopicState.STOPPED, TopicState.PAUSED))
     text = f"{state} ({reason})" if reason is not None else str(state)
-    return tag("strong", text, class_=_GOOD.get(state, "warn") if is_well else "bad")
+    failed = sum(topic.failed for topic in facts.status.topics)
+    return tag("strong", text, class_=color_of(state, [reason] if reason is not None else [], failed))
 
 
 def _cluster(found: ClusterFacts) -> Html:
@@ -277,23 +271,19 @@ def _left_out(count: int, noun: str, plural: str | None = None) -> Html | None:
 
 
 def _topics(facts: ReportFacts) -> Html:
-    topics = sorted(facts.status.topics, key=lambda one: (ATTENTION_FIRST.index(one.state), one.topic))
+    topics = sorted(facts.status.topics, key=lambda one: (ORDER.index(one.state), one.topic))
     losses = losses_by_topic(facts)
     if not topics:
         return _section("Topics", tag("p", "No topic is mirrored yet."))
     rows = [
         [
-            _prose(one.topic),
-            _cell(" ".join([str(one.state), *(f"({reason})" for reason in one.reasons[:3])]), f"{_kind(one)} words"),
-            _number(one.partition_count),
-            _number(one.lag, "≥ " if one.lag_unknown else "") if one.state is not TopicState.STOPPED else _number(None),
-            _duration(one.time_lag_ms),
+            *(_topic_cell(column, one) for column in TOPICS_ON_PAGE.shown),
             _offsets([row.last_mirrored_offset for row in one.partitions if row.last_mirrored_offset is not None]),
             _lost(losses[one.topic], is_stopped=one.state is TopicState.STOPPED),
         ]
         for one in topics[:_MOST_TOPICS]
     ]
-    heads = ("TOPIC", "STATE", "PARTITIONS", "LAG", "TIME LAG", "LAST MIRRORED OFFSET", "KNOWN LOST")
+    heads = (*TOPICS_ON_PAGE.headers.split(), "LAST MIRRORED OFFSET", "KNOWN LOST")
     return _section(
         "Topics",
         tag(
@@ -308,8 +298,22 @@ def _topics(facts: ReportFacts) -> Html:
     )
 
 
-def _kind(topic: TopicStatus) -> str:
-    return "bad" if topic.state in _BAD or topic.failed else _GOOD.get(topic.state, "warn")
+def _topic_cell(column: Column[TopicStatus], topic: TopicStatus) -> _Cell:
+    """Return a cell of the table of topics, as the page of a running engine shows it."""
+    if column.key == "topic":
+        return _prose(topic.topic)
+    if column.key == "state":
+        text = " ".join([topic.state, *(f"({reason})" for reason in topic.reasons[:3])])
+        return _cell(text, f"{color_of(topic.state, topic.reasons, topic.failed)} words")
+    value: Any = column.value(topic)
+    match kind_of(column):
+        case "duration":
+            return _duration(value)
+        case "rate":
+            return _Cell(join(UNKNOWN if value is None else f"{_amount(value)}B/s"), None, is_number=True)
+        case "number":
+            return _number(value, "≥ " if column.key == "lag" and topic.lag_unknown else "")
+    return _text(UNKNOWN if value is None else str(value))
 
 
 def _lost(loss: TopicLoss, *, is_stopped: bool = True) -> _Cell:
@@ -423,7 +427,7 @@ def _events(facts: ReportFacts) -> Html:
             _text(at_time(one.time_ms)),
             _prose(one.actor),
             _text(one.what),
-            _cell(one.result, _weight(one)),
+            _cell(one.result, "bad" if one.result in BAD_RESULTS else None),
             _prose(_details(one)),
         ]
         for one in shown
@@ -434,19 +438,6 @@ def _events(facts: ReportFacts) -> Html:
         _table(("TIME", "WHO", "WHAT", "RESULT", "DETAILS"), rows),
         _left_out(len(facts.events) - len(shown), "earlier event"),
     )
-
-
-def _weight(event: Event) -> str | None:
-    bad = (
-        "FAILED",
-        "LOSS_ACCEPTED",
-        "DESTINATION_TRUNCATED",
-        "NO_WORKERS",
-        "LINK_FAILED",
-        "SOURCE_UNAVAILABLE",
-        "died",
-    )
-    return "bad" if event.result in bad else None
 
 
 def _details(event: Event) -> str:

@@ -16,13 +16,13 @@ from kmirror import __version__
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.status.health import KNOWN_SECONDS
 from kmirror.errors import NOT_COPYING, Reason
-from kmirror.ops.serve.live import LiveMirror
 from kmirror.state.group_records import LASTING_REASONS
 from kmirror.state.records import Latencies, PartitionState
 from kmirror.status.mirror_status import throttle_of
 from kmirror.status.partition_row import PartitionRow
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TopicStatus
+from kmirror.web.live_mirror import LiveMirror
 
 #: The values of its labels except `mirror`, and its own: that of a histogram are the latencies of requests.
 Value = tuple[tuple[str, ...], float | Latencies]

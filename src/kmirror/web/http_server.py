@@ -17,16 +17,20 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
 
+from kmirror.engine.driver.driver import Watcher
+from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.errors import RefusedError
-from kmirror.ops.base.run_request import Address, named_host
-from kmirror.ops.serve.answers import Answer, answer
-from kmirror.ops.serve.service import Service
+from kmirror.ops.base.context import Destination
+from kmirror.web.address import Address, named_host
+from kmirror.web.answers import Answer, answer
+from kmirror.web.recent import RecentEvents
+from kmirror.web.run_service import Service
 
 _logger = logging.getLogger(__name__)
 
@@ -216,6 +220,21 @@ def serving(address: Address, service: Service, hosts: Collection[str] = ()) -> 
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextlib.contextmanager
+def serving_run(
+    open_destination: Callable[[], Destination], address: Address, hosts: Collection[str], snapshots: Snapshots
+) -> Iterator[tuple[str, Watcher]]:
+    """Serve a run until the `with` block ends; yield where, and what takes the run's views.
+
+    Raises:
+        RefusedError: the address cannot be listened on.
+    """
+    with contextlib.closing(RecentEvents(open_destination)) as recent:
+        service = Service(snapshots, recent)
+        with serving(address, service, hosts) as listening:
+            yield str(listening), service.show
 
 
 def _cause(error: OSError) -> str:

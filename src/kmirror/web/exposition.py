@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, RunStatus, Value
 from kmirror.state.records import LATENCY_BOUNDS, Latencies
+from kmirror.web.metrics import METRICS, RUN_METRICS, Metric, RunStatus, Value
 from kmirror.words import visible_lines
 
 _OPENMETRICS = "application/openmetrics-text"

@@ -8,14 +8,14 @@ from http import HTTPStatus
 
 from kmirror import __version__, columns
 from kmirror.columns import Column, Type, document
-from kmirror.ops.serve.exposition import exposition
-from kmirror.ops.serve.metrics import PHASES, RunStatus
-from kmirror.ops.serve.page import page_policy, page_text
-from kmirror.ops.serve.recent import HISTORY, LastHour
-from kmirror.ops.serve.service import Service, StuckError
 from kmirror.status.mirror_status import MIRRORS, MirrorRow
 from kmirror.status.partition_row import PARTITIONS
 from kmirror.status.topic_status import TOPICS
+from kmirror.web.exposition import exposition
+from kmirror.web.look import page_policy, page_text
+from kmirror.web.metrics import PHASES, RunStatus
+from kmirror.web.recent import HISTORY, LastHour
+from kmirror.web.run_service import Service, StuckError
 from kmirror.words import json_text, visible_lines
 
 _TEXT, _JSON, _HTML = "text/plain; charset=utf-8", "application/json", "text/html; charset=utf-8"

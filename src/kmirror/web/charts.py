@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-from kmirror.ops.report.html import Html, tag
 from kmirror.state.history_records import HistoryPoint, TimedPoint
+from kmirror.web.html import Html, tag
 
 #: A point describes the minute before it; after a longer gap, the time between two points is unknown.
 POINT_MS = 60_000

@@ -11,9 +11,9 @@ from kmirror.engine.driver.driver import COPYING, STOPPING, RunView
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.engine.status.journal import Level
-from kmirror.ops.serve.live import live_mirror
-from kmirror.ops.serve.metrics import RunStatus
-from kmirror.ops.serve.recent import RecentEvents
+from kmirror.web.live_mirror import live_mirror
+from kmirror.web.metrics import RunStatus
+from kmirror.web.recent import RecentEvents
 from kmirror.words import at_time
 
 #: The driver's loop runs many times a second; while the run waits for something at the start, once a second.

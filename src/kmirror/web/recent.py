@@ -14,10 +14,10 @@ from kmirror.columns import COUNT, DURATION, TIME, Column, Type, document, list_
 from kmirror.engine.clock import now, now_ms
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import Destination
-from kmirror.ops.serve.metrics import RunStatus
 from kmirror.ops.show.events import EVENTS
 from kmirror.state.event_records import Event, EventPage
 from kmirror.state.history_records import HOUR_MS, TimedPoint
+from kmirror.web.metrics import RunStatus
 from kmirror.words import at_time, one_line
 
 #: A client that asks more often gets the same events again.

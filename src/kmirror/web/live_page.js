@@ -2,10 +2,8 @@
 // What the page of a running engine shows. The functions up to `start` are pure: documents in, markup out.
 
 const HOUR_MS = 3600000, GAP_MS = 150000, STALE_MS = 10000, MOST_ROWS = 500, UNKNOWN = "-";
-const BAD = ["FAILED", "LINK_FAILED", "SOURCE_UNAVAILABLE"], FINE = ["ACTIVE", "STOPPED"];
-// From the declarations of the columns: key, heading and kind of each; and the states, those first that need attention.
-const COLUMNS = [/* columns */], ORDER = [/* order */];
-const BAD_RESULTS = ["FAILED", "LOSS_ACCEPTED", "DESTINATION_TRUNCATED", "NO_WORKERS", "LINK_FAILED", "SOURCE_UNAVAILABLE", "died"];
+// From the declarations in Python: states by their colour and order, results of events, and key, heading and kind of columns.
+const { BAD, FINE, ORDER, BAD_RESULTS, COLUMNS } = {/* look */};
 
 // -- words ---------------------------------------------------------------------------------------------------------
 

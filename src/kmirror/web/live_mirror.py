@@ -77,7 +77,8 @@ def live_mirror(snapshot: MirrorSnapshot) -> LiveMirror:
         snapshot.source_ends.get,
     )
     status = mirror_status(state, record, topics, *known.snapshots(topics), snapshot.time_ms, health=health)
-    status = status.changed(lambda row: _with_progress(row, snapshot.rebuilding.get(row.topic)))
+    if snapshot.rebuilding:
+        status = status.changed(lambda row: _with_progress(row, snapshot.rebuilding.get(row.topic)))
     return LiveMirror(snapshot, state, settings, status, _missing(snapshot, status.partitions))
 
 

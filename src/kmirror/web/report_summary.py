@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kmirror.ops.base.results import TopicResult, estimated_in_all, is_current
-from kmirror.ops.report.charts import Health, Span, spans_of
-from kmirror.ops.report.facts import ReportFacts
 from kmirror.ops.stop.report import totals_of, totals_sentences
 from kmirror.settings.durations import format_duration
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS
 from kmirror.status.partition_row import PartitionRow
+from kmirror.web.charts import Health, Span, spans_of
+from kmirror.web.report_facts import ReportFacts
 from kmirror.words import at_time, counted, one_line
 
 #: Events that engines record about themselves; the others are commands, or decisions about topics.

@@ -1,1 +1,0 @@
-"""`report`: what is known of a mirror, as one page for people."""

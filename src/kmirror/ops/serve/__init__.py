@@ -1,1 +1,0 @@
-"""What a running engine answers over HTTP: whether its driver runs, whether records flow, its rows and its metrics."""
