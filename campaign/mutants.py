@@ -1034,7 +1034,7 @@ MUTANTS = (
     ),
     Mutant(
         "call an engine healthy that does not report",
-        "ops/show/engine_health.py",
+        "status/engine_health.py",
         "engine_health",
         "age_ms is None or age_ms >= ENGINE_SILENCE_MS",
         "age_ms is None",
@@ -1043,7 +1043,7 @@ MUTANTS = (
     ),
     Mutant(
         "call an engine healthy whose clock is ahead",
-        "ops/show/engine_health.py",
+        "status/engine_health.py",
         "engine_health",
         "age_ms is None or age_ms >= ENGINE_SILENCE_MS",
         "age_ms is not None and age_ms >= ENGINE_SILENCE_MS",
@@ -1052,7 +1052,7 @@ MUTANTS = (
     ),
     Mutant(
         "believe the lanes of an earlier engine",
-        "ops/show/engine_health.py",
+        "status/engine_health.py",
         "is_reported",
         "report.lease_id != engine.lease_id",
         "False",
@@ -1088,7 +1088,7 @@ MUTANTS = (
     ),
     Mutant(
         "take an unknown lag for 0",
-        "ops/show/rows.py",
+        "status/rules.py",
         "_difference",
         "if source_offset is None or destination_offset is None:\n    return None",
         "if source_offset is None or destination_offset is None:\n    return 0",

@@ -33,7 +33,7 @@ class Sleepers:
         self._began = 0.0
 
     def commit(self, places: Sequence[Place]) -> None:
-        """Commit for both groups, of these partitions; those without records are left out."""
+        """Commit for both groups, of these partitions; those without records are omitted."""
         ends = bounds(self._source, places, COMMITTED)[1]
         self._offsets = {place: end - end // 3 for place, end in ends.items() if end}
         commit_alone(self._source, self._idle, self._offsets)

@@ -23,7 +23,7 @@ from campaign.world import NEW, OLD, Act, Fault
 _MOVE_S = 20.0
 _QUOTA_BYTES = (20_000, 100_000, 1_000_000)
 _CHANGES_PER_SECOND = (0.05, 0.2, 1.0)
-#: What kmirror's clients are named unless told otherwise.
+#: What kmirror's clients are named by default.
 _CLIENT_ID = "kmirror"
 
 

@@ -238,7 +238,7 @@ def test_a_lane_is_sent_a_misplaced_batch_of_an_earlier_engine(
 def test_a_word_whose_answer_was_lost_is_not_said_again_over_what_a_stop_recorded_since(
     monkeypatch: pytest.MonkeyPatch, destination: Destination, mirror: str, topic: str
 ) -> None:
-    # what says that a partition is given up is written, and then nobody answers the engine any more
+    # that a partition is released is written, and then no broker answers the engine any more
     answers = LostAnswers(monkeypatch, _gives_up, ids="kmirror-engine-", cuts_off=True)
     add(destination, mirror, selector(topic))
     with Run(destination, mirror) as run, ThreadPoolExecutor(1) as pool:

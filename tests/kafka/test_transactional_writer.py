@@ -189,7 +189,7 @@ def test_what_another_has_begun_meanwhile_ends_a_retry(
         assert committed(forgetful.cluster, topic) == ["second"]
 
 
-def test_a_commit_that_nobody_answers_is_in_doubt_and_says_where_to_look(
+def test_a_commit_without_any_answer_is_in_doubt_and_names_a_record(
     forgetful: ForgetfulCluster, wire: Wire, topics: list[str]
 ) -> None:
     with writer(wire, topics[0], topics) as one:

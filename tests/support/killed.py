@@ -1,6 +1,6 @@
 """A kmirror command that is killed at a chosen moment: at one of the records it writes, or after one of its steps.
 
-Everything that a verb stores goes through `StateWriter.commit`; a `Runner` and the cut of a log directory report each
+Everything that a verb stores goes through `StateWriter.commit`; a `StepRunner` and the cut of a log directory report each
 step. This module, run as a program, counts them, and is otherwise the command itself. It prints what it did to stderr,
 and then sends itself SIGKILL.
 """
@@ -70,7 +70,7 @@ def _kill_at_record(when: str, number: int) -> None:
 
 def _kill_at_step(number: int) -> None:
     from kmirror.ops.failback import truncate_logs
-    from kmirror.ops.stop.steps import Runner
+    from kmirror.ops.stop.steps import StepRunner
 
     numbers = itertools.count(1)
 
@@ -80,13 +80,13 @@ def _kill_at_step(number: int) -> None:
         if at == number:
             _die(f"after step {at}")
 
-    walk = Runner.walk
+    walk = StepRunner.walk
 
-    def watched(self: Runner, steps: Any, work: Any) -> None:
+    def watched(self: StepRunner, steps: Any, work: Any) -> None:
         self._checkpoint = checkpoint
         walk(self, steps, work)
 
-    Runner.walk = watched  # type: ignore[method-assign]
+    StepRunner.walk = watched  # type: ignore[method-assign]
     module: Any = truncate_logs
     module.truncate_logs = partial(module.truncate_logs, checkpoint=checkpoint)
     module.undo_truncation = partial(module.undo_truncation, checkpoint=checkpoint)

@@ -12,7 +12,7 @@ from kmirror.ops.failback.carry_out import CUT, MIRROR
 from kmirror.ops.failback.steps import CREATED, PLANNED, RECREATED
 from kmirror.ops.failback.switchover import SWITCHOVER
 from kmirror.ops.stop.promote import PROMOTE
-from kmirror.ops.stop.steps import Runner, Step
+from kmirror.ops.stop.steps import Step, StepRunner
 from kmirror.ops.stop.stop import STOP
 
 TABLES: dict[str, Sequence[Step[Any]]] = {
@@ -61,7 +61,7 @@ def reading(diary: Diary) -> str:
 
 def test_steps_are_taken_in_their_order_until_the_work_is_over() -> None:
     diary, reached = Diary(), list[str]()
-    runner = Runner(reached.append, {"planned": 2.0})
+    runner = StepRunner(reached.append, {"planned": 2.0})
     entry = diary.entry
     runner.walk((entry("a", "one"), Step("look", read=reading), entry("b"), Step("end", ending), entry("c")), diary)
     assert diary.lines == ["read a", "store a", "look", "read b", "store b"]
@@ -75,7 +75,7 @@ def test_what_is_stored_or_not_needed_is_neither_done_again_nor_announced() -> N
     diary, reached = Diary(stored={"a"}), list[str]()
     idle: Step[Diary] = Step("idle", ending, needed=lambda _: False)
     for acts in (False, True):
-        runner = Runner(reached.append, acts=acts)
+        runner = StepRunner(reached.append, acts=acts)
         runner.walk((diary.entry("a"), idle, diary.entry("b")), diary)
         assert runner.done == ("b",)
     assert diary.lines == [*("read a", "read b", "imagine b"), *("read a", "read b", "store b")]
@@ -83,7 +83,7 @@ def test_what_is_stored_or_not_needed_is_neither_done_again_nor_announced() -> N
 
 
 def test_a_rehearsal_reads_the_same_and_says_the_same_but_does_not_act() -> None:
-    def nested(runner: Runner, diary: Diary) -> Step[Diary]:
+    def nested(runner: StepRunner, diary: Diary) -> Step[Diary]:
         def walk(_: Diary) -> None:
             runner.walk((diary.entry("b", "two"),), diary)
 
@@ -91,7 +91,7 @@ def test_a_rehearsal_reads_the_same_and_says_the_same_but_does_not_act() -> None
 
     said = {}
     for acts in (False, True):
-        diary, runner = Diary(), Runner(acts=acts)
+        diary, runner = Diary(), StepRunner(acts=acts)
         runner.walk((diary.entry("a", "one"), nested(runner, diary)), diary)
         said[acts] = runner.done
         assert [line for line in diary.lines if line.startswith("read")] == ["read a", "read b"]
@@ -101,7 +101,7 @@ def test_a_rehearsal_reads_the_same_and_says_the_same_but_does_not_act() -> None
 
 
 def test_a_name_that_is_reached_twice_is_timed_as_one() -> None:
-    runner = Runner(seconds={"stopped": 5.0})
+    runner = StepRunner(seconds={"stopped": 5.0})
     diary = Diary()
     runner.walk((diary.entry("a", "stopped"), diary.entry("b", "stopped")), diary)
     assert list(runner.seconds) == ["stopped"]

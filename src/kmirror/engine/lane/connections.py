@@ -24,7 +24,7 @@ Key = TypeVar("Key", bound=Hashable)
 Key_contra = TypeVar("Key_contra", bound=Hashable, contravariant=True)
 
 
-class Link(Protocol):
+class LaneLink(Protocol):
     """A connection that is open."""
 
     stream: Stream
@@ -34,7 +34,7 @@ class Link(Protocol):
         """When the oldest request in flight was sent; None without one."""
 
 
-L = TypeVar("L", bound=Link)
+L = TypeVar("L", bound=LaneLink)
 
 
 class Owner(Protocol[Key_contra, L]):

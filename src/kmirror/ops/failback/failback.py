@@ -28,7 +28,7 @@ from kmirror.ops.failback.progress import FAILBACK, Progress
 from kmirror.ops.failback.steps import FailbackRun
 from kmirror.ops.mirrors.create import check_name, checked_properties, source_cluster_id
 from kmirror.ops.stop.report import VerbReport, sorted_rows
-from kmirror.ops.stop.steps import Checkpoint, Runner
+from kmirror.ops.stop.steps import Checkpoint, StepRunner
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.state.librdkafka import boottime
 from kmirror.work import Watch, unwatched
@@ -89,7 +89,7 @@ def failback(
         seconds = {"looked": boottime() - began}
 
         run = FailbackRun(
-            destination, mirror, plan, progress, Runner(checkpoint, seconds, acts=not dry_run), bulk, watch
+            destination, mirror, plan, progress, StepRunner(checkpoint, seconds, acts=not dry_run), bulk, watch
         )
 
         def ended(result: VerbResult) -> VerbReport:

@@ -29,7 +29,7 @@ from kmirror.ops.failback.groups import restore_offsets
 from kmirror.ops.failback.plan import Plan, is_there, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.groups.restore import committed_on
-from kmirror.ops.stop.steps import Runner, Step
+from kmirror.ops.stop.steps import Step, StepRunner
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
@@ -51,7 +51,7 @@ class FailbackRun:
     mirror: MirrorRecord
     plan: Plan
     progress: Progress
-    runner: Runner
+    runner: StepRunner
     bulk: Bulk
     watch: Watch
     rows: list[TopicResult] = field(default_factory=list)

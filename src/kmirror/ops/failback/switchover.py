@@ -35,7 +35,7 @@ from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport
-from kmirror.ops.stop.steps import Checkpoint, Runner, Step
+from kmirror.ops.stop.steps import Checkpoint, Step, StepRunner
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import MirrorRecord
 from kmirror.words import at_time, counted
@@ -84,7 +84,7 @@ def switchover(
     mirror = require_mirror(state, request.mirror)
     chosen = [t.topic for t in select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")]
     _require_way_back(destination, mirror, request)
-    runner = Runner(checkpoint, acts=not dry_run)
+    runner = StepRunner(checkpoint, acts=not dry_run)
     work = _Switchover(destination, request, mirror, chosen, watcher, stopping, runner, began_ms)
     runner.walk(SWITCHOVER, work)
     stopped, returned = work.stopped, work.returned
@@ -112,7 +112,7 @@ class _Switchover:
     topics: list[str]
     watcher: Watcher
     stopping: threading.Event | None
-    runner: Runner
+    runner: StepRunner
     began_ms: int
     stopped: VerbReport = field(init=False)
     returned: VerbReport | KmirrorError | None = None

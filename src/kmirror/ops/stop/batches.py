@@ -28,7 +28,7 @@ from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport, sorted_rows
-from kmirror.ops.stop.steps import Runner
+from kmirror.ops.stop.steps import StepRunner
 from kmirror.ops.stop.stop import already_stopped_rows
 from kmirror.ops.stop.work import RUN_AGAIN, is_stopped
 from kmirror.settings.patterns import TopicSelector
@@ -46,7 +46,7 @@ class _BatchResults:
 
     rows: list[TopicResult] = field(default_factory=list)
     parts: list[VerbResult] = field(default_factory=list)
-    runner: Runner = field(default_factory=Runner)
+    runner: StepRunner = field(default_factory=StepRunner)
     batches: list[Batch] = field(default_factory=list)
 
     def add(self, done: VerbReport, topics: Sequence[str], began_ms: int) -> None:

@@ -16,7 +16,7 @@ from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.report import VerbReport, sorted_rows, totals_of
-from kmirror.ops.stop.steps import Checkpoint, Runner
+from kmirror.ops.stop.steps import Checkpoint, StepRunner
 from kmirror.ops.stop.stop import live_elsewhere, stop
 from kmirror.ops.stop.work import StopRequest, is_stopped
 from kmirror.settings.parsing import stored_settings
@@ -40,7 +40,7 @@ def failover(
         RefusedError: no such mirror or topic.
         UnreachableError: the destination does not answer; run the same command again to continue.
     """
-    runner = Runner(checkpoint, acts=not dry_run)
+    runner = StepRunner(checkpoint, acts=not dry_run)
     state, record, chosen = _chosen(destination, mirror, topics, runner)
     request = StopRequest(
         mirror,
@@ -68,7 +68,7 @@ def remove(
         RefusedError: no such mirror or topic.
         UnreachableError: the destination does not answer; run the same command again to continue.
     """
-    runner = Runner(checkpoint, acts=not dry_run)
+    runner = StepRunner(checkpoint, acts=not dry_run)
     state, record, chosen = _chosen(destination, mirror, topics, runner)
     names, lost = _source_patterns(topics, chosen, stored_settings(record.settings).topic_prefix)
     request = StopRequest(mirror, "remove", tuple(topic.topic for topic in chosen), Reason.REMOVED, exclude=names)
@@ -77,7 +77,7 @@ def remove(
 
 
 def _chosen(
-    destination: Destination, name: str, topics: TopicSelector | None, runner: Runner
+    destination: Destination, name: str, topics: TopicSelector | None, runner: StepRunner
 ) -> tuple[State, MirrorRecord, list[TopicRecord]]:
     """Return the stored state, the mirror and the topics to stop."""
     if runner.acts:
@@ -110,7 +110,7 @@ def _stop(
     mirror: MirrorRecord,
     request: StopRequest,
     chosen: Sequence[TopicRecord],
-    runner: Runner,
+    runner: StepRunner,
     warnings: Sequence[str] = (),
 ) -> VerbReport:
     began_ms = now_ms()

@@ -70,7 +70,7 @@ from kmirror.ops.stop.promote_request import (
     waits_for_text,
 )
 from kmirror.ops.stop.report import VerbReport, sorted_rows
-from kmirror.ops.stop.steps import Runner, Step
+from kmirror.ops.stop.steps import Step, StepRunner
 from kmirror.ops.stop.stop import already_stopped_rows, live_elsewhere, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.parsing import stored_settings
@@ -98,7 +98,7 @@ def promote(
     *,
     dry_run: bool = False,
     own: OwnEngine | None = None,
-    runner: Runner | None = None,
+    runner: StepRunner | None = None,
 ) -> VerbReport:
     """Stop each of these topics once it is complete; set `stopping` to interrupt.
 
@@ -143,7 +143,7 @@ def promote(
         engine, event = _Engine(own_engine, mirror.name, show), stopping or threading.Event()
         promotion = _Promotion(
             destination, request, source, checker, claim, producer_block, engine, show, event, until, waiting,
-            runner or Runner(acts=not dry_run), is_over=not waiting,
+            runner or StepRunner(acts=not dry_run), is_over=not waiting,
         )  # fmt: skip
         for topic in chosen:
             if topic.topic not in waiting:
@@ -223,7 +223,7 @@ class _Promotion:
     #: When the time runs out, by `time.monotonic`.
     until: float | None
     waiting: dict[str, TopicRecord]
-    runner: Runner
+    runner: StepRunner
     is_over: bool = False
     #: True once the claim is recorded.
     has_claimed: bool = False

@@ -58,7 +58,7 @@ class Step(Generic[W]):
         return self.recorded is None or not self.recorded(work)
 
 
-class Runner:
+class StepRunner:
     """Walk tables of steps; with `acts` False nothing is changed.
 
     Afterwards `done` has what was done, or would be, in words; `seconds` has how long it took, by name.

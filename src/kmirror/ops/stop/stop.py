@@ -28,7 +28,7 @@ from kmirror.ops.stop.report import (
     stopped_row,
     with_all_partitions,
 )
-from kmirror.ops.stop.steps import Runner, Step
+from kmirror.ops.stop.steps import Step, StepRunner
 from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped
 from kmirror.settings.parsing import canonical, stored_settings
 from kmirror.settings.patterns import TopicSelector
@@ -56,7 +56,7 @@ _ELSEWHERE_MS = 3_000
 
 
 def stop(
-    destination: Destination, request: StopRequest, runner: Runner | None = None, state: State | None = None
+    destination: Destination, request: StopRequest, runner: StepRunner | None = None, state: State | None = None
 ) -> StopResults:
     """Stop mirroring to these topics, or have the `runner` rehearse it; `state` is the stored state, if just read.
 
@@ -65,7 +65,7 @@ def stop(
         UnreachableError: the destination does not answer; the same command resumes.
     """
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        work = StopWork(destination, request, runner or Runner(), state or destination.state())
+        work = StopWork(destination, request, runner or StepRunner(), state or destination.state())
         with work.resources:
             work.runner.walk(STOP, work)
     return work.done

@@ -14,7 +14,7 @@ from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.source_ends import SourceEnds
-from kmirror.ops.stop.steps import Runner
+from kmirror.ops.stop.steps import StepRunner
 from kmirror.state.records import AtStop, DesiredState, Rebuild, TopicRecord
 from kmirror.state.snapshot import State
 
@@ -62,7 +62,7 @@ class StopWork:
 
     destination: Destination
     request: StopRequest
-    runner: Runner
+    runner: StepRunner
     #: The stored state, with what was recorded since; in a dry run with what would be.
     state: State
     done: StopResults = field(default_factory=StopResults)
