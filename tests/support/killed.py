@@ -1,8 +1,8 @@
 """A kmirror command that is killed at a chosen moment: at one of the records it writes, or after one of its steps.
 
-Everything that a verb stores goes through `StateWriter.commit`; a `StepRunner` and the cut of a log directory report each
-step. This module, run as a program, counts them, and is otherwise the command itself. It prints what it did to stderr,
-and then sends itself SIGKILL.
+Everything that a verb stores goes through `StateWriter.commit`; a `StepRunner` and the cut of a log directory report
+each step. This module, run as a program, counts them, and is otherwise the command itself. It prints what it did to
+stderr, and then sends itself SIGKILL.
 """
 
 from __future__ import annotations
