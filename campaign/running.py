@@ -28,6 +28,8 @@ from campaign.world import DESERVED, Act, Condition, Ending, Kind, World
 #: A finding of the campaign, not of the product; its clusters are not used again.
 NOT_RUN = "the world could not be run"
 _CAUGHT_UP_S = 180.0
+#: How much longer if a cluster is far away: each transaction takes two round trips to where it is copied.
+_FAR_S = 300.0
 _LANES_S = 30.0
 #: One world of this many has its first faults while its engine starts.
 _AT_ONCE = 4
@@ -274,7 +276,7 @@ class _WorldRun:
 
     def _wait_caught_up(self, engine: Engine, names: Sequence[str]) -> Violations:
         """Wait until everything is copied; return false statements of `describe`."""
-        deadline = time.monotonic() + _CAUGHT_UP_S
+        deadline = time.monotonic() + _CAUGHT_UP_S + (_FAR_S if self._world.round_trip_s else 0.0)
         while True:
             rows = self._describe(engine)
             if self._scene.halted and engine not in self._restarted and not engine.drivers():
