@@ -1,6 +1,6 @@
-"""The tree of src: rooms and modules that a reader can hold in mind, and names that mean one thing.
+"""The tree of src: few modules in a room, few lines in a module, no name used twice.
 
-What does not keep a rule yet is listed here. The lists only shrink: what keeps its rule by now is removed from them.
+What breaks a rule is listed here, and what no longer breaks it must be removed from the list.
 """
 
 from __future__ import annotations
