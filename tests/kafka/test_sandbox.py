@@ -171,14 +171,14 @@ def test_a_port_taken_meanwhile_is_chosen_again(make_cluster: MakeCluster, monke
 KILLED_START = """
 import os, signal, sys
 from pathlib import Path
-from kmirror_sandbox import server
+from kmirror_sandbox import java_server
 from kmirror_sandbox.cluster import SandboxCluster
 
 def killed(*arguments):
     spawn(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
 
-spawn, server.spawn = server.spawn, killed
+spawn, java_server.spawn = java_server.spawn, killed
 SandboxCluster("interrupted", Path(sys.argv[1]), java_options=sys.argv[2:]).start()
 """
 

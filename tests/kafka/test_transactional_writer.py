@@ -242,3 +242,21 @@ def test_a_cluster_that_cannot_be_reached_is_waited_for_only_patiently() -> None
     with pytest.raises(UnreachableError):
         one.begin(["a"], remaining, patiently=True)
     assert len(asked) >= 50
+
+
+def test_a_coordinator_that_fails_on_a_commit_is_asked_again(
+    forgetful: ForgetfulCluster, wire: Wire, topics: list[str]
+) -> None:
+    """Kafka 4.3 does so where a commit meets another writer's beginning; whether it was carried out is unknown then."""
+
+    def failed(frame: bytes) -> bytes:
+        return frame[:-3] + b"\xff\xff" + frame[-1:]
+
+    with writer(wire, topics[0], topics) as one:
+        wire.spoil(failed, api_key=KINDS["commit"])
+        one.commit(give(topics, "a"), left())
+        wire.lie(KINDS["commit"], failed)
+        with pytest.raises(CommitInDoubtError):
+            one.commit(give(topics, "b"), left(1))
+    assert wire.all_fired
+    assert committed(forgetful.cluster, topics[0]) == ["a", "b"]

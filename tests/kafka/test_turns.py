@@ -75,8 +75,8 @@ def far(
         ("events", (), READ),
         # the topics, where they start and end, and twice whether the state has changed
         ("describe", (), READ + 5),
-        # beside that what we may do there
-        ("failover", ("--dry-run",), READ + 10),
+        # beside that what we may do there, and what each step of a stop reads
+        ("failover", ("--dry-run",), READ + 15),
     ],
 )
 def test_reading_takes_a_few_turns_over_one_connection(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-from kmirror.cluster.client import ClusterClient
 from kmirror.errors import KmirrorError
 from kmirror.state.librdkafka import Deadline
 from kmirror.state.snapshot import Changes, State
@@ -27,6 +26,7 @@ class KeptLock:
     def __init__(self, store: StateStore, mirror: str) -> None:
         self._writer = StateWriter(store, "operator", mirror)
         self._deadline = Deadline(DEFAULT_TIMEOUT_S)
+        self._thread = threading.get_ident()
         self._opening = threading.Thread(target=self._open, name="kmirror-lock", daemon=True)
         self._opening.start()
 
@@ -39,10 +39,10 @@ class KeptLock:
         self._opening.join()
         return self._writer
 
-    def lent_client(self, other: StateWriter) -> ClusterClient | None:
-        """Return the open connections for another writer of the same thread, if there are any."""
+    def lender(self, other: StateWriter) -> StateWriter | None:
+        """Return the writer if it may lend its connections to another one: only within one thread."""
         writer = self.writer()
-        return None if writer is other else writer.client
+        return None if writer is other or threading.get_ident() != self._thread else writer
 
     def close(self) -> None:
         """Give it up."""

@@ -62,9 +62,9 @@ class StateWriter:
         self._store = store
         self._mirror = mirror
         self._writer: TransactionalWriter | None = None
-        #: The open writer's connections; those of another one if `_is_lent`.
+        #: The open writer's connections; those of the `_lender` if there is one.
         self.client: ClusterClient | None = None
-        self._is_lent = False
+        self._lender: StateWriter | None = None
 
     @property
     def is_open(self) -> bool:
@@ -75,8 +75,8 @@ class StateWriter:
         self.close()
         # the lock that a command keeps has connections: over a distance, opening others takes ten round trips
         kept = self._store.kept.get(self._mirror)
-        lent = kept.lent_client(self) if kept is not None else None
-        self.client, self._is_lent = lent or ClusterClient(self._store.login), lent is not None
+        self._lender = kept.lender(self) if kept is not None else None
+        self.client = (self._lender and self._lender.client) or ClusterClient(self._store.login)
         writer = TransactionalWriter(self.client, self.transactional_id, transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS)
         watch = self._store.watch
         try:
@@ -121,9 +121,9 @@ class StateWriter:
 
     def close(self) -> None:
         """Close the connections; an unfinished transaction ends by the next `open` or the broker's time-out."""
-        if self.client is not None and not self._is_lent:
+        if self.client is not None and (self._lender is None or self._lender.client is not self.client):
             self.client.close()
-        self.client = self._writer = None
+        self.client = self._writer = self._lender = None
 
     def _known(self, error: KmirrorError, what: str) -> KmirrorError:
         if isinstance(error, BrokerError):

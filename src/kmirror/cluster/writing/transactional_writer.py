@@ -45,6 +45,8 @@ _TRANSACTION = 1
 _HIGHEST_BEGIN_VERSION = 4
 _HIGHEST_PRODUCE_VERSION = 11
 _NOT_COORDINATOR = {Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR}
+#: What a coordinator answers later. -1: it fails on a commit that meets another writer's beginning (seen on 4.3).
+_LATER = {*_NOT_COORDINATOR, Code.CONCURRENT_TRANSACTIONS, Code.UNKNOWN_SERVER_ERROR}
 _FENCED = {Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_ID_MAPPING}
 #: The id's transaction has ended: aborted by the coordinator, as it took too long, or by another writer.
 _ENDED = _FENCED | {Code.INVALID_TXN_STATE}
@@ -53,10 +55,9 @@ _PASSING = LEADER_MOVED | {
     Code.NOT_ENOUGH_REPLICAS,
     Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     Code.KAFKA_STORAGE_ERROR,
-    Code.CONCURRENT_TRANSACTIONS,
     Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
     Code.UNKNOWN_PRODUCER_ID,
-    *_NOT_COORDINATOR,
+    *_LATER,
 }
 _HINT = "check that all brokers are up; the topic __transaction_state needs its in-sync replicas"
 
@@ -315,12 +316,9 @@ class TransactionalWriter:
         except KmirrorError as error:
             # a coordinator that is looked for again may refuse us
             raise CommitInDoubtError(place, str(error)) from error
-        if code and in_doubt:
+        if code and (in_doubt or code not in {*_ENDED, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}):
             raise CommitInDoubtError(place, code_name(code))
-        if code in _ENDED:
-            raise FencedError(code_name(code))
-        if code:
-            raise BrokerError(code, code_name(code), f"committing with the transactional id {self._id}")
+        self._require(code, f"committing with the transactional id {self._id}")
 
     def _require(self, code: int, what: str, detail: str | None = None) -> None:
         """Raise unless the code is 0; the commit is not sent then."""
@@ -351,12 +349,13 @@ class TransactionalWriter:
                 self._coordinator, trouble = None, str(error)
                 in_doubt |= was_sent and not isinstance(error, UnreachableError)
             else:
-                if code not in {*_NOT_COORDINATOR, Code.CONCURRENT_TRANSACTIONS}:
+                if code not in _LATER:
                     return _Answered(code, content, in_doubt)
                 trouble = code_name(code)
+                # but for this one, what was asked may be in the coordinator's log
+                in_doubt |= code != Code.CONCURRENT_TRANSACTIONS
                 if code in _NOT_COORDINATOR:
-                    # what was asked may be in its log
-                    self._coordinator, in_doubt = None, True
+                    self._coordinator = None
             if not remaining():
                 raise _NotAnsweredError(trouble, in_doubt=in_doubt)
             time.sleep(min(pause, remaining()))
