@@ -47,10 +47,10 @@ _HIGHEST_PORT = 65535
 _MEASUREMENTS = 3
 #: Metadata's key.
 _METADATA = 3
-#: Requests that only read: Fetch, ListOffsets, Metadata, OffsetFetch, FindCoordinator, DescribeGroups, ListGroups,
-#: OffsetForLeaderEpoch, DescribeAcls, DescribeConfigs, DescribeLogDirs, DescribeClientQuotas, DescribeCluster,
-#: DescribeProducers, DescribeTransactions, ListTransactions.
-_READING = frozenset({1, 2, _METADATA, 9, 10, 15, 16, 23, 29, 32, 35, 48, 60, 61, 65, 66})
+#: Requests that only read: Fetch, ListOffsets, Metadata, OffsetFetch, DescribeGroups, ListGroups, OffsetForLeaderEpoch,
+#: DescribeAcls, DescribeConfigs, DescribeLogDirs, DescribeClientQuotas, DescribeCluster, DescribeProducers,
+#: DescribeTransactions, ListTransactions. Not FindCoordinator: a cluster without its internal topic creates it then.
+_READING = frozenset({1, 2, _METADATA, 9, 15, 16, 23, 29, 32, 35, 48, 60, 61, 65, 66})
 #: Where a framed request has the number of its kind.
 _API_KEY = struct.Struct(">4xh")
 
