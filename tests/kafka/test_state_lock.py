@@ -14,12 +14,14 @@ from kmirror.cluster.writing.transactional_writer import TransactionalWriter
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.state.event_records import Event
 from kmirror.state.librdkafka import Deadline
-from kmirror.state.lock import transact
+from kmirror.state.lock import take_lock_ahead, transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
+from kmirror.state.writer import StateWriter
 from tests.support.spawned import PROCESSES
 from tests.support.stores import LostAnswers, state_store
+from tests.support.waiting import wait_until
 
 AT_ONCE, INCREMENTS = 8, 6
 
@@ -192,3 +194,18 @@ def test_a_record_too_large_for_the_broker_is_a_known_failure(store: StateStore,
 def test_an_unreachable_cluster_is_reported_at_once(name: str) -> None:
     with pytest.raises(UnreachableError, match="connection refused"):
         transact(state_store({"bootstrap.servers": "127.0.0.1:1"}), name, lambda state: Changes(), timeout=250)
+
+
+def test_a_lock_taken_ahead_is_granted_however_late_its_thread_runs(
+    monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str
+) -> None:
+    increment(store, name)
+    real = StateWriter.open
+
+    def late(writer: StateWriter, deadline: Deadline) -> None:
+        wait_until(lambda: name in store.kept)
+        real(writer, deadline)
+
+    monkeypatch.setattr(StateWriter, "open", late)
+    take_lock_ahead(store, name)
+    assert store.kept[name].writer().is_open

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -260,3 +261,41 @@ def test_a_coordinator_that_fails_on_a_commit_is_asked_again(
             one.commit(give(topics, "b"), left(1))
     assert wire.all_fired
     assert committed(forgetful.cluster, topics[0]) == ["a", "b"]
+
+
+def test_an_answer_that_leaves_out_a_partition_is_no_success(
+    forgetful: ForgetfulCluster, wire: Wire, topics: list[str]
+) -> None:
+    asked: list[bytes] = []
+
+    def note(frame: bytes) -> bytes:
+        asked.append(frame)
+        return frame
+
+    def without_the_last_topic(frame: bytes) -> bytes:
+        # size, correlation id, tags, count of topics; then name, one partition of 33 bytes, and tags for each
+        start = frame.index(topics[1].encode()) - 1
+        rest = frame[4:9] + bytes([frame[9] - 1]) + frame[10:start] + frame[start + len(topics[1]) + 36 :]
+        return len(rest).to_bytes(4, "big") + rest
+
+    with writer(wire, topics[0], topics) as one:
+        wire.rewrite(KINDS["append"], note)
+        wire.spoil(without_the_last_topic, api_key=KINDS["append"])
+        one.commit(give(topics, "a"), left())
+    assert wire.all_fired
+    assert len(asked) == 2, "what it says nothing of is appended again, in another transaction"
+    for topic in topics:
+        assert committed(forgetful.cluster, topic) == ["a"]
+
+
+def test_a_commit_waits_for_a_broker_that_is_away(forgetful: ForgetfulCluster, wire: Wire, topics: list[str]) -> None:
+    def leave(_: bytes) -> None:
+        host, port = wire._target
+        wire.lead_to("127.0.0.1", closed_port())
+        threading.Timer(1.0, wire.lead_to, (host, port)).start()
+
+    with writer(wire, topics[0], topics) as one:
+        wire.spoil(leave, api_key=KINDS["append"])
+        one.commit(give(topics, "a"), left())
+    assert wire.all_fired
+    assert committed(forgetful.cluster, topics[0]) == ["a"]

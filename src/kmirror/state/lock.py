@@ -41,8 +41,9 @@ class KeptLock:
 
     def lender(self, other: StateWriter) -> StateWriter | None:
         """Return the writer if it may lend its connections to another one: only within one thread."""
-        writer = self.writer()
-        return None if writer is other or threading.get_ident() != self._thread else writer
+        if other is self._writer or threading.get_ident() != self._thread:
+            return None
+        return self.writer()
 
     def close(self) -> None:
         """Give it up."""

@@ -63,8 +63,8 @@ _HINT = "check that all brokers are up; the topic __transaction_state needs its 
 
 #: Seconds that are left.
 Remaining = Callable[[], float]
-#: A Produce request: its connection, correlation id and version.
-_Sent = tuple[Connection, int, int]
+#: A Produce request: its connection, correlation id and version, and the partitions it is for.
+_Sent = tuple[Connection, int, int, set[TopicPartition]]
 
 
 class FencedError(KmirrorError):
@@ -242,8 +242,13 @@ class TransactionalWriter:
 
     def _append(self, batches: Mapping[TopicPartition, list[list[Record]]], remaining: Remaining) -> tuple[str, int]:
         """Append everything; return topic and offset of one record."""
-        known = self._metadata or self._client.metadata({one.topic for one in batches}, timeout=_patience(remaining))
-        self._metadata = None  # until everything is appended: it may be what is wrong
+        known, self._metadata = self._metadata, None  # until everything is appended: it may be what is wrong
+        if known is None:
+            try:
+                known = self._client.metadata({one.topic for one in batches}, timeout=_patience(remaining))
+            except UnreachableError as error:
+                _raise_if_refused(error)
+                raise _PassingError(str(error)) from error
         by_leader: dict[LeaderAddress, dict[TopicPartition, list[list[Record]]]] = defaultdict(dict)
         for partition, given in batches.items():
             leader = known.leader_address(partition)
@@ -255,33 +260,38 @@ class TransactionalWriter:
         try:
             for leader, led in by_leader.items():
                 connection = self._connected(leader.node_id, leader.host, leader.port, remaining)
-                sent += self._sent(connection, led, remaining)
-            for connection, number, version in sent:
+                self._send(connection, led, sent, remaining)
+            for connection, number, version, partitions in sent:
                 until = time.monotonic() + _patience(remaining)
                 answers, throttle_time_ms = produce.answer(connection.receive_frame(number, until), version)
                 connection.note_throttle(throttle_time_ms)
+                if {(topic, partition) for topic, partition, _, _, _ in answers} != partitions:
+                    raise FrameError("a Produce answer says nothing of some partitions")
                 for topic, _, code, base_offset, detail in answers:
                     self._require(code, f"appending to {topic!s}", detail)
                     place = place or (str(topic), base_offset)
         except BaseException as error:
-            for connection, _, _ in sent:
+            for connection, _, _, _ in sent:
                 connection.close()  # answers may be on their way
             if isinstance(error, UnreachableError | OutcomeUnknown | FrameError):
                 _raise_if_refused(error)
                 raise _PassingError(str(error)) from error
             raise
         if place is None:
-            raise _PassingError("the leaders' answers say nothing")
+            raise ValueError("a transaction needs records")
         self._metadata = known
         return place
 
-    def _sent(
-        self, connection: Connection, batches: Mapping[TopicPartition, list[list[Record]]], remaining: Remaining
-    ) -> list[_Sent]:
-        """Send all batches of partitions of one leader, the next request without an answer to the last."""
+    def _send(
+        self,
+        connection: Connection,
+        batches: Mapping[TopicPartition, list[list[Record]]],
+        sent: list[_Sent],
+        remaining: Remaining,
+    ) -> None:
+        """Send all batches of partitions of one leader, no request waiting for the last; add them to `sent`."""
         lowest, highest = produce.LOWEST_VERSION, _HIGHEST_PRODUCE_VERSION
         version = connection.version_for(produce.API_KEY, lowest, highest, "Produce")
-        sent: list[_Sent] = []
         for turn in range(max(map(len, batches.values()))):
             appends = []
             for partition in sorted(one for one, given in batches.items() if turn < len(given)):
@@ -302,9 +312,8 @@ class TransactionalWriter:
                 transactional_id=self._id,
             )
             connection.wait_for_throttle(seconds)
+            sent.append((connection, number, version, {TopicPartition(one.topic, one.partition) for one in appends}))
             connection.send_frame(buffers, seconds)
-            sent.append((connection, number, version))
-        return sent
 
     def _commit(self, place: tuple[str, int], remaining: Remaining) -> None:
         try:
