@@ -14,6 +14,7 @@ from kmirror.cli.main import main
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import kmirror, typed
+from tests.support.new_topics import create_and_wait
 from tests.support.strict_html import StrictHtml
 
 NUMBER, TEXT, FLAG, NULL = int, str, bool, type(None)
@@ -88,7 +89,7 @@ def assert_shape(document: dict[str, Any], keys: dict[str, tuple[type, ...]]) ->
 
 def make_topic(cluster: SandboxCluster, topic: str, partitions: int, records: int = 0) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    create_and_wait(admin, NewTopic(topic, partitions, 1))
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
     for number in range(records):
         producer.produce(topic, f"value-{number}", str(number), partition=number % partitions)

@@ -24,6 +24,7 @@ from kmirror.state.snapshot import Changes
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, properties_of, selector, settings_of
+from tests.support.new_topics import create_and_wait
 from tests.support.side_jobs import run_once
 
 ENABLE, FILTERS = "auto.create.mirror.topics.enable", "auto.create.mirror.topics.filters"
@@ -248,8 +249,7 @@ def test_more_topics_than_go_into_one_request_are_taken(
     cluster_pair: ClusterPair, discovered: Callable[..., Discovered], prefix: str
 ) -> None:
     admin = AdminClient(properties_of(cluster_pair.source))
-    for future in admin.create_topics([NewTopic(f"{prefix}-{n:03}", 1, 1) for n in range(120)]).values():
-        future.result(60)
+    create_and_wait(admin, *[NewTopic(f"{prefix}-{n:03}", 1, 1) for n in range(120)])
     mirror = discovered(topics_include=f"{prefix}.*")
     notes = [reported.note or "" for reported in mirror.look()]
     assert [note[note.index("and") :] for note in notes] == ["and 90 more", "and 10 more"]

@@ -37,6 +37,7 @@ from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.kafka_tools import kafka_tool
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, outcomes, produce, properties_of, selector
+from tests.support.new_topics import create_and_wait
 
 Grant = Callable[..., None]
 ANY_RULE = AclPermissionType.ANY
@@ -80,7 +81,7 @@ def test_missing_rights_on_the_source_are_named(
     cluster_pair: ClusterPair, admin: AdminClient, grant: Grant, as_kmirror: dict[str, str]
 ) -> None:
     topic = unique_topic()
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    create_and_wait(admin, NewTopic(topic, 1, 1))
     with Destination.open(properties_of(cluster_pair.destination)) as destination:
         name = f"m-{topic}"
         create(destination, name, as_kmirror)
@@ -167,7 +168,7 @@ def test_what_verify_may_not_see_is_named_with_the_commands(
     cluster_pair: ClusterPair, admin: AdminClient, grant: Grant, as_kmirror: dict[str, str]
 ) -> None:
     topic = unique_topic()
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    create_and_wait(admin, NewTopic(topic, 1, 1))
     grant(topic, "READ", "DESCRIBE_CONFIGS")
     with Destination.open(properties_of(cluster_pair.destination)) as destination:
         name = f"m-{topic}"
@@ -266,7 +267,7 @@ def test_without_read_on_the_source_no_open_transaction_is_blamed(
     as_kmirror: dict[str, str],
 ) -> None:
     topic = unique_topic()
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    create_and_wait(admin, NewTopic(topic, 1, 1))
     grant(topic, "READ", "DESCRIBE_CONFIGS")
     login = client_config(guarded_cluster.client_properties()).librdkafka()
     producer = Producer({**login, "transactional.id": topic})
@@ -301,7 +302,7 @@ def test_a_source_that_refuses_the_password_is_a_failed_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topic = unique_topic()
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    create_and_wait(admin, NewTopic(topic, 1, 1))
     grant(topic, "READ", "DESCRIBE_CONFIGS")
     with Destination.open(properties_of(cluster_pair.destination)) as destination:
         name = f"m-{topic}"

@@ -9,6 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
+from tests.support.new_topics import create_and_wait
 from tests.support.oracle import ReadRecord, console_consumer, dump_log, librdkafka_records, raw_log_bytes
 from tests.support.producers import whole_batches
 from tests.support.waiting import wait_until
@@ -26,7 +27,7 @@ RECORDS = [
 def make_topic(cluster: SandboxCluster, **settings: str) -> str:
     topic = unique_topic("oracle")
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    admin.create_topics([NewTopic(topic, 1, config=settings)])[topic].result()
+    create_and_wait(admin, NewTopic(topic, 1, config=settings))
     return topic
 
 

@@ -22,6 +22,7 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
+from tests.support.new_topics import create_and_wait
 from tests.support.stores import mirror, state_store
 
 MEMORY = "--operation Create --operation Read --operation Write --operation DescribeConfigs"
@@ -118,7 +119,7 @@ def test_a_topic_of_another_shape_is_refused(
 ) -> None:
     from confluent_kafka.admin import NewTopic
 
-    admin.create_topics([NewTopic(topic, partitions, 1, config={"cleanup.policy": policy})])[topic].result()
+    create_and_wait(admin, NewTopic(topic, partitions, 1, config={"cleanup.policy": policy}))
     with pytest.raises(RefusedError, match=message) as refused:
         write_mirror(store, "m")
     if "policy" in message:

@@ -29,6 +29,7 @@ from kmirror.engine.lane.control import append_to
 from kmirror.errors import BrokerError, Reason, UnreachableError
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.new_topics import create_and_wait
 from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.twins import BASE_TIME, CODECS, RECORDS, Side, Twins, record
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -400,7 +401,7 @@ def test_a_secret_that_is_not_known_where_the_worker_runs(twins: Twins) -> None:
 def test_sizes_are_asked_of_the_leaders(twins: Twins) -> None:
     twins.destination.append(RECORDS)
     empty = unique_topic()
-    twins.destination.admin.create_topics([NewTopic(empty, 1, 1)])[empty].result(30)
+    create_and_wait(twins.destination.admin, NewTopic(empty, 1, 1))
     partitions = [twins.destination.partition, TopicPartition(empty, 0)]
     # a leader reports a new partition once it has created its log
     wait_until(lambda: len(partition_sizes(twins.destination.client, partitions)) == 2)

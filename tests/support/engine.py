@@ -23,6 +23,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support import forked
 from tests.support.json_documents import check_printed
+from tests.support.new_topics import create_and_wait
 from tests.support.processes import EngineTree, engine_tree
 from tests.support.stored import first_difference, log_dir_of
 from tests.support.waiting import PATIENCE_S, polls, wait_until
@@ -146,8 +147,7 @@ class Pair:
         self.partitions = [TopicPartition(topic, index) for index in range(partitions)]
         admin = AdminClient({"bootstrap.servers": source.bootstrap_servers})
         new = NewTopic(topic, partitions, replication, config=dict(source_config or {}))
-        for future in admin.create_topics([new]).values():
-            future.result(30)
+        create_and_wait(admin, new)
         self._at_source = ClusterClient(client_config({"bootstrap.servers": source.bootstrap_servers}))
         self._at_destination = ClusterClient(client_config({"bootstrap.servers": destination.bootstrap_servers}))
 

@@ -13,6 +13,7 @@ from kmirror.ops.mirrors.create import create
 from kmirror.settings.patterns import TopicSelector
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import create_topic
+from tests.support.new_topics import create_and_wait
 from tests.support.producers import whole_batches
 
 
@@ -38,7 +39,7 @@ def make_topic(cluster: SandboxCluster, topic: str, partitions: int = 1, **setti
     """Create a topic; settings with `_` for `.`."""
     config = {key.replace("_", "."): value for key, value in settings.items()}
     admin = AdminClient(properties_of(cluster))
-    admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
+    create_and_wait(admin, NewTopic(topic, partitions, 1, config=config))
 
 
 def delete_topic(cluster: SandboxCluster, topic: str) -> None:

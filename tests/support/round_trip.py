@@ -22,6 +22,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import new_mirror, produce, properties_of, selector
+from tests.support.new_topics import create_and_wait
 from tests.support.visible import assert_intact, assert_mirrored
 from tests.support.watching import assert_grows
 
@@ -87,7 +88,7 @@ def make_old_topic(cluster: SandboxCluster, topic: str, partitions: int = 1, **s
     """Create a topic that keeps old records, on all brokers."""
     config = {key.replace("_", "."): value for key, value in settings.items()} | {"retention.ms": "-1"}
     admin = AdminClient(properties_of(cluster))
-    admin.create_topics([NewTopic(topic, partitions, len(cluster.brokers), config=config)])[topic].result(30)
+    create_and_wait(admin, NewTopic(topic, partitions, len(cluster.brokers), config=config))
 
 
 def produce_batches(cluster: SandboxCluster, topic: str, values: list[str], most: int = 100) -> None:

@@ -20,6 +20,7 @@ from kmirror.engine.compare.difference import Difference, PartitionComparison
 from kmirror.engine.compare.logs import compare_partition
 from kmirror.engine.lane.control import append_to
 from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.new_topics import create_and_wait
 from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -35,7 +36,7 @@ class Side:
         self.properties = {"bootstrap.servers": cluster.bootstrap_servers}
         self.client = ClusterClient(client_config(self.properties))
         self.admin = AdminClient(self.properties)
-        self.admin.create_topics([NewTopic(topic, 1, 1, config=dict(config))])[topic].result(30)
+        create_and_wait(self.admin, NewTopic(topic, 1, 1, config=dict(config)))
         # asked again until the leader has taken office
         assert self.client.list_offsets({self.partition: LATEST})[self.partition].offset == 0
 
