@@ -11,7 +11,7 @@ Errors cross Spark, so each one pickles by its constructor arguments.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 
 class ExitCode(IntEnum):
@@ -82,6 +82,16 @@ HISTORY_REASONS = frozenset(
         Reason.OFFSET_MISMATCH,
     }
 )
+
+
+_T = TypeVar("_T")
+
+
+def settled(value: _T | None, what: str) -> _T:
+    """Return a value that an earlier step has set. Raises RuntimeError: none has, which is a bug."""
+    if value is None:
+        raise RuntimeError(f"{what} is not known yet")
+    return value
 
 
 class KmirrorError(Exception):

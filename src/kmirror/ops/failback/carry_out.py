@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from kmirror.commands import command_line, option
-from kmirror.errors import ExitCode, Reason, UnreachableError
+from kmirror.errors import ExitCode, Reason, UnreachableError, settled
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import CREATION_S, PAUSE_S, await_topics
 from kmirror.ops.base.context import Destination, actor, change, now_ms, source_client
@@ -145,10 +145,9 @@ def _adopt(run: FailbackRun) -> str:
 
 def _record_difference(run: FailbackRun, one: TopicComparison) -> None:
     """Record where a topic differs although the search for the fork found it equal."""
-    assert one.here is not None
     differs = _differences(run, one)
     if differs:
-        topic_id = one.here.printed_topic_id
+        topic_id = settled(one.here, "the topic's id").printed_topic_id
         run.progress.record(TopicWork(one.topic, TopicStep.DIFFERS, topic_id, ends=one.ends, differs=differs))
         run.runner.reached("difference found")
 
@@ -177,7 +176,7 @@ def _recreate_all(run: FailbackRun) -> None:
 
 def _plan_cuts(run: FailbackRun) -> str:
     request, destination = run.plan.request, run.destination
-    assert request.plan is not None
+    plan_file = settled(request.plan, "the plan's file")
     for one in run.plan.comparisons:
         if one.diverges:
             topic = Topic(run, run.plan.works.get(one.topic), one)
@@ -187,10 +186,10 @@ def _plan_cuts(run: FailbackRun) -> str:
             run.rows.append(TopicResult(one.topic, None, Outcome.NOOP, done))
     if run.cuts:
         ordered = tuple(sorted(run.cuts, key=lambda cut: (cut.topic, cut.partition)))
-        write_plan(TruncationPlan(destination.cluster_id, run.mirror.name, now_ms(), ordered), request.plan)
-        truncate = command_line("kmirror", "truncate-logs", *option("--plan", str(request.plan)), "--log-dir", "DIR")
+        write_plan(TruncationPlan(destination.cluster_id, run.mirror.name, now_ms(), ordered), plan_file)
+        truncate = command_line("kmirror", "truncate-logs", *option("--plan", str(plan_file)), "--log-dir", "DIR")
         run.warnings.append(
-            f"the plan is {request.plan}. Next: stop all brokers of this cluster cleanly; on each, run `{truncate}`; "
+            f"the plan is {plan_file}. Next: stop all brokers of this cluster cleanly; on each, run `{truncate}`; "
             "start them; run the same failback command again"
         )
     return "planned"

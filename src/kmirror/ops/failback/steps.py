@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic, bytes_of
-from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
+from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError, settled
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import create_archive, delete_topic
@@ -98,8 +98,12 @@ class Topic:
     @property
     def work(self) -> TopicWork:
         """Its recorded progress, once there is one."""
-        assert self.known is not None
-        return self.known
+        return settled(self.known, "the progress of the topic")
+
+    @property
+    def comparison(self) -> TopicComparison:
+        """What the search for its fork found."""
+        return settled(self.found, "the topic's fork")
 
     def is_at(self, step: TopicStep) -> bool:
         """Return whether this is its recorded step."""
@@ -118,24 +122,21 @@ class Topic:
 
 def _plan_archive(topic: Topic) -> None:
     """Decide which records go into which archive."""
-    run, found, known = topic.run, topic.found, topic.known
-    assert found is not None
-    assert found.here is not None
+    run, found, known = topic.run, topic.comparison, topic.known
     discard = run.plan.request.discard
     if known is not None and _fits(known, found, discard=discard):
         return
     ranges = _ranges(found, discard=discard)
     archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges else None
     differs = known.differs if known is not None else {}
-    topic_id, limits = found.here.printed_topic_id, _limits(found)
+    topic_id, limits = settled(found.here, "the topic's id").printed_topic_id, _limits(found)
     topic.planned = TopicWork(
         found.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, found.ends, limits, differs=differs
     )
 
 
 def _begin_archive(topic: Topic) -> str:
-    assert topic.planned is not None
-    topic.known = topic.run.progress.record(topic.planned)
+    topic.known = topic.run.progress.record(settled(topic.planned, "what goes into the archive"))
     return "archive begun"
 
 
@@ -168,21 +169,20 @@ def _limits(found: TopicComparison) -> dict[int, int]:
 
 def _save(topic: Topic) -> str:
     run, work = topic.run, topic.work
-    records = _archive(topic) if work.archive else 0
+    records = _archive(topic, work.archive) if work.archive else 0
     _require_untouched(run.destination, work)
     groups = committed_on(run.destination.client, work.topic)
     topic.known = run.progress.record(replace(topic.work, step=TopicStep.SAVED, groups=groups, records=records))
     return "saved"
 
 
-def _archive(topic: Topic) -> int:
+def _archive(topic: Topic, archive: str) -> int:
     """Archive and compare; return how many records were archived."""
     run, work = topic.run, topic.work
-    assert work.archive is not None
     client = run.destination.client
-    create_archive(client, work.topic, work.archive, len(work.ends), run.settings.replication_factor)
+    create_archive(client, work.topic, archive, len(work.ends), run.settings.replication_factor)
     wanted = tuple(PartitionRanges(p, (bounds,)) for p, bounds in sorted(work.ranges.items()))
-    spec = ArchiveSpec(run.destination.properties, work.topic, work.archive, work.topic_id, wanted)
+    spec = ArchiveSpec(run.destination.properties, work.topic, archive, work.topic_id, wanted)
     where = run.bulk.where(sum(bytes_of(client, spec).values()))
     count, recorded_at = 0, time.monotonic()
 
@@ -199,8 +199,8 @@ def _archive(topic: Topic) -> int:
             raise outcome.trouble
         if not outcome.saved or outcome.comparison is None:
             raise KmirrorError(
-                f"{work.archive} does not hold what {partition} does: {outcome.comparison}",
-                f"nothing was deleted; delete {work.archive} and run the command again to recreate it",
+                f"{archive} does not hold what {partition} does: {outcome.comparison}",
+                f"nothing was deleted; delete {archive} and run the command again to recreate it",
             )
         count += outcome.comparison.records + outcome.comparison.only_archived
     return count
@@ -227,9 +227,9 @@ def _delete(topic: Topic) -> str:
     run, client, work = topic.run, topic.run.destination.client, topic.work
     if is_there(client, work):
         _require_untouched(run.destination, work)
-        assert work.topic_id is not None
+        topic_id = settled(work.topic_id, "the id of the topic to delete")
         with Meter(run.watch, f"deleting {run.named(work.topic)}"):
-            delete_topic(client, work.topic, work.topic_id, lambda: is_there(client, work))
+            delete_topic(client, work.topic, topic_id, lambda: is_there(client, work))
     return "gone"
 
 
@@ -265,14 +265,13 @@ def _restore_groups(topic: Topic) -> str:
 
 
 def _plan_cut(topic: Topic) -> str | None:
-    run, work, found = topic.run, topic.work, topic.found
+    run, work, found = topic.run, topic.work, topic.comparison
     _require_untouched(run.destination, work)
-    assert found is not None
-    assert work.topic_id is not None
+    topic_id = settled(work.topic_id, "the id of the topic to cut")
     run.cuts += [
         PlannedCut(
             work.topic,
-            work.topic_id,
+            topic_id,
             one.topic_partition.partition,
             _cut_offset(run.destination, one),
             one.logs.here_end,

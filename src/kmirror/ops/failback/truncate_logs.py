@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import PartlyDoneError, RefusedError
+from kmirror.errors import PartlyDoneError, RefusedError, settled
 from kmirror.offline.folder import refused
 from kmirror.offline.log_dir import LogDir, locked, open_log_dirs
 from kmirror.offline.survey import CutSummary, Finding, NotHere, NothingToCut, PartitionCut, survey
@@ -234,8 +234,8 @@ def _cut(work: _Work, digest: str, checkpoint: Checkpoint, watch: Watch) -> Topi
         except OSError as error:
             raise PartlyDoneError(f"{log_dir.path}: {error}", "nothing was changed there; run it again") from error
         carry_out(log_dir, journal, checkpoint, watch)
-    assert journal is not None
-    kept = f"what was cut off is kept in {log_dir.path / journal.saved_files}: --undo restores it"
+    saved = log_dir.path / settled(journal, "what was cut").saved_files
+    kept = f"what was cut off is kept in {saved}: --undo restores it"
     after = "delete the files when they are no longer needed"
     return TopicResult(None, None, Outcome.DONE, f"{kept} until the broker starts; {after}")
 
@@ -250,8 +250,8 @@ def _row(partition: TopicPartition, finding: Finding | None, half_done: CutSumma
             return TopicResult(*partition, Outcome.NOOP, f"ends at {log_end_offset}: there is nothing to truncate")
         case PartitionCut(summary):
             return TopicResult(*partition, Outcome.DONE, _amount(summary))
-    assert half_done is not None
-    return TopicResult(*partition, Outcome.DONE, f"{_amount(half_done)}; was interrupted before")
+    amount = _amount(settled(half_done, "what was cut before"))
+    return TopicResult(*partition, Outcome.DONE, f"{amount}; was interrupted before")
 
 
 def _amount(summary: CutSummary) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.rights.acl_commands import alter_topic
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.errors import settled
 from kmirror.ops.base.context import now_ms, require_same_cluster
 from kmirror.ops.base.source_settings import SourceSettings, source_settings
 from kmirror.ops.show.cluster_view import SOURCE_TIMEOUT_S, BackgroundQuery
@@ -58,15 +59,15 @@ class FirstSource:
         return settled
 
     def _ask(self, client: ClusterClient) -> SourceSettings:
-        assert self._mirror is not None
+        mirror = settled(self._mirror, "the mirror")
         there = client.metadata([topic.source_topic for topic in self._asked])
-        require_same_cluster(self._mirror.source_cluster_id, there.cluster_id)
+        require_same_cluster(mirror.source_cluster_id, there.cluster_id)
         same = [
             topic.source_topic
             for topic in self._asked
             if there.topics[topic.source_topic].printed_topic_id == topic.source_topic_id
         ]
-        return source_settings(client, self._mirror.source, same, int(SOURCE_TIMEOUT_S * 1000))
+        return source_settings(client, mirror.source, same, int(SOURCE_TIMEOUT_S * 1000))
 
     def _fresh(self, topic: TopicRecord, answer: SourceSettings | None) -> TopicRecord | None:
         """Return the topic with the settings the source returned now, None if it returned none."""
