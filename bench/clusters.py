@@ -20,6 +20,7 @@ from kmirror.engine.lane.control import append_to
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.cluster_spec import NodeSpec, nodes_on, ports_needed
 from kmirror_sandbox.ports import LOOPBACK, free_ports
+from tests.support.librdkafka import librdkafka
 
 _HEAP = "1g"
 _JAVA_OPTIONS = (
@@ -89,7 +90,7 @@ class Cluster:
         properties = {**self.sandbox.client_properties(), "bootstrap.servers": self.bootstrap_servers}
         config = client_config(properties)
         # librdkafka would log that the brokers are gone when they are stopped.
-        self._admin: Any = AdminClient({**config.librdkafka(), "log_level": 0})
+        self._admin: Any = AdminClient({**librdkafka(config), "log_level": 0})
         self._client = ClusterClient(config)
 
     @property

@@ -14,6 +14,7 @@ from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
+from tests.support.librdkafka import librdkafka
 
 _VALUE = bytes(100)
 _ROUND_S = 0.02
@@ -40,7 +41,7 @@ class Load:
         self._places = partitions
         self._rate = rate
         self._end = threading.Event()
-        self._config = {**client_config(properties).librdkafka(), "acks": "all", "linger.ms": 0, "log_level": 0}
+        self._config = {**librdkafka(client_config(properties)), "acks": "all", "linger.ms": 0, "log_level": 0}
         self._config |= {"error_cb": lambda _: None}
         self._writer = threading.Thread(target=self._write)
 

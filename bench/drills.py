@@ -33,6 +33,7 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, Oper
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acls import await_acls, create_acls
 from kmirror.cluster.security.client_config import client_config
+from tests.support.librdkafka import librdkafka
 
 RESULTS = REPOSITORY / "docs" / "results" / "drills.json"
 PAGE = REPOSITORY / "docs" / "drills.md"
@@ -334,7 +335,7 @@ def _seconds(work: Callable[[], object]) -> float:
 def _create(pair: Pair, topics: Sequence[str], partitions: int) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({**client_config(pair.source.sandbox.client_properties()).librdkafka(), "log_level": 0})
+    admin = AdminClient({**librdkafka(client_config(pair.source.sandbox.client_properties())), "log_level": 0})
     for first in range(0, len(topics), 100):
         new = [NewTopic(topic, partitions, 1) for topic in topics[first : first + 100]]
         for created in admin.create_topics(new, operation_timeout=120, request_timeout=120).values():
@@ -345,7 +346,7 @@ def _produce(properties: Mapping[str, str], topic_partitions: Sequence[TopicPart
     """Write records to all partitions in turn."""
     from confluent_kafka import Producer
 
-    producer = Producer({**client_config(properties).librdkafka(), "log_level": 0, "linger.ms": 20})
+    producer = Producer({**librdkafka(client_config(properties)), "log_level": 0, "linger.ms": 20})
     for number in range(count):
         topic_partition = topic_partitions[number % len(topic_partitions)]
         producer.produce(topic_partition.topic, bytes(1000), partition=topic_partition.partition)

@@ -8,24 +8,25 @@ just answered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from itertools import islice
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
-from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import option
 from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
 from kmirror.engine.status.journal import Level
-from kmirror.errors import BrokerError, Reason, UnreachableError
+from kmirror.errors import BrokerError, Reason
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
 from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.groups.group_facts import log_bounds, mirrored_topics, read_source_groups
 from kmirror.settings.table import Settings
-from kmirror.state.librdkafka import client, known_error
 from kmirror.state.records import DesiredState
+from kmirror.state.waiting import refused
 from kmirror_compat.mirrormaker_records import (
     HEARTBEATS_TOPIC,
     checkpoints,
@@ -36,6 +37,8 @@ from kmirror_compat.mirrormaker_records import (
 )
 
 _TIMEOUT_S = 30.0
+#: Entries have some hundred bytes: so many fit into a batch.
+_AT_ONCE = 500
 _COMPACTED = {"cleanup.policy": "compact"}
 
 
@@ -46,7 +49,6 @@ class _Job(DestinationJob):
         super().__init__(mirror, destination_properties)
         self._source_properties: Mapping[str, str] | None = None
         self._source: ClusterClient | None = None
-        self._producer: Any = None
         #: What was last written, by topic and key.
         self._written: dict[str, dict[bytes, bytes]] = {}
         self._reported: str | None = None
@@ -55,7 +57,7 @@ class _Job(DestinationJob):
         """Close connections."""
         if self._source is not None:
             self._source.close()
-        self._source = self._producer = None
+        self._source = None
         self._written.clear()
         super().close()
 
@@ -69,33 +71,14 @@ class _Job(DestinationJob):
 
     def _write(self, destination: Destination, settings: Settings, topic: str, entries: Mapping[bytes, bytes]) -> None:
         """Write the entries that have changed; create the topic if needed. Raises KmirrorError."""
-        from confluent_kafka import Producer
-
         written = self._written.get(topic)
         if written is None:
             _create(destination.client, topic, settings.replication_factor)
             written = self._written[topic] = {}
-        if self._producer is None:
-            config = {**destination.store.config, "acks": "all"}
-            self._producer = client(Producer, config, destination.store.watch)
-        changed = {key: value for key, value in entries.items() if written.get(key) != value}
-        errors: list[Any] = []
-
-        def on_delivery(error: Any, message: Any) -> None:
-            if error is None:
-                written[message.key()] = message.value()
-            else:
-                errors.append(error)
-
-        for key, value in changed.items():
-            self._producer.produce(topic, key=key, value=value, partition=0, on_delivery=on_delivery)
-            self._producer.poll(0)
-        if self._producer.flush(_TIMEOUT_S):
-            self.close()
-            raise UnreachableError(f"writing to {topic}: not done within {_TIMEOUT_S:g} s", "the engine retries")
-        if errors:
-            grant = grant_line(destination.config, ("CREATE", "WRITE"), *option("--topic", topic))
-            raise known_error(errors[0], f"writing to {topic}", grant)
+        changed = iter([(key, value) for key, value in entries.items() if written.get(key) != value])
+        while some := dict(islice(changed, _AT_ONCE)):
+            _append(destination, topic, some)
+            written |= some
 
     def _taken(self, destination: Destination, topics: Iterable[str]) -> list[JobEvent] | None:
         """Return the events to report if one of these is a mirror topic, which only its mirror may write; else None."""
@@ -192,3 +175,14 @@ def _create(cluster: ClusterClient, topic: str, replication_factor: int) -> None
         except BrokerError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
+
+
+def _append(destination: Destination, topic: str, entries: Mapping[bytes, bytes]) -> None:
+    """Append one batch of records. Raises KmirrorError: it is not there, or may be there."""
+    partition, time_ms = TopicPartition(topic, 0), now_ms()
+    batch = bytes(make_batch(Record(offset, time_ms, *entry) for offset, entry in enumerate(entries.items())))
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        code = destination.client.send_batches([partition], lambda _: batch, timeout=_TIMEOUT_S)[partition]
+    if code:
+        grant = grant_line(destination.config, ("CREATE", "WRITE"), *option("--topic", topic))
+        raise refused(code, code_name(code), f"writing to {topic}", None, grant)

@@ -47,6 +47,7 @@ from kmirror.state.snapshot import Changes, State
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, claim, give, kmirror_rights, view_of, written
 from tests.support.clusters import unique_topic
+from tests.support.librdkafka import librdkafka
 from tests.support.screens import piped
 from tests.support.screens import written as written_on
 from tests.support.shared_clusters import GuardedPair
@@ -149,7 +150,7 @@ def test_readers_come_along_at_once_and_writers_when_mirroring_stops(
         assert not may_write_transactions(as_other, f"kmirror-{name}")
     for user in ("app", "other"):
         assert written(pair.destination, user, topic) is not None
-    consumer = Consumer({**client_config(pair.destination.client_properties("app")).librdkafka(), "group.id": group})
+    consumer = Consumer({**librdkafka(client_config(pair.destination.client_properties("app"))), "group.id": group})
     consumer.subscribe([topic])
     assert consumer.poll(0.1) is None
     assert topic in consumer.list_topics(timeout=30).topics
@@ -210,7 +211,7 @@ def test_a_group_that_no_broker_lists_keeps_its_rights(pair: Pair, mirror: tuple
     sync(mirror, **only)
     assert set(narrow) <= here(pair)
     # to kmirror this looks like a group whose coordinator is away
-    admin = AdminClient(client_config(pair.source.client_properties()).librdkafka())
+    admin = AdminClient(librdkafka(client_config(pair.source.client_properties())))
     admin.delete_consumer_groups([group])[group].result(30)
     wait_until(lambda: group not in source.listed())
     assert sync(mirror, **only) == []
@@ -387,7 +388,7 @@ def test_users_that_are_missing_are_reported_as_they_cannot_be_copied(
 ) -> None:
     destination, name, _ = mirror
     user, job = unique_topic("u"), ClientsJob(name, destination.properties)
-    admin = AdminClient(client_config(pair.source.client_properties()).librdkafka())
+    admin = AdminClient(librdkafka(client_config(pair.source.client_properties())))
     credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
     insertion = UserScramCredentialUpsertion(user, credential, b"secret")
     admin.alter_user_scram_credentials([insertion])[user].result(30)

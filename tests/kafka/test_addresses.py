@@ -33,7 +33,7 @@ from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.run.run import run
 from kmirror_sandbox.cluster import SandboxCluster
-from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.shared_clusters import BehindWire, ForgetfulCluster
@@ -299,6 +299,23 @@ def test_nothing_is_changed_on_another_cluster_before_it_has_said_that_it_is_one
     time.sleep(1)
     with ClusterClient(client_config(properties_of(cluster))) as client:
         assert {topic: client.metadata(topics).topics[topic].error_code for topic in topics} == dict.fromkeys(topics, 0)
+
+
+def test_another_cluster_creates_no_topics_because_it_was_asked_for_coordinators(make_cluster: MakeCluster) -> None:
+    from kafka.protocol.metadata import FindCoordinatorRequest
+
+    cluster = make_cluster("fresh")
+    config = client_config(properties_of(cluster)).expecting("another")
+    (host, port), *_ = config.bootstrap_servers
+    for kind, key in enumerate(("a-group", "a-transactional-id")):
+        connection = Connection.open(host, port, config)
+        request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
+        with closing(connection), pytest.raises(WrongClusterError, match=r"its id is .*, not another"):
+            connection.request(request)
+    # a topic that it is asked to create is there when a later one is
+    make_topic(cluster, "later")
+    with ClusterClient(client_config(properties_of(cluster))) as client:
+        assert set(client.metadata(None).topics) == {"later"}
 
 
 def test_no_log_is_read_ahead_from_another_cluster(cluster_pair: ClusterPair) -> None:

@@ -15,6 +15,7 @@ from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.kafka_versions import EVERY_VERSION, is_older
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic, young
+from tests.support.librdkafka import librdkafka
 from tests.support.producers import whole_batches
 from tests.support.shared_clusters import forgetful_cluster
 from tests.support.stored import first_difference, stored_batches
@@ -276,7 +277,7 @@ def test_other_producers_do_not_disturb_the_sequence(leader: Leader) -> None:
     assert leader.append(batch_of(2, timestamp=now), 0) == (0, 0)
     assert leader.append_as_is(batch_of(1)).base_offset == 2
     assert leader.append(batch_of(2, timestamp=now), 2) == (0, 3)
-    foreign = Producer({"bootstrap.servers": leader.client.config.librdkafka()["bootstrap.servers"],
+    foreign = Producer({"bootstrap.servers": librdkafka(leader.client.config)["bootstrap.servers"],
                         "enable.idempotence": True})  # fmt: skip
     foreign.produce(leader.partition.topic, b"v", partition=0)
     assert foreign.flush(30) == 0

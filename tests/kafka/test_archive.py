@@ -41,6 +41,7 @@ from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.late_wire import Fate
 from tests.support.leader import Leader, create_topic
+from tests.support.librdkafka import librdkafka
 from tests.support.log_batches import VisibleRecord
 from tests.support.logs import BuiltLog
 from tests.support.oracle import dump_log, dump_logs, librdkafka_records
@@ -332,7 +333,7 @@ def test_lost_requests(forgetful: ForgetfulCluster, monkeypatch: pytest.MonkeyPa
 @pytest.mark.long
 def test_without_the_right_to_write_markers(make_cluster: MakeCluster) -> None:
     secured = make_cluster("rights", secured=True, authorizer=True, properties={**FORGETFUL, **SHORT_MEMORY})
-    config = client_config(secured.client_properties()).librdkafka()
+    config = librdkafka(client_config(secured.client_properties()))
     topic = create_topic(secured)
     producer = Producer(config)
     for number in range(20):

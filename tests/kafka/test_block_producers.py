@@ -36,6 +36,7 @@ from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import ROOT, command
 from tests.support.json_documents import check as check_document
 from tests.support.killed import Moment, run_killed
+from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import produce, selector
 from tests.support.shared_clusters import GUARDED_USERS
@@ -110,12 +111,14 @@ class App:
         self._topic = topic
         self._end = threading.Event()
         # its library forgets a whole topic once one partition is refused
-        properties = client_config(move.source.client_properties("app")).librdkafka()
+        properties = librdkafka(client_config(move.source.client_properties("app")))
         self._producers = [Producer({**properties, "linger.ms": 0}) for _ in range(partitions)]
-        self._writer = threading.Thread(target=self._write)
+        self._writer = threading.Thread(target=self._write, daemon=True)
 
     def __enter__(self) -> Self:
+        """Start, and return when some of its records are at each partition."""
         self._writer.start()
+        wait_until(lambda: all(len(values) > 10 for values in self.acknowledged.values()) or self.refused)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -220,7 +223,7 @@ def test_a_promote_that_gives_up_or_is_killed_leaves_no_producer_blocked(move: M
     topic, _ = move.topics
     may_alter(move)
     chosen, views = selector(topic), list[PromoteView]()
-    login = client_config(move.source.client_properties("app")).librdkafka()
+    login = librdkafka(client_config(move.source.client_properties("app")))
     producer = Producer({**login, "transactional.id": topic})
     producer.init_transactions(30)
     producer.begin_transaction()

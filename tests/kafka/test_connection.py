@@ -36,6 +36,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.frames import PLAIN, receive
 from tests.support.key_stores import keytool, pkcs12_of
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
+from tests.support.librdkafka import librdkafka
 from tests.support.tls import write_tls_files
 from tests.support.wire import Wire, closed_port, cut_to, hang_up, listener, swallow
 
@@ -374,7 +375,7 @@ def test_a_listener_that_wants_a_certificate_takes_it_from_a_store(secured: Sand
         config = client_config({**properties, **own})
         with ClusterClient(config) as client:
             assert client.metadata([]).cluster_id == secured.cluster_id
-        assert AdminClient(config.librdkafka()).list_topics(timeout=30).cluster_id == secured.cluster_id
+        assert AdminClient(librdkafka(config)).list_topics(timeout=30).cluster_id == secured.cluster_id
     rotated, keep = Path(jks), Path(jks).read_bytes()
     with ClusterClient(config) as client:
         assert client.metadata([]).cluster_id == secured.cluster_id

@@ -30,6 +30,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give, kmirror_rights, written
 from tests.support.archiving import assert_holds
 from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
 from tests.support.log_batches import VisibleRecord
 from tests.support.mirrors import selector, settings_of
@@ -176,7 +177,7 @@ class Secured:
 
     def rows(self, cluster: SandboxCluster) -> list[VisibleRecord]:
         """Return what the administrator is shown of the topic."""
-        config = client_config(cluster.client_properties()).librdkafka()
+        config = librdkafka(client_config(cluster.client_properties()))
         isolation = "read_committed"
         return visible(librdkafka_records(cluster.bootstrap_servers, self.topic, 0, isolation, config))
 

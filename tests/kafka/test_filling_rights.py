@@ -36,6 +36,7 @@ from tests.support.holes import FEW, assert_alike, write_holes
 from tests.support.kafka_versions import of_long
 from tests.support.lane import Mirror
 from tests.support.leader import OWN_ID, create_topic, young
+from tests.support.librdkafka import librdkafka
 from tests.support.shared_clusters import GUARDED
 from tests.support.waiting import wait_until
 
@@ -48,7 +49,7 @@ def allow(
     pattern: ResourcePatternType = ResourcePatternType.LITERAL,
 ) -> None:
     """Give rights to the user `kmirror`."""
-    admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
+    admin = AdminClient(librdkafka(client_config(cluster.client_properties())))
     rules = [
         AclBinding(
             kind,

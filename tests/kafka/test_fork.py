@@ -31,6 +31,7 @@ from kmirror.errors import BrokerError, UnreachableError
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair
 from tests.support.leader import OWN_ID, Leader, create_topic
+from tests.support.librdkafka import librdkafka
 from tests.support.logs import BuiltLog
 from tests.support.mirrors import create_again
 from tests.support.shared_clusters import ForgetfulCluster
@@ -111,7 +112,7 @@ def mark(cluster: SandboxCluster, partition: TopicPartition, number: int) -> Non
 def trim(cluster: SandboxCluster, partition: TopicPartition, offset: int) -> None:
     """Delete the records below."""
     where = Place(*partition, offset)
-    admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
+    admin = AdminClient(librdkafka(client_config(cluster.client_properties())))
     admin.delete_records([where])[where].result(30)
 
 

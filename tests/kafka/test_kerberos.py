@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.security import kerberos
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.kerberos import KerberosLogin
-from kmirror.errors import Reason, UnreachableError, UsageError
+from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
+from kmirror.ops.failback.groups import live_groups
 from kmirror.ops.mirrors.create import create
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.ports import LOOPBACK, free_ports
 from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, archive_options, unique_topic
+from tests.support.groups import member
 from tests.support.kdc import REALM, Realm, kerberos_realm
 from tests.support.leader import create_topic
 from tests.support.local_engine import LocalEngine
@@ -91,6 +91,21 @@ def test_a_source_is_mirrored_that_wants_tickets(guarded: Guarded, destination: 
 
 
 @pytest.mark.slow
+def test_a_destination_is_written_that_wants_tickets(guarded: Guarded, source_cluster: SandboxCluster) -> None:
+    """With the keytab of one principal; the state, and what is asked of groups, need no other login."""
+    topic, group = create_topic(source_cluster, name=unique_topic()), unique_topic("g")
+    produce(source_cluster, topic, ["one"])
+    mirror = unique_topic("m")
+    with Destination.open(guarded.properties("state")) as destination:
+        assert create(destination, mirror, source_cluster.client_properties()).exit_code == 0
+        assert add(destination, mirror, selector(topic)).exit_code == 0
+        with LocalEngine(destination, mirror) as local:
+            local.catch_up()
+        with member(guarded.cluster, group, topic):
+            assert [(one.group, one.topics) for one in live_groups(destination, [topic])] == [(group, (topic,))]
+
+
+@pytest.mark.slow
 def test_who_is_not_known_is_refused(guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = client_config(guarded.properties())
     assert isinstance(config.kerberos, KerberosLogin)
@@ -108,46 +123,3 @@ def test_who_is_not_known_is_refused(guarded: Guarded, tmp_path: Path, monkeypat
     monkeypatch.setenv("KRB5_CONFIG", str(spare))
     error = guarded.refused(replace(config, kerberos=replace(config.kerberos, keytab=f"/./{guarded.realm.keytab}")))
     assert (error.reason, error.hint) == (None, "check the KDCs of the realm in krb5.conf")
-
-
-@pytest.fixture
-def _own_defaults(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(kerberos, "_DEFAULTS", kerberos._SystemDefaults())
-    yield
-    for name in kerberos._VARIABLES.values():
-        os.unsetenv(name)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_own_defaults")
-def test_librdkafka_finds_the_tickets_of_one_login(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """librdkafka takes the defaults of the system's library, whose keytab may have the keys of several principals."""
-    login = client_config(guarded.properties("state")).librdkafka()
-    assert {key: value for key, value in login.items() if key.startswith("sasl.")} == {
-        "sasl.mechanism": "GSSAPI",
-        "sasl.kerberos.service.name": "kafka",
-        "sasl.kerberos.principal": f"state@{REALM}",
-        "sasl.kerberos.min.time.before.relogin": 0,
-    }
-    mirrored = client_config(guarded.properties())
-    with pytest.raises(UsageError, match=f"as state@{REALM} in this process, and cannot as kmirror@{REALM}"):
-        mirrored.librdkafka()
-    Connection.open(LOOPBACK, guarded.port, mirrored).close()
-    default = replace(mirrored, kerberos=KerberosLogin("kafka"))
-    error = guarded.refused(default)
-    assert "librdkafka logs in with another one" in error.message
-    assert 'ticketCache="PATH"' in str(error.hint)
-    monkeypatch.setattr(kerberos, "_DEFAULTS", kerberos._SystemDefaults())
-    Connection.open(LOOPBACK, guarded.port, default).close()
-    os.unsetenv("KRB5_CLIENT_KTNAME")
-    in_cache = replace(default, kerberos=KerberosLogin("kafka", f"state@{REALM}"))
-    Connection.open(LOOPBACK, guarded.port, in_cache).close()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_own_defaults")
-def test_an_empty_cache_is_not_filled_from_librdkafkas_keytab(guarded: Guarded, tmp_path: Path) -> None:
-    config = client_config(guarded.properties("state"))
-    config.librdkafka()
-    empty = replace(config, kerberos=KerberosLogin("kafka", ticket_cache=str(tmp_path / "none")))
-    assert "no Kerberos login for the owner of the ticket cache" in guarded.refused(empty).message

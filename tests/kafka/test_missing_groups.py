@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from kafka.protocol.admin import AlterPartitionReassignmentsRequest
-from kafka.protocol.consumer import JoinGroupRequest
+from kafka.protocol.consumer import JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
@@ -22,7 +22,7 @@ from kmirror.ops.show import drained
 from kmirror.ops.show.drained import read_committed_offsets
 from kmirror.settings.parsing import stored_settings
 from kmirror_sandbox.cluster import SandboxCluster
-from tests.support.clusters import unique_topic
+from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.groups import commit, member
 from tests.support.leader import create_topic
 from tests.support.shared_clusters import revived
@@ -92,13 +92,42 @@ def test_groups_without_a_coordinator_are_missing_and_not_gone(
         wait_until(lambda: group in groups.listed())
 
 
-def test_a_group_that_is_still_assigning_partitions_may_read_any_topic(
-    destination: Destination, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_what_members_read_is_known_before_they_commit(
+    cluster_pair: ClusterPair, destination: Destination, protocol: str
 ) -> None:
-    monkeypatch.setattr(failback_groups, "_REBALANCE_S", 1.0)
-    topic, group = unique_topic(), unique_topic("g")
+    cluster = cluster_pair.destination
+    topic, other, group = create_topic(cluster), create_topic(cluster), unique_topic("g")
+    with member(cluster, group, topic, protocol):
+        (live,) = live_groups(destination, [topic, other])
+        assert (live.group, live.topics) == (group, (topic,))
+        (one,) = live.members
+        assert (one.client_id, bool(one.member_id), one.host.lstrip("/")) == ("rdkafka", True, "127.0.0.1")
+        assert live_groups(destination, [other]) == []
+    wait_until(lambda: live_groups(destination, [topic]) == [])
+
+
+def test_an_assignment_that_cannot_be_read_is_no_assignment_of_nothing(destination: Destination) -> None:
+    group = unique_topic("g")
+    assert ClusterGroups(destination.client).committed({group: GroupKind.CONSUMER}) == {group: {}}
+    joined = destination.client.ask_any(_join(group), highest=3)
+    assignment = SyncGroupRequest.SyncGroupRequestAssignment(
+        member_id=joined.member_id, assignment=b"\0\0\0\0\0\1\xff\xff"
+    )
+    sync = SyncGroupRequest(
+        group_id=group, generation_id=joined.generation_id, member_id=joined.member_id, assignments=[assignment]
+    )
+    assert not destination.client.ask_any(sync, highest=3).error_code
+    with pytest.raises(UnreachableError, match=f"which topics group {group} reads is unknown: CORRUPT_MESSAGE"):
+        live_groups(destination, [unique_topic()])
+    leave = LeaveGroupRequest(group_id=group, member_id=joined.member_id)
+    assert not destination.client.ask_any(leave, highest=1).error_code
+    assert live_groups(destination, [unique_topic()]) == []
+
+
+def _join(group: str) -> JoinGroupRequest:
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff")
-    join = JoinGroupRequest(
+    return JoinGroupRequest(
         group_id=group,
         session_timeout_ms=6000,
         rebalance_timeout_ms=6000,
@@ -106,10 +135,17 @@ def test_a_group_that_is_still_assigning_partitions_may_read_any_topic(
         protocol_type="consumer",
         protocols=[protocol],
     )
+
+
+def test_a_group_that_is_still_assigning_partitions_may_read_any_topic(
+    destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failback_groups, "_REBALANCE_S", 1.0)
+    topic, group = unique_topic(), unique_topic("g")
     # makes sure that it has a coordinator
     assert ClusterGroups(destination.client).committed({group: GroupKind.CONSUMER}) == {group: {}}
     # later versions have to join twice
-    joined = destination.client.ask_any(join, highest=3)
+    joined = destination.client.ask_any(_join(group), highest=3)
     assert not joined.error_code, joined
     with pytest.raises(TimedOutError, match=f"which topics group {group} reads is unknown: it has been rebalancing"):
         live_groups(destination, [topic])

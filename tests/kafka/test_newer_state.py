@@ -19,6 +19,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair
 from tests.support.engine import typed
 from tests.support.idle_engine import MIRRORING, Run, mirror, row, topic
+from tests.support.librdkafka import librdkafka
 from tests.support.mirrors import selector
 
 __all__ = ["mirror", "topic"]
@@ -29,7 +30,7 @@ Store = Callable[[Key, bytes | None], None]
 @pytest.fixture
 def store(destination: Destination) -> Iterator[Store]:
     """Return what stores a record as another version would; all of them are gone after the test."""
-    producer = Producer(destination.config.librdkafka())
+    producer = Producer(librdkafka(destination.config))
     keys: list[Key] = []
 
     def write(key: Key, value: bytes | None) -> None:

@@ -35,6 +35,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force, delete_in_force
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.kafka_tools import kafka_tool
+from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, outcomes, produce, properties_of, selector
 from tests.support.new_topics import create_and_wait
@@ -45,7 +46,7 @@ ANY_RULE = AclPermissionType.ANY
 
 @pytest.fixture
 def admin(guarded_cluster: SandboxCluster) -> AdminClient:
-    return AdminClient(client_config(guarded_cluster.client_properties()).librdkafka())
+    return AdminClient(librdkafka(client_config(guarded_cluster.client_properties())))
 
 
 @pytest.fixture
@@ -269,7 +270,7 @@ def test_without_read_on_the_source_no_open_transaction_is_blamed(
     topic = unique_topic()
     create_and_wait(admin, NewTopic(topic, 1, 1))
     grant(topic, "READ", "DESCRIBE_CONFIGS")
-    login = client_config(guarded_cluster.client_properties()).librdkafka()
+    login = librdkafka(client_config(guarded_cluster.client_properties()))
     producer = Producer({**login, "transactional.id": topic})
     producer.init_transactions(30)
     producer.begin_transaction()

@@ -37,6 +37,7 @@ from tests.support.acls import create_in_force
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.lane import Mirror
 from tests.support.leader import Leader, batch_of
+from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
 from tests.support.visible import shown
@@ -124,7 +125,7 @@ def test_a_record_is_taken_once_the_setting_is_mended_and_foreign_records_never_
 
 def allow(cluster: SandboxCluster, name: str, *operations: str) -> None:
     """Give the user `kmirror` rights to a topic."""
-    admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
+    admin = AdminClient(librdkafka(client_config(cluster.client_properties())))
     who = ResourceType.TOPIC, name, ResourcePatternType.LITERAL, "User:kmirror", "*"
     create_in_force(admin, [AclBinding(*who, AclOperation[one], AclPermissionType.ALLOW) for one in operations])
 

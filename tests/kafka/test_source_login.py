@@ -18,12 +18,13 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.store import StateStore
+from kmirror.state.waiting import Deadline
 from kmirror.state.writer import StateWriter
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.leader import create_topic
+from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, selector
 from tests.support.shared_clusters import GuardedPair
@@ -166,7 +167,7 @@ def wait_for_another_token(source: TokenSource) -> None:
 
 def produce_with(cluster: SandboxCluster, topic: str, value: str) -> None:
     """Append one record with the login of an administrator by password."""
-    producer = Producer(client_config(cluster.client_properties()).librdkafka())
+    producer = Producer(librdkafka(client_config(cluster.client_properties())))
     producer.produce(topic, value)
     assert producer.flush(30) == 0
 
@@ -184,12 +185,12 @@ def test_a_password_that_is_refused_is_looked_for_in_its_file(guarded_cluster: S
         with ClusterClient(config) as client:
             file.write_text(line.replace(first, second))
             client.metadata([])
-            assert state.config["sasl.password"] == first, "the one in use is not refused"
+            assert state.login.password == first, "the one in use is not refused"
             set_password(cluster, user, second)
             client.close()
             client.metadata([])
-            assert state.config["sasl.password"] == second
-            AdminClient(state.config).list_topics(timeout=30)
+            assert state.login.password == second
+            AdminClient(librdkafka(state.login)).list_topics(timeout=30)
             set_password(cluster, user, third)
             file.write_text(line.replace(first, third))
             with pytest.raises(UnreachableError) as refused:
@@ -203,19 +204,19 @@ def test_a_password_that_is_refused_is_looked_for_in_its_file(guarded_cluster: S
             assert second not in f"{refused.value}{refused.value.hint}"
             file.write_text(line)
             client.metadata([])
-            assert state.config["sasl.password"] == first
+            assert state.login.password == first
     finally:
         set_password(cluster, user, first)
 
 
 def set_password(cluster: SandboxCluster, user: str, password: str) -> None:
     """Change a password, and wait until the broker knows it."""
-    admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
+    admin = AdminClient(librdkafka(client_config(cluster.client_properties())))
     credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
     wanted = UserScramCredentialUpsertion(user, credential, password.encode())
     for done in admin.alter_user_scram_credentials([wanted]).values():
         done.result(30)
-    config = client_config(cluster.client_properties(user)).librdkafka(**{"sasl.password": password, "log_level": 0})
+    config = librdkafka(client_config(cluster.client_properties(user)), **{"sasl.password": password, "log_level": 0})
 
     def is_known() -> bool:
         try:

@@ -26,8 +26,8 @@ from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.ops.stop.promote_readiness import check_source_after_stop
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.work import StopResults
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
+from kmirror.state.waiting import Deadline
 from kmirror_sandbox.cluster import SandboxBroker, SandboxCluster
 from tests.support.clusters import freeze, unique_topic
 from tests.support.mirrors import produce

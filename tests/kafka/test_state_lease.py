@@ -17,7 +17,6 @@ import pytest
 from kmirror.errors import OutcomeUnknown, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.state.event_records import Event
 from kmirror.state.lease import EngineIdentity, Lease
-from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.lock import transact
 from kmirror.state.records import (
     EngineRecord,
@@ -29,6 +28,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
+from kmirror.state.waiting import Deadline, boottime
 from kmirror.state.writer import StateWriter
 from tests.support.spawned import PROCESSES
 from tests.support.stores import LostAnswers, state_store

@@ -13,11 +13,11 @@ import pytest
 from kmirror.cluster.writing.transactional_writer import TransactionalWriter
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.state.event_records import Event
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.lock import take_lock_ahead, transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
+from kmirror.state.waiting import Deadline
 from kmirror.state.writer import StateWriter
 from tests.support.spawned import PROCESSES
 from tests.support.stores import LostAnswers, state_store

@@ -9,12 +9,12 @@ import pytest
 
 from kmirror.errors import Reason, TimedOutError, UnreachableError
 from kmirror.state.event_records import Event
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.lock import transact
 from kmirror.state.record_kinds import encode
 from kmirror.state.records import MirrorRecord, PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import STATE_TOPIC, StateStore
+from kmirror.state.waiting import Deadline
 from tests.support.stores import mirror, state_store
 
 

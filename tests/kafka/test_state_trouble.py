@@ -15,13 +15,14 @@ from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now_ms
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.state.lease import EngineIdentity, Lease
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.lock import transact
 from kmirror.state.records import Incarnation
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
+from kmirror.state.waiting import Deadline
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
+from tests.support.librdkafka import librdkafka
 from tests.support.new_topics import create_and_wait
 from tests.support.stores import mirror, state_store
 
@@ -43,7 +44,7 @@ def admin(cluster: SandboxCluster) -> Any:
     """Return an administrator of a cluster that kmirror has never written to."""
     from confluent_kafka.admin import AdminClient
 
-    client = AdminClient(config_of(cluster).librdkafka(log_level=0))
+    client = AdminClient(librdkafka(config_of(cluster), log_level=0))
     there = {STATE_TOPIC, EVENTS_TOPIC} & set(client.list_topics(timeout=30).topics)
     for future in client.delete_topics(list(there)).values() if there else ():
         future.result()
@@ -84,7 +85,7 @@ def test_the_topics_are_made_once_with_the_shape_they_need(
     assert found[EVENTS_TOPIC]["cleanup.policy"].value == "delete"
     assert found[EVENTS_TOPIC]["retention.ms"].value == "-1"
     # written by a host whose clock is hours ahead: brokers take no such time from clients, since 4.0
-    producer, refused = Producer(config_of(cluster).librdkafka()), []
+    producer, refused = Producer(librdkafka(config_of(cluster))), []
     for topic in found:
         later_ms = now_ms() + 3 * 3_600_000
         producer.produce(topic, b"?", b"?", timestamp=later_ms, on_delivery=lambda error, _: refused.append(error))

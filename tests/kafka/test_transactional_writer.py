@@ -19,7 +19,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.writing import transactional_writer
 from kmirror.cluster.writing.transactional_writer import CommitInDoubtError, FencedError, TransactionalWriter
 from kmirror.errors import BrokerError, UnreachableError
-from kmirror.state.librdkafka import Deadline
+from kmirror.state.waiting import Deadline
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.installed_logs import create_topics

@@ -46,6 +46,7 @@ from tests.support.engine import Engine, kmirror, typed
 from tests.support.kafka_tools import kafka_tool
 from tests.support.key_stores import keytool
 from tests.support.leaks import file_texts, folder_texts, places_of, process_texts, topic_texts, verb_texts
+from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import selector
 from tests.support.waiting import wait_until
@@ -91,7 +92,7 @@ class Place:
 
     def write(self, records: int) -> None:
         """Produce records to the source."""
-        producer = Producer(client_config(self.clusters["source"].client_properties()).librdkafka())
+        producer = Producer(librdkafka(client_config(self.clusters["source"].client_properties())))
         for number in range(records):
             producer.produce("orders", f"value-{number}")
         assert producer.flush(30) == 0
@@ -104,7 +105,7 @@ class Place:
 
     def set_password(self, password: str, side: str = "source") -> None:
         """Change the password of kmirror at a cluster."""
-        admin = AdminClient(client_config(self.clusters[side].client_properties()).librdkafka())
+        admin = AdminClient(librdkafka(client_config(self.clusters[side].client_properties())))
         credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         wanted = [UserScramCredentialUpsertion("kmirror", credential, password.encode())]
         for done in admin.alter_user_scram_credentials(wanted).values():
@@ -188,7 +189,7 @@ def admin_of(cluster: SandboxCluster) -> ClusterClient:
 
 def fill(place: Place) -> None:
     """Let the source have records, and a group that has read some of them."""
-    config = client_config(place.clusters["source"].client_properties()).librdkafka()
+    config = librdkafka(client_config(place.clusters["source"].client_properties()))
     for topic in TOPICS:
         place.admins["source"].create_topic(topic, 1, 1, {})
     place.write(RECORDS)

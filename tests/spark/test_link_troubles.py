@@ -34,6 +34,7 @@ from tests.support.acls import create_in_force, delete_in_force
 from tests.support.clusters import MakeCluster
 from tests.support.engine import Engine, kmirror, typed
 from tests.support.installed_logs import create_topics
+from tests.support.librdkafka import librdkafka
 from tests.support.mirrored import Mirrored
 from tests.support.real_logs import write
 from tests.support.visible import bounds_of
@@ -172,7 +173,7 @@ class Guarded:
 
     def write(self, *topics: str) -> None:
         """Write ten records to each."""
-        producer = Producer({**client_config(self.mirror.source.client_properties()).librdkafka(), "log_level": 0})
+        producer = Producer({**librdkafka(client_config(self.mirror.source.client_properties())), "log_level": 0})
         for topic in topics:
             for number in range(10):
                 producer.produce(topic, b"%d" % number)
@@ -215,7 +216,7 @@ def guarded(make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.Monke
             source = make_cluster("guarded", start=False, secured=True, authorizer=True)
             destination = make_cluster("destination", start=False)
             start_together([source, destination])
-            admin = AdminClient({**client_config(source.client_properties()).librdkafka(), "log_level": 0})
+            admin = AdminClient({**librdkafka(client_config(source.client_properties())), "log_level": 0})
             mirror = stack.enter_context(
                 Mirrored(source, destination, tmp_path, dict.fromkeys(topics, 1), with_spark=True)
             )

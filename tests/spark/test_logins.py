@@ -31,6 +31,7 @@ from tests.support.elsewhere import without_folder
 from tests.support.engine import Engine, kmirror, typed
 from tests.support.key_stores import keytool
 from tests.support.leaks import file_texts, folder_texts, places_of, process_texts, texts_of_processes, topic_texts
+from tests.support.librdkafka import librdkafka
 from tests.support.shared_clusters import SMALL_HEAP, GuardedPair
 from tests.support.spark_standalone import StandaloneSpark, running_standalone_spark
 from tests.support.waiting import wait_until
@@ -112,7 +113,7 @@ class Mirrored:
         return done.stdout
 
     def write(self, records: int = RECORDS) -> None:
-        producer = Producer(client_config(self.clusters.source.client_properties()).librdkafka())
+        producer = Producer(librdkafka(client_config(self.clusters.source.client_properties())))
         for number in range(records):
             producer.produce(self.topic, f"value-{number}", partition=number % 2)
         assert producer.flush(60) == 0

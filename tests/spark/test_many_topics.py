@@ -16,8 +16,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.ops.add.topic_admin import await_topics
 from kmirror.ops.base.context import Destination
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.records import Incarnation, PartitionState
+from kmirror.state.waiting import Deadline
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.engine import Engine, typed

@@ -32,6 +32,7 @@ from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import Engine, typed
 from tests.support.groups import commit, committed
 from tests.support.leader import create_topic
+from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.ports import free_base_port
@@ -67,7 +68,7 @@ def read_all(cluster: SandboxCluster, topic: str, count: int, group: str = "read
     """Read so many records as a member of a group, from where it has committed, and commit."""
     consumer = Consumer(
         {
-            **client_config(cluster.client_properties()).librdkafka(),
+            **librdkafka(client_config(cluster.client_properties())),
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,

@@ -19,6 +19,7 @@ from kmirror.settings.parsing import parse_settings
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.librdkafka import librdkafka
 from tests.support.waiting import wait_until
 
 _ANY = (
@@ -81,7 +82,7 @@ def kmirror_rights() -> list[AclBinding]:
 def written(cluster: SandboxCluster, user: str, topic: str) -> int | None:
     """Try to write a record as a user; return the error code, None on success."""
     heard: list[KafkaError | None] = []
-    producer = Producer({**client_config(cluster.client_properties(user)).librdkafka(), "log_level": 0})
+    producer = Producer({**librdkafka(client_config(cluster.client_properties(user))), "log_level": 0})
     producer.produce(topic, b"v", partition=0, on_delivery=lambda error, _: heard.append(error))
     assert producer.flush(30) == 0
     return heard[0].code() if heard[0] is not None else None

@@ -24,6 +24,7 @@ from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.librdkafka import librdkafka
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 
 
@@ -73,7 +74,7 @@ def _asked(request: Callable[[], list[TopicPartition]]) -> list[TopicPartition]:
 @contextmanager
 def _consumer(cluster: SandboxCluster, group: str) -> Iterator[Consumer]:
     # not an AdminClient: librdkafka 2.16 crashes there when a coordinator answers that it is not ready yet
-    consumer = Consumer({**client_config(cluster.client_properties()).librdkafka(), "group.id": group})
+    consumer = Consumer({**librdkafka(client_config(cluster.client_properties())), "group.id": group})
     try:
         yield consumer
     finally:

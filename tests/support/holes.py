@@ -13,6 +13,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.lane import Mirror
 from tests.support.leader import OWN_ID
+from tests.support.librdkafka import librdkafka
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records
 from tests.support.visible import COMMITTED, UNCOMMITTED, visible
@@ -46,7 +47,7 @@ def write_holes(
 
 def read(cluster: SandboxCluster, topic: str, partition: int, isolation: str = COMMITTED) -> list[VisibleRecord]:
     """Return what applications see, also on clusters with logins."""
-    config = client_config(cluster.client_properties()).librdkafka()
+    config = librdkafka(client_config(cluster.client_properties()))
     return visible(librdkafka_records(cluster.bootstrap_servers, topic, partition, isolation, config))
 
 

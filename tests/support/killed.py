@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.snapshot import Changes
+from kmirror.state.waiting import Deadline
 from kmirror.state.writer import StateWriter
 from tests.support import forked
 

@@ -30,6 +30,7 @@ from kmirror.state.records import EngineRecord, EngineState, Incarnation, LaneCh
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.leader import create_topic
+from tests.support.librdkafka import librdkafka
 from tests.support.oracle import raw_log_bytes
 from tests.support.stored import first_difference
 from tests.support.waiting import PATIENCE_S, polls
@@ -53,7 +54,7 @@ class Mirror:
         self._prepare_state_topic()
 
     def _prepare_state_topic(self) -> None:
-        admin = AdminClient(client_config(self.destination.client_properties()).librdkafka())
+        admin = AdminClient(librdkafka(client_config(self.destination.client_properties())))
         if STATE_PARTITION.topic not in admin.list_topics(timeout=30).topics:
             create_topic(self.destination, name=STATE_PARTITION.topic, settings={"cleanup.policy": "compact"})
 

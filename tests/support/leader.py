@@ -21,6 +21,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.kafka_versions import is_older
+from tests.support.librdkafka import librdkafka
 
 #: Settings of mirror topics: batches are kept unchanged, whatever their timestamps.
 MIRROR_SETTINGS = {
@@ -52,7 +53,7 @@ def create_topic(
     if is_older(cluster.kafka_version, "3.6"):  # one setting for both sides then, and endless by default (KIP-937)
         config = {key: value for key, value in config.items() if key not in _NEWER_SETTINGS}
     place = {"replica_assignment": [list(ids) for ids in replicas]} if replicas else {"replication_factor": 1}
-    admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
+    admin = AdminClient(librdkafka(client_config(cluster.client_properties())))
     for future in admin.create_topics([NewTopic(topic, partitions, config=config, **place)]).values():
         future.result(30)
     with ClusterClient(client_config(cluster.client_properties())) as client:
@@ -63,7 +64,7 @@ def create_topic(
 
 def delete_topic(cluster: SandboxCluster, topic: str) -> None:
     """Delete a topic and wait until the broker says so."""
-    admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
+    admin = AdminClient(librdkafka(client_config(cluster.client_properties())))
     for future in admin.delete_topics([topic]).values():
         future.result(30)
 

@@ -11,6 +11,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.kafka_versions import is_older
 from tests.support.leader import create_topic
+from tests.support.librdkafka import librdkafka
 from tests.support.producers import whole_batches
 from tests.support.topics import alter_topic
 from tests.support.waiting import wait_until
@@ -59,7 +60,7 @@ def payload(number: int) -> bytes:
 
 def write_tiered(cluster: SandboxCluster, topic: str, numbers: range, *, partitions: int = 1) -> None:
     """Write records with these numbers to each partition, in batches of twenty."""
-    producer = whole_batches(topic, client_config(cluster.client_properties()).librdkafka())
+    producer = whole_batches(topic, librdkafka(client_config(cluster.client_properties())))
     for at in range(numbers.start, numbers.stop, _BATCH):
         for partition in range(partitions):
             for number in range(at, min(at + _BATCH, numbers.stop)):

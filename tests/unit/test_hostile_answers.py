@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +24,7 @@ from kafka.protocol.producer import (
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.groups import group_members
 from kmirror.cluster.groups.share_offsets import decode_altered, decode_described
 from kmirror.cluster.groups.streams_groups import decode_topics
 from kmirror.cluster.protocol import fetch, list_offsets, markers, metadata, produce, transactions
@@ -116,6 +116,8 @@ DECODERS: dict[str, tuple[bytes, Callable[[memoryview], object]]] = {
     "share offsets": (listed(), decode_described),
     "share offsets set": (listed(), lambda frame: decode_altered(frame, [])),
     "topics of a streams group": (listed(), decode_topics),
+    "members of consumer groups": (listed(), group_members.decode_described),
+    "a member's assignment": (b"\0\0\0\0\0\1\0\1t\0\0\0\1\0\0\0\0", group_members.decode_assignment),
 }
 
 
@@ -131,11 +133,9 @@ def test_an_answer_is_read_or_a_frame_error(name: str, amount: int) -> None:
     explore(amount, corrupted([sound]) | st.binary(max_size=60), check)
 
 
-def test_ten_thousand_partitions_in_one_answer_take_a_moment_and_some_times_its_size() -> None:
+def test_ten_thousand_partitions_in_one_answer_take_some_times_its_size() -> None:
     frame = memoryview(described(12, 10_000))
-    before = time.process_time()
     found, _ = metadata.answer(frame, 12)
-    assert time.process_time() - before < 0.3  # 0.03 as measured
     assert found.topics["t"].partitions.keys() == set(range(10_000))
     tracemalloc.start()
     try:

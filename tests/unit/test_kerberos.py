@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,8 +11,6 @@ from kmirror.cluster.security import kerberos
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.kerberos import KerberosClient, KerberosLogin
 from kmirror.errors import Reason, UnreachableError, UsageError
-from kmirror.ops.base.context import Destination
-from kmirror.ops.check.check import check
 
 MODULE = "com.sun.security.auth.module.Krb5LoginModule required"
 PROPERTIES = {
@@ -50,15 +46,6 @@ def test_the_service_has_to_be_named() -> None:
     with pytest.raises(UsageError, match=r"sasl\.kerberos\.service\.name is missing") as caught:
         client_config({**PROPERTIES, "sasl.kerberos.service.name": ""}, {})
     assert "often kafka" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize("verb", [Destination.open, check])
-def test_a_destination_that_wants_tickets_is_refused_at_once_by_a_wheel(verb: Callable[[dict[str, str]], Any]) -> None:
-    """confluent-kafka's wheels are built without GSSAPI, and say so."""
-    with pytest.raises(UsageError, match=r"is built without Kerberos: .*Current build options: PLAIN ") as caught:
-        verb(PROPERTIES)
-    assert "`kmirror help logins` says how" in str(caught.value.hint)
-    assert caught.value.exit_code == 2
 
 
 def test_a_machine_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

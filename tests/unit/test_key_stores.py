@@ -17,6 +17,7 @@ from kmirror.cluster.security.tls_refusals import tls_refusal
 from kmirror.errors import UsageError
 from kmirror.state.store import StateStore
 from tests.support.key_stores import OWN_KEY_PASSWORD, STORE_PASSWORD, write_stores
+from tests.support.librdkafka import librdkafka
 from tests.support.tls_handshake import handshake
 
 SSL = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL"}
@@ -65,7 +66,7 @@ def test_a_client_shows_its_certificate_and_the_chain_above_it(name: str) -> Non
     expected = load_pem_private_key(Path("client-clear-key.pem").read_bytes(), None)
     assert config.tls is not None
     assert load_pem_private_key(str(config.tls.key_pem).encode(), None).public_key() == expected.public_key()
-    assert isinstance(Producer(config.librdkafka(log_level=0)), Producer)
+    assert isinstance(Producer(librdkafka(config, log_level=0)), Producer)
     assert not [secret for secret in (STORE_PASSWORD, OWN_KEY_PASSWORD, "PRIVATE") if secret in repr(config)]
 
 
@@ -167,20 +168,20 @@ def test_a_store_that_is_replaced_is_used_from_the_next_connection_on(tmp_path: 
     named = {"ssl.keystore.location": str(store), "ssl.keystore.password": f"${{dir:{tmp_path}:password}}"}
     config = pickle.loads(pickle.dumps(configured(trust("trust.p12"), named)))
     state = StateStore(config)
-    before = state.config
-    assert (handshake(config, client_auth=True), state.config) == ("client", before)
+    before = state.login.tls
+    assert (handshake(config, client_auth=True), state.login.tls) == ("client", before)
 
     write(store, Path("server.p12").read_bytes())
-    assert (handshake(config, client_auth=True), state.config) == ("client", before), (
+    assert (handshake(config, client_auth=True), state.login.tls) == ("client", before), (
         "the password is still the old one"
     )
     write(password, b"another-password")
     assert handshake(config, client_auth=True) == "broker"
     assert config.tls is not None
-    assert state.config["ssl.certificate.pem"] == config.tls.current().certificate_pem != config.tls.certificate_pem
+    assert state.login.tls == config.tls.current() != config.tls
     for content in (b"", Path("half.p12").read_bytes()):
         write(store, content)
-        assert (handshake(config, client_auth=True), state.config) == ("client", before)
+        assert (handshake(config, client_auth=True), state.login.tls) == ("client", before)
     store.unlink()
     assert handshake(config, client_auth=True) == "client"
     state.close()

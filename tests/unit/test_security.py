@@ -1,4 +1,4 @@
-"""Java client properties become one configuration: for our own connections, for TLS, for librdkafka."""
+"""Java client properties become one configuration: for connections and for TLS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import ssl
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException, Producer
 
 from kmirror.cluster.security.client_config import ClientConfig, client_config, scram_escaped
 from kmirror.cluster.security.jaas import parse_jaas
@@ -374,65 +373,3 @@ def test_text_round_pem_blocks_is_no_matter(tmp_path: Path) -> None:
     assert config.tls is not None
     assert str(config.tls.ca_pem).count("BEGIN CERTIFICATE") == 2
     handshake(config)
-
-
-def test_librdkafka_names() -> None:
-    properties = {
-        **scram(f'{SCRAM} required username="a=b" password="secret";', **TRUST, **CLIENT),
-        "bootstrap.servers": "kafka1:9092,[::1]:9093",
-        "security.protocol": "SASL_SSL",
-        "receive.buffer.bytes": "65536",
-    }
-    config = client_config(properties, {})
-    assert config.tls is not None
-    assert config.librdkafka(**{"group.id": "g", "client.id": "other"}) == {
-        "bootstrap.servers": "kafka1:9092,[::1]:9093",
-        "client.id": "other",
-        "group.id": "g",
-        "security.protocol": "SASL_SSL",
-        "sasl.mechanism": "SCRAM-SHA-512",
-        "sasl.username": "a=b",
-        "sasl.password": "secret",
-        "ssl.ca.pem": config.tls.ca_pem,
-        "ssl.certificate.pem": config.tls.certificate_pem,
-        "ssl.key.pem": config.tls.key_pem,
-        "ssl.key.password": KEY_PASSWORD,
-        "ssl.endpoint.identification.algorithm": "https",
-        "socket.timeout.ms": 30_000,
-        "socket.connection.setup.timeout.ms": 10_000,
-        "socket.receive.buffer.bytes": 65_536,
-    }
-
-
-def test_librdkafka_leaves_host_names_unchecked_too() -> None:
-    config = client_config({**SSL, "ssl.endpoint.identification.algorithm": ""}, {}).librdkafka()
-    assert config["ssl.endpoint.identification.algorithm"] == "none"
-    assert "enable.ssl.certificate.verification" not in config
-
-
-@pytest.mark.parametrize(
-    "properties",
-    [
-        {},
-        {"request.timeout.ms": "2147483647", "socket.connection.setup.timeout.ms": "2147483647"},
-        {"request.timeout.ms": "1", "socket.connection.setup.timeout.ms": "1"},
-        {"send.buffer.bytes": "2147483647", "receive.buffer.bytes": "-1"},
-        {"security.protocol": "SSL", **TRUST, **CLIENT},
-        {"security.protocol": "SSL", "ssl.endpoint.identification.algorithm": ""},
-        scram(f'{SCRAM} required username="a" password="b";'),
-        scram(f'{PLAIN} required username="a" password="b";') | {"sasl.mechanism": "PLAIN"},
-    ],
-)
-def test_librdkafka_takes_it(properties: dict[str, str]) -> None:
-    """The library itself checks names, ranges, certificates and the key when a client is made."""
-    assert isinstance(Producer(made_for_librdkafka(properties)), Producer)
-
-
-def test_librdkafka_finds_a_wrong_key_password() -> None:
-    with pytest.raises(KafkaException, match=r"ssl\.key\.pem failed"):
-        Producer(made_for_librdkafka({"security.protocol": "SSL", **CLIENT, "ssl.key.password": "wrong"}))
-
-
-def made_for_librdkafka(properties: dict[str, str]) -> dict[str, object]:
-    config = client_config({**ADDRESS, **properties, "bootstrap.servers": "127.0.0.1:1"}, {})
-    return config.librdkafka(log_level=0)

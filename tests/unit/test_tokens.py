@@ -18,7 +18,7 @@ import pytest
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import literal_secrets
 from kmirror.cluster.security.token_endpoint import TokenEndpoint, TokenFile
-from kmirror.cluster.security.tokens import Token, TokenCache, for_librdkafka
+from kmirror.cluster.security.tokens import Token, TokenCache
 from kmirror.errors import KmirrorError, Reason, UnreachableError, UsageError
 from tests.support.token_endpoint import Answer, endpoint
 from tests.support.waiting import wait_until
@@ -329,13 +329,3 @@ def has_begun(thread: threading.Thread) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def test_librdkafka_is_given_the_token_with_its_end_and_extensions() -> None:
-    later = time.time() + 100
-
-    class Fixed(Source):
-        def fetch(self, timeout: float) -> Token:
-            return Token("abc", later)
-
-    assert for_librdkafka(Fixed(), 5)(None) == ("abc", later, "", {"k": "v"})

@@ -36,11 +36,11 @@ from kmirror.errors import (
 )
 from kmirror.state.event_records import Event
 from kmirror.state.internal_topics import StateLostError
-from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Lacking
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
+from kmirror.state.waiting import Deadline, boottime
 from kmirror.state.writer import NotConfirmed, StateWriter, decide_and_write, was_written
 from kmirror.words import at_time
 

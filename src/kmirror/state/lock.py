@@ -10,9 +10,9 @@ import threading
 from contextlib import suppress
 
 from kmirror.errors import KmirrorError
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
+from kmirror.state.waiting import Deadline
 from kmirror.state.writer import Decide, StateWriter, decide_and_write
 
 

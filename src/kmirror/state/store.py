@@ -45,10 +45,10 @@ from kmirror.state.internal_topics import (
     beginning_lost,
     lacking_grant,
 )
-from kmirror.state.librdkafka import STEP_S, Deadline, ErrorWatch, boottime, refused, unreachable
 from kmirror.state.record_kinds import Removed, Unknown, decode
 from kmirror.state.records import EngineRecord, LaneRowsRecord, ProgressRecord
 from kmirror.state.snapshot import State
+from kmirror.state.waiting import SLOW_HINT, STEP_S, Deadline, boottime, refused, unreachable
 
 STATE_TOPIC = "__kmirror_state"
 EVENTS_TOPIC = "__kmirror_events"
@@ -83,10 +83,9 @@ class StateStore:
     """Read the state stored on a destination cluster; safe to share between threads, unless it is given a `client`."""
 
     def __init__(self, config: ClientConfig, client: ClusterClient | None = None) -> None:
-        self.watch = ErrorWatch()
+        #: Set at the first answer of any broker: after it, brokers that do not answer may be restarting.
+        self.has_answered = False
         self._lock = threading.RLock()
-        # not librdkafka's admin client: a request to a broker that is down keeps two of its threads busy, and is not
-        # sent to the newly elected leader
         self._client = client or ClusterClient(config)
         #: By mirror: locks that the command keeps between its transactions (`state.lock`).
         self.kept: dict[str, Any] = {}
@@ -106,12 +105,6 @@ class StateStore:
         self._shape_checked = False
 
     @property
-    def config(self) -> dict[str, Any]:
-        """The librdkafka settings that all clients of this store share, with current certificates."""
-        # the default backoff of up to 10 s from a restarting broker is too long for a lease
-        return {"reconnect.backoff.max.ms": 500, **self.login.librdkafka()}
-
-    @property
     def login(self) -> ClientConfig:
         """The connection settings of the destination with current passwords and certificates."""
         return RENEWED.current(self._client.config).with_current_stores()
@@ -120,6 +113,10 @@ class StateStore:
     def client_config(self) -> ClientConfig:
         """The connection settings of the destination."""
         return self._client.config
+
+    def no_answer(self, what: str) -> UnreachableError:
+        """Return the error for a missing answer."""
+        return unreachable(what, hint=SLOW_HINT if self.has_answered else None)
 
     def grant(self, code: int) -> str:
         """Return the command that grants the missing right after kmirror's own topic or id was refused with `code`."""
@@ -199,7 +196,7 @@ class StateStore:
                 messages = self._messages(topic, offset, offset + 1, deadline, deadline)
                 return any(message is not None and message.offset == offset for _, message in messages)
             except _Blocked:
-                raise self.watch.no_answer(f"{topic} cannot be read at offset {offset}") from None
+                raise self.no_answer(f"{topic} cannot be read at offset {offset}") from None
 
     def ensure_topics(self, replication_factor: int = -1, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Create missing internal topics; a `replication_factor` of -1 is the brokers' default.
@@ -334,7 +331,7 @@ class StateStore:
         position, at_stable_end = start, False
         while position < end:
             if part is not None:
-                self.watch.reached = True
+                self.has_answered = True
                 for next_offset, record in committed_records(part, position):
                     position = next_offset
                     yield position, record
@@ -344,14 +341,14 @@ class StateStore:
             if at_stable_end and transactions_deadline.passed:
                 raise _Blocked
             if deadline.passed:
-                raise self.watch.no_answer(f"reading {topic}: not at its end within {deadline.seconds:g} s")
+                raise self.no_answer(f"reading {topic}: not at its end within {deadline.seconds:g} s")
             part = self._fetch(topic, position, min(transactions_deadline.remaining or 1, deadline.remaining))
             if part is not None and part.error_code == Code.OFFSET_OUT_OF_RANGE:
                 log_start = self._offset(topic, EARLIEST, deadline)[0].offset or 0
                 if topic == STATE_TOPIC and log_start > position:
                     raise beginning_lost(log_start)
                 if log_start <= position:
-                    raise self.watch.no_answer(f"reading {topic}: its end has moved back below {position}")
+                    raise self.no_answer(f"reading {topic}: its end has moved back below {position}")
                 part, position = None, log_start  # events may be deleted, state may not
             elif part is not None:
                 self._require(part.error_code, f"reading {topic}")
@@ -377,7 +374,7 @@ class StateStore:
             return None, None
         look = self._log(topic).look(position, max(_LEAST_S, deadline.remaining), metadata)
         if look is not None:
-            self.watch.reached = True
+            self.has_answered = True
             self._looks[topic] = look
             return look.end, look.topic_id
         self._logs.pop(topic, None)  # it may be another topic
@@ -416,7 +413,7 @@ class StateStore:
                 answer = request(max(_LEAST_S, deadline.remaining))
             except (UnreachableError, OutcomeUnknown) as error:
                 reason = error.reason if isinstance(error, UnreachableError) else None
-                if reason is not None or not self.watch.reached or deadline.passed:
+                if reason is not None or not self.has_answered or deadline.passed:
                     raise unreachable(f"{what}: {error}", reason) from error
                 self._client.pause(attempt)
                 attempt += 1
@@ -424,7 +421,7 @@ class StateStore:
                 self._require(error.code, what, error.detail)
                 raise
             else:
-                self.watch.reached = True
+                self.has_answered = True
                 return answer
 
     def _require(self, code: int, what: str, detail: str | None = None) -> None:
@@ -445,7 +442,7 @@ class StateStore:
             if found.error_code != Code.BROKER_NOT_AVAILABLE:
                 break
             if deadline.passed:
-                raise self.watch.no_answer(f"not all brokers answer, and those that do have no topic {topic}")
+                raise self.no_answer(f"not all brokers answer, and those that do have no topic {topic}")
             time.sleep(STEP_S)
         if found.error_code != Code.LEADER_NOT_AVAILABLE:
             self._require(found.error_code, what)
@@ -472,7 +469,7 @@ class StateStore:
         # brokers may not know a new topic yet, or none of its partitions
         while not (described := self._described(topic, deadline)) or not described.topics[topic].partitions:
             if deadline.passed:
-                raise self.watch.no_answer(f"the brokers report no partitions of {topic}")
+                raise self.no_answer(f"the brokers report no partitions of {topic}")
             time.sleep(STEP_S)
         return len(described.topics[topic].partitions)
 

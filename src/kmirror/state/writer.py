@@ -28,10 +28,10 @@ from kmirror.errors import (
     UnreachableError,
 )
 from kmirror.state.event_records import encode_event
-from kmirror.state.librdkafka import SLOW_HINT, Deadline, refused, unreachable
 from kmirror.state.record_kinds import encode, encode_key
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
+from kmirror.state.waiting import SLOW_HINT, Deadline, refused, unreachable
 
 #: After this, brokers abort a dead writer's transaction, which hides what others write meanwhile.
 _TRANSACTION_TIMEOUT_MS = 10_000
@@ -78,16 +78,15 @@ class StateWriter:
         self._lender = kept.lender(self) if kept is not None else None
         self.client = (self._lender and self._lender.client) or ClusterClient(self._store.login)
         writer = TransactionalWriter(self.client, self.transactional_id, transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS)
-        watch = self._store.watch
         try:
-            writer.begin([STATE_TOPIC, EVENTS_TOPIC], lambda: deadline.remaining, patiently=watch.reached)
+            writer.begin([STATE_TOPIC, EVENTS_TOPIC], lambda: deadline.remaining, patiently=self._store.has_answered)
         except KmirrorError as error:
             self.close()
             raise self._known(error, f"taking the transactional id {self.transactional_id}") from error
         except BaseException:
             self.close()
             raise
-        watch.reached = True
+        self._store.has_answered = True
         self._writer = writer
 
     def commit(self, changes: Changes, deadline: Deadline) -> None:
@@ -130,7 +129,7 @@ class StateWriter:
             detail = error.detail if error.what == what else f"{error.what}: {error.detail or error.name}"
             return refused(error.code, error.name, what, detail, self._store.grant(error.code))
         if isinstance(error, UnreachableError):
-            hint = SLOW_HINT if self._store.watch.reached else None
+            hint = SLOW_HINT if self._store.has_answered else None
             return unreachable(f"{what}: {error.message}", error.reason, hint)
         return error
 

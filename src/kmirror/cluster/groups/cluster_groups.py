@@ -17,7 +17,8 @@ from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.groups import share_offsets, streams_groups
+from kmirror.cluster.groups import group_members, share_offsets, streams_groups
+from kmirror.cluster.groups.group_members import DescribedGroup
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
@@ -177,18 +178,29 @@ class ClusterGroups:
         left = seconds - (time.monotonic() - began)
         return codes | (self.commit(group, kind, second, left) if left > 0 else {})
 
-    def topics_of_streams(self, groups: Collection[str]) -> dict[str, frozenset[str] | int]:
-        """Return the topics that applications with group.protocol=streams read, or the error code of a group.
+    def described(self, groups: Mapping[str, ListedGroup]) -> dict[str, DescribedGroup | int]:
+        """Return groups with their members and the topics that these read, or the error code of a group.
+
+        Applications with group.protocol=streams are described by their topics only.
 
         Raises:
             UnreachableError: no broker answers.
         """
 
         def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
-            if not streams_groups.are_described(connection):
-                return dict.fromkeys(some, UNSUPPORTED_VERSION)
-            answers = {group: streams_groups.topics_read(connection, group, timeout) for group in some}
-            return {group: code or topics for group, (code, topics) in answers.items()}
+            by_protocol: defaultdict[str, list[str]] = defaultdict(list)
+            for group in some:
+                by_protocol[groups[group].protocol].append(group)
+            found: dict[str, Any] = dict.fromkeys(some, UNSUPPORTED_VERSION)
+            for protocol, names in by_protocol.items():
+                if protocol == "streams":
+                    if streams_groups.are_described(connection):
+                        found |= {group: streams_groups.describe(connection, group, timeout) for group in names}
+                elif protocol == "consumer":
+                    found |= group_members.describe_consumer(connection, names, timeout)
+                else:
+                    found |= group_members.describe_classic(connection, names, timeout)
+            return found
 
         return self._per_coordinator(sorted(groups), ask, self._timeout) if groups else {}
 
@@ -294,7 +306,7 @@ def _listed(group: Any) -> ListedGroup:
         kind = GroupKind.SHARE
     elif group_type == "classic" and group.protocol_type not in ("", "consumer"):
         kind = GroupKind.OTHER
-    return ListedGroup(group.group_id, kind, group.group_state not in _EMPTY_STATES, group_type == "streams")
+    return ListedGroup(group.group_id, kind, group.group_state not in _EMPTY_STATES, group_type)
 
 
 def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dict[str, Any]:

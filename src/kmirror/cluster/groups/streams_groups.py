@@ -7,6 +7,7 @@ reads, and the changelogs of its stores. Encoded by hand, since no Python librar
 from __future__ import annotations
 
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.groups.group_members import DescribedGroup
 from kmirror.cluster.protocol.wire import (
     INT16,
     INT32,
@@ -32,15 +33,16 @@ def are_described(connection: Connection) -> bool:
     return DESCRIBE_API_KEY in connection.api_versions
 
 
-def topics_read(connection: Connection, group: str, timeout: float) -> tuple[int, frozenset[str]]:
-    """Return a group's error code, and the topics that its application reads; none before it has said so.
+def describe(connection: Connection, group: str, timeout: float) -> DescribedGroup | int:
+    """Return a group with the topics that its application reads, none before it has said so; or its error code.
 
     Raises:
         OutcomeUnknown: no whole answer in time.
         FrameError: an answer that cannot be read.
     """
     body = _ONE_ELEMENT + compact_string(group) + _FALSE + NO_TAGS
-    return decode_topics(connection.ask(DESCRIBE_API_KEY, _VERSION, body, timeout))
+    code, topics = decode_topics(connection.ask(DESCRIBE_API_KEY, _VERSION, body, timeout))
+    return code or DescribedGroup((), topics)
 
 
 @decodes("StreamsGroupDescribe")

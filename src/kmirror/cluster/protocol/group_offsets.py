@@ -26,8 +26,8 @@ class ListedGroup:
     group: str
     kind: GroupKind
     has_members: bool
-    #: Of the streams protocol (KIP-1071), which other requests do not describe.
-    is_streams: bool = False
+    #: Its protocol in lower case: classic, consumer (KIP-848), streams (KIP-1071), share.
+    protocol: str = "classic"
 
 
 class Committed(NamedTuple):

@@ -1,4 +1,4 @@
-"""Translate Java client properties: to our own connections, to Python's TLS, to librdkafka.
+"""Translate Java client properties: to our own connections, to Python's TLS.
 
 `client_config` takes properties as Kafka's tools do, resolves the references in them, reads the stores they name, and
 returns a `ClientConfig` with everything needed to connect. It pickles; the secrets in it never show in its repr.
@@ -13,13 +13,12 @@ import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.security import kerberos
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.login import Login, check_handlers, read_login
 from kmirror.cluster.security.properties import referenced_files
 from kmirror.cluster.security.property_reader import PropertyReader, parse_bootstrap_servers
 from kmirror.cluster.security.tls_material import STORE_LOCATIONS, TlsMaterial, file_stamps, tls_material
-from kmirror.cluster.security.tokens import TokenSource, for_librdkafka
+from kmirror.cluster.security.tokens import TokenSource
 from kmirror.cluster.security.trust import StoredProperties
 from kmirror.errors import PolicyError, Reason, UnreachableError, UsageError
 from kmirror.settings.client_keys import closest_client_key, is_client_key
@@ -101,46 +100,6 @@ class ClientConfig:
             UsageError: the certificates or the key cannot be used.
         """
         return self.tls.current().context() if self.tls is not None else None
-
-    def librdkafka(self, **extra: object) -> dict[str, object]:
-        """Return the configuration for confluent-kafka, `extra` (librdkafka's names, `**{"a.b": 1}`) on top.
-
-        Stores are read again. librdkafka escapes SCRAM user names itself, and has limits of its own for numbers.
-
-        Raises:
-            UsageError: librdkafka's clients in this process already use another Kerberos login.
-            UnreachableError: there is no Kerberos ticket.
-        """
-        config: dict[str, object] = {
-            "bootstrap.servers": ",".join(
-                f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.bootstrap_servers
-            ),
-            "client.id": self.client_id,
-            "security.protocol": self.security_protocol,
-            "socket.timeout.ms": min(max(self.request_timeout_ms, 10), 300_000),
-            "socket.connection.setup.timeout.ms": max(self.connect_timeout_ms, 1000),
-        }
-        optional: dict[str, object] = {
-            "sasl.mechanism": self.sasl_mechanism,
-            "sasl.username": self.username,
-            "sasl.password": self.password,
-            "socket.send.buffer.bytes": self.send_buffer_bytes and min(self.send_buffer_bytes, 100_000_000),
-            "socket.receive.buffer.bytes": self.receive_buffer_bytes and min(self.receive_buffer_bytes, 100_000_000),
-        }
-        if self.tls is not None:
-            tls = self.tls.current()
-            optional |= {
-                "ssl.ca.pem": tls.ca_pem,
-                "ssl.certificate.pem": tls.certificate_pem,
-                "ssl.key.pem": tls.key_pem,
-                "ssl.key.password": tls.key_password,
-                "ssl.endpoint.identification.algorithm": "https" if tls.verify_hostname else "none",
-            }
-        if self.kerberos is not None:
-            optional |= kerberos.for_librdkafka(self.kerberos)
-        if self.tokens is not None:
-            optional["oauth_cb"] = for_librdkafka(self.tokens, self.connect_timeout_ms / 1000)
-        return config | {key: value for key, value in optional.items() if value is not None} | extra
 
 
 def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | None = None) -> ClientConfig:

@@ -2,21 +2,19 @@
 
 There is no wheel of a binding to it for Linux, and a compiler cannot be expected on every worker: the functions that a
 client needs are declared here. The library finds KDCs as all programs of the system do (krb5.conf), keeps tickets in
-memory, and renews them from the keytab in time. librdkafka, which loads the same library, uses the same tickets.
+memory, and renews them from the keytab in time.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import threading
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from typing import Any
 
-from kmirror.errors import Reason, UnreachableError, UsageError
+from kmirror.errors import Reason, UnreachableError
 
 MECHANISM = "GSSAPI"
 
@@ -33,8 +31,6 @@ _PRINCIPAL_NAME = bytes.fromhex("2a864886f71201020201")
 _SERVICE_NAME = bytes.fromhex("2a864886f71201020104")
 #: The security layers that a message offers: none after the login (RFC 4752, section 3.3).
 _NO_LAYER = 1
-#: Where the library looks for what a program does not name.
-_VARIABLES = {"ccache": "KRB5CCNAME", "client_keytab": "KRB5_CLIENT_KTNAME"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,58 +52,6 @@ class KerberosLogin:
             digest = sha256(f"{self.principal}\0{self.keytab}".encode()).hexdigest()[:16]
             return {"client_keytab": f"FILE:{self.keytab}", "ccache": f"MEMORY:kmirror-{digest}"}
         return {"ccache": f"FILE:{self.ticket_cache}"} if self.ticket_cache else {}
-
-
-class _SystemDefaults:
-    """The one login of this process whose tickets are the library's defaults, for clients that cannot name others."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._login: KerberosLogin | None = None
-
-    def replace_by(self, login: KerberosLogin) -> None:
-        """Make this login's tickets the defaults.
-
-        Raises:
-            UsageError: those of another login are.
-        """
-        identity = replace(login, service_name="")
-        with self._lock:
-            if self._login is None:
-                for key, value in login.credential_store().items():
-                    # not in os.environ: programs that we start have other defaults
-                    os.putenv(_VARIABLES[key], value)
-                self._login = identity
-            if self._login != identity:
-                raise UsageError(
-                    f"librdkafka logs in by Kerberos as {self._login} in this process, and cannot as {login}",
-                    "give both clusters the same principal and keytab, or one of them a listener without Kerberos",
-                )
-
-    def are_replaced(self) -> bool:
-        """Return whether the system's own defaults are out of reach."""
-        return self._login is not None and bool(self._login.credential_store())
-
-
-_DEFAULTS = _SystemDefaults()
-
-
-def for_librdkafka(login: KerberosLogin) -> dict[str, object]:
-    """Return librdkafka's properties for a login, and have its clients in this process use the login's tickets.
-
-    Raises:
-        UsageError: they use those of another login.
-        UnreachableError: there are no tickets.
-    """
-    _DEFAULTS.replace_by(login)
-    # without a ticket librdkafka would get one for the first principal of the keytab
-    KerberosClient(login, "HOST").close()
-    return {
-        "sasl.kerberos.service.name": login.service_name,
-        "sasl.kerberos.principal": login.principal,
-        # no kinit, which would replace the tickets of whoever runs us: the library renews ours at each connection
-        "sasl.kerberos.min.time.before.relogin": 0,
-    }
 
 
 class _Buffer(ctypes.Structure):
@@ -185,15 +129,6 @@ class KerberosClient:
 
     def _acquired(self, login: KerberosLogin) -> c_void_p:
         entries = login.credential_store()
-        if _DEFAULTS.are_replaced():
-            if not entries:
-                raise UnreachableError(
-                    f"no default ticket cache for {self._description}: librdkafka logs in with another one",
-                    'name it in sasl.jaas.config: useTicketCache=true ticketCache="PATH"',
-                    Reason.AUTHENTICATION_FAILED,
-                )
-            # an empty cache must not be filled from a keytab that is librdkafka's
-            entries = {"client_keytab": os.environ.get(_VARIABLES["client_keytab"], "MEMORY:kmirror-none"), **entries}
         if login.keytab:
             self._require_readable(login.keytab)
         array = (_StoreEntry * len(entries))(*(_StoreEntry(k.encode(), v.encode()) for k, v in entries.items()))

@@ -125,16 +125,6 @@ class _Login:
 TOKENS = TokenCache()
 
 
-def for_librdkafka(source: TokenSource, timeout: float) -> Callable[[str | None], tuple[Any, ...]]:
-    """Return confluent-kafka's `oauth_cb`; librdkafka reports what it raises as the cause of a failed login."""
-
-    def oauth_cb(_: str | None) -> tuple[str, float, str, dict[str, str]]:
-        token = TOKENS.token(source, timeout)
-        return token.value, token.expires_at, "", dict(source.extensions)
-
-    return oauth_cb
-
-
 def claims_of(token: str) -> Mapping[str, Any]:
     """Return the claims of a JSON web token, unverified; nothing for another kind of token."""
     try:

@@ -34,7 +34,6 @@ from kmirror.ops.rights.protection import settle
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.event_records import Event
 from kmirror.state.group_records import GroupRecord
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     PENDING_ADD,
@@ -47,6 +46,7 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import Changes, State
+from kmirror.state.waiting import Deadline
 from kmirror.sync.group_changes import marked_absent
 from kmirror.sync.setting_changes import MIRROR_VALUES, settings_made
 from kmirror.words import counted, listed

@@ -19,7 +19,7 @@ from kmirror.commands import option
 from kmirror.engine.archive.archive_topic import archive_settings
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import Destination
-from kmirror.state.librdkafka import Deadline, refused, unreachable
+from kmirror.state.waiting import Deadline, refused, unreachable
 
 #: A controller writes a record for each topic, partition and setting, at most 10,000 per request (KRaft's
 #: MAX_RECORDS_PER_USER_OP).

@@ -17,7 +17,6 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import WrongClusterError
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
-from kmirror.state.librdkafka import require_login
 from kmirror.state.lock import take_lock_ahead, transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
@@ -54,7 +53,6 @@ class Destination:
             RefusedError: its id is not `expect_cluster_id`.
         """
         config = client_config(properties)
-        require_login(config)
         client = ClusterClient(config)
         try:
             with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):

@@ -12,9 +12,9 @@ from collections.abc import Collection
 from enum import Enum, auto
 
 from kmirror.ops.base.context import Destination
-from kmirror.state.librdkafka import boottime
 from kmirror.state.records import EngineState, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.state.waiting import boottime
 
 _STEP_S = 0.1
 

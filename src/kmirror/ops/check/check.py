@@ -54,7 +54,6 @@ from kmirror.ops.mirrors.replication import replication_of, weak_replication, we
 from kmirror.ops.probe.probe import probe_destination
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.settings.table import Settings
-from kmirror.state.librdkafka import require_login
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.snapshot import State
@@ -101,7 +100,6 @@ def check(
         given, changed = checked_properties(properties)
         settings = parse_settings(changed)
     config = client_config(destination_properties)
-    require_login(config)
     _check_cleartext(findings, DESTINATION, destination_properties)
     _check_buffers(findings, DESTINATION, config)
     with ClusterClient(config) as client:

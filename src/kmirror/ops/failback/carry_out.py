@@ -26,8 +26,8 @@ from kmirror.ops.verify.comparing import PartitionPairs
 from kmirror.ops.verify.comparing import carry_out as compare_as_planned
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.event_records import Event
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.snapshot import Changes, State
+from kmirror.state.waiting import Deadline
 
 
 def carry_out_plan(run: FailbackRun) -> None:

@@ -30,7 +30,7 @@ from kmirror.ops.mirrors.create import check_name, checked_properties, source_cl
 from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.steps import Checkpoint, StepRunner
 from kmirror.settings.parsing import parse_settings, stored_settings
-from kmirror.state.librdkafka import boottime
+from kmirror.state.waiting import boottime
 from kmirror.work import Watch, unwatched
 
 

@@ -11,42 +11,30 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
 
-from kmirror.cluster.groups.cluster_groups import COORDINATOR_MOVED, GROUP_ID_NOT_FOUND, ClusterGroups
-from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
+from kmirror.cluster.groups.cluster_groups import GROUP_ID_NOT_FOUND, ClusterGroups
+from kmirror.cluster.groups.group_members import DescribedGroup, Member
+from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import BrokerError, TimedOutError, UnreachableError
+from kmirror.errors import TimedOutError, UnreachableError
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.group_facts import reason_of
 from kmirror.ops.groups.restore import CommittedOffsets, known_committed
 from kmirror.settings.table import Settings
 from kmirror.state.group_records import KEPT_OFFSETS, GroupRecord
-from kmirror.state.librdkafka import Deadline, ask, client
 from kmirror.state.snapshot import Changes, State
+from kmirror.state.waiting import Deadline
 from kmirror.words import visible
 
-_TIMEOUT_S = 30.0
 _PAUSE_S = 0.2
 #: How long to wait for groups that are assigning partitions: until then no member reports any.
 _REBALANCE_S = 10.0
-#: The states in which members have what they are assigned, or there are none.
-_SETTLED = frozenset({"STABLE", "EMPTY", "DEAD"})
 
 #: Committed offsets of one topic as they are stored, by group and partition.
 StoredOffsets = Mapping[str, Mapping[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One member of a group, as its coordinator reports it; brokers do not report how long it has been silent."""
-
-    member_id: str
-    client_id: str
-    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +53,17 @@ def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveG
     Raises UnreachableError: the cluster does not answer, or refuses to describe a group.
     """
     groups = ClusterGroups(destination.client)
-    listed = groups.listed()
-    alive = {name: one.kind for name, one in listed.items() if one.has_members}
+    alive = {name: one for name, one in groups.listed().items() if one.has_members}
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for name, offsets in known_committed(groups, {n: k for n, k in alive.items() if k is not GroupKind.OTHER}).items():
+    kinds = {name: one.kind for name, one in alive.items() if one.kind is not GroupKind.OTHER}
+    for name, offsets in known_committed(groups, kinds).items():
         found[name] |= {partition.topic for partition in offsets if partition.topic in topics}
-    streams = groups.topics_of_streams([name for name in alive if listed[name].is_streams])
-    known = {name: read for name, read in streams.items() if not isinstance(read, int) and read}
-    described = _described(destination, [n for n, k in alive.items() if k is GroupKind.CONSUMER and n not in streams])
-    for name, read in {**known, **{name: assigned for name, (_, assigned) in described.items()}}.items():
-        found[name] |= read & set(topics)
-    consumers = {name for name, kind in alive.items() if kind is GroupKind.CONSUMER}
-    undescribed = {name for name in consumers - known.keys() if not found[name] and not described.get(name)}
+    consumers = {name: one for name, one in alive.items() if one.kind is GroupKind.CONSUMER}
+    described = _described(groups, consumers)
+    for name, one in described.items():
+        found[name] |= one.topics & set(topics)
+    # one whose members have left since is not described either
+    undescribed = {name for name in consumers if not found[name] and not _is_known(described.get(name))}
     if undescribed:
         again = groups.listed()
         for name in sorted(undescribed):
@@ -86,10 +73,14 @@ def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveG
                     "stop its consumers, and run the same command again",
                 )
     return [
-        LiveGroup(name, tuple(sorted(some)), described[name][0] if name in described else ())
+        LiveGroup(name, tuple(sorted(some)), described[name].members if name in described else ())
         for name, some in sorted(found.items())
         if some
     ]
+
+
+def _is_known(described: DescribedGroup | None) -> bool:
+    return described is not None and bool(described.members or described.topics)
 
 
 def committed_offsets(destination: Destination, topics: Collection[str]) -> CommittedOffsets:
@@ -195,52 +186,32 @@ def _with_ours(
     return replace(record, offsets=offsets, skipped=None)
 
 
-def _described(destination: Destination, groups: Collection[str]) -> dict[str, tuple[tuple[Member, ...], set[str]]]:
-    """Return the members of groups that have some, and the topics they are assigned; waits while they are assigned.
+def _described(groups: ClusterGroups, wanted: Mapping[str, ListedGroup]) -> dict[str, DescribedGroup]:
+    """Return what members of groups read, without groups that are gone; waits while they are assigned partitions.
 
     Raises TimedOutError, UnreachableError: that is unknown for a group.
     """
-    from confluent_kafka.admin import AdminClient
-
-    if not groups:
-        return {}
-    store = destination.store
-    admin = client(AdminClient, store.config, store.watch)
-    found: dict[str, tuple[tuple[Member, ...], set[str]]] = {}
-    deadline = Deadline(_REBALANCE_S)
-    for group in groups:
-
-        def request(group: str = group) -> Future[Any]:
-            asked: Future[Any] = admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group]
-            return asked
-
-        described = None
-        while described is None or (described.state.name not in _SETTLED and not deadline.passed):
-            if described is not None:
-                time.sleep(_PAUSE_S)
-            try:
-                described = ask(request, admin, store.watch, Deadline(_TIMEOUT_S), f"describing group {visible(group)}")
-            except BrokerError as error:
-                if error.code == GROUP_ID_NOT_FOUND:
-                    break  # it is gone
-                if error.code not in COORDINATOR_MOVED or deadline.passed:
-                    raise UnreachableError(
-                        f"which topics group {visible(group)} reads is unknown: {error}", "run the same command again"
-                    ) from error
-                time.sleep(_PAUSE_S)
-        if described is None or not described.members:
-            continue
-        if described.state.name not in _SETTLED:
+    found: dict[str, DescribedGroup] = {}
+    left, deadline = dict(wanted), Deadline(_REBALANCE_S)
+    while left:
+        answers = groups.described(left)
+        for name, answer in answers.items():
+            if isinstance(answer, DescribedGroup):
+                found[name] = answer
+            elif answer == GROUP_ID_NOT_FOUND:
+                found.pop(name, None)
+            elif wanted[name].protocol != "streams":
+                raise UnreachableError(
+                    f"which topics group {visible(name)} reads is unknown: {code_name(answer)}",
+                    "run the same command again",
+                )
+        left = {name: left[name] for name in answers if name in found and not found[name].is_settled}
+        if left and deadline.passed:
             raise TimedOutError(
-                f"which topics group {visible(group)} reads is unknown: it has been rebalancing for {_REBALANCE_S:g} s",
+                f"which topics group {visible(min(left))} reads is unknown: it has been rebalancing for "
+                f"{_REBALANCE_S:g} s",
                 "wait until its members are assigned their partitions, or stop them, and run the same command again",
             )
-        members = tuple(Member(one.member_id, one.client_id, one.host) for one in described.members)
-        assigned = {
-            partition.topic
-            for member in described.members
-            if member.assignment
-            for partition in member.assignment.topic_partitions
-        }
-        found[group] = (members, assigned)
+        if left:
+            time.sleep(_PAUSE_S)
     return found

@@ -22,8 +22,8 @@ from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms
 from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.groups.group_facts import reason_of
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord, GroupsRecord
-from kmirror.state.librdkafka import boottime
 from kmirror.state.snapshot import Changes, State
+from kmirror.state.waiting import boottime
 from kmirror.sync.group_changes import WITH_DETAIL, GroupPlan, MirroredTopics, metadata_length, recorded, restricted
 from kmirror.words import visible
 

@@ -33,9 +33,9 @@ from kmirror.ops.groups.group_facts import (
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.table import Settings
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord
-from kmirror.state.librdkafka import Deadline, boottime
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.state.waiting import Deadline, boottime
 from kmirror.sync.group_changes import GroupPlan, MirroredTopics, OffsetPlan, kept_offsets, marked_absent
 from kmirror.words import counted, listed, visible
 

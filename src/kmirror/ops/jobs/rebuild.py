@@ -48,7 +48,6 @@ from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.event_records import Event
-from kmirror.state.librdkafka import Deadline
 from kmirror.state.records import (
     PENDING_REBUILD,
     DesiredState,
@@ -62,6 +61,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import STATE_TOPIC
+from kmirror.state.waiting import Deadline
 from kmirror.sync.setting_changes import SettingsPlan, as_first_source, settings_for, settings_made
 from kmirror.words import counted
 from kmirror.work import Meter, Watch, unwatched

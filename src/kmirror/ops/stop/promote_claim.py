@@ -15,9 +15,9 @@ from kmirror.commands import on_topics
 from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError
 from kmirror.ops.base.context import Destination, actor, change, now_ms
 from kmirror.state.event_records import Event
-from kmirror.state.librdkafka import boottime
 from kmirror.state.records import PENDING_PROMOTE, PENDING_STOP, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.state.waiting import boottime
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.words import at_time
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from kmirror.state.librdkafka import boottime
+from kmirror.state.waiting import boottime
 
 #: Called with what each step does, once it is done.
 Checkpoint = Callable[[str], None]
