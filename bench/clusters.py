@@ -16,7 +16,7 @@ from bench.measure import DESTINATION, SOURCE
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.lane.control import append_to
+from kmirror.engine.lane.reports.control import append_to
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.cluster_spec import NodeSpec, nodes_on, ports_needed
 from kmirror_sandbox.ports import LOOPBACK, free_ports

@@ -157,7 +157,7 @@ class Copying:
     def _claim(self) -> None:
         """Write the engine's record; the caller holds the lock."""
         from kmirror.cluster.protocol.records import Record, make_batch
-        from kmirror.engine.lane.control import STATE_PARTITION, append_to
+        from kmirror.engine.lane.reports.control import STATE_PARTITION, append_to
         from kmirror.state.record_kinds import encode
         from kmirror.state.records import EngineRecord, EngineState, Incarnation
 
@@ -185,8 +185,8 @@ class Copying:
 def _copy(given: Mapping[str, Any]) -> int:
     """Run the lane to its end."""
     from kmirror.engine.lane.lane import Lane
-    from kmirror.engine.lane.report import row_of
-    from kmirror.engine.lane.states import Status
+    from kmirror.engine.lane.partition.states import Status
+    from kmirror.engine.lane.reports.row_reports import row_of
     from kmirror.engine.spec import LaneSpec, own_producer_id
     from kmirror.state.assignment import Assignment
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _JUDGE = "engine/histories/judge.py"
-_COPY = "engine/lane/partition_copy.py"
-_COPY_FILLS = "engine/lane/partition_fills.py"
-_MEMORY = "engine/lane/broker_memory.py"
-_INTAKE = "engine/lane/intake.py"
+_COPY = "engine/lane/partition/partition_copy.py"
+_COPY_FILLS = "engine/lane/partition/partition_fills.py"
+_MEMORY = "engine/lane/partition/broker_memory.py"
+_INTAKE = "engine/lane/partition/intake.py"
 _MERGE = "cluster/protocol/merge.py"
 _FILL = "cluster/protocol/fill_plan.py"
-_CONTROL = "engine/lane/control.py"
+_CONTROL = "engine/lane/reports/control.py"
 _GROUPS = "sync/group_changes.py"
 _GROUP_EXPIRY = "ops/groups/expiry.py"
 _REPORT = "ops/stop/report.py"
@@ -149,7 +149,7 @@ MUTANTS = (
     ),
     Mutant(
         "fill a log whose source is silent",
-        "engine/lane/partition_fills.py",
+        "engine/lane/partition/partition_fills.py",
         "log_end_probed",
         "source.fell_silent(Trouble(Reason.SOURCE_SILENT, message))",
         "copy.intake.take_in_end_gap(found.until)",
@@ -303,7 +303,7 @@ MUTANTS = (
     ),
     Mutant(
         "resume after a divergence without proof",
-        "engine/lane/retry.py",
+        "engine/lane/partition/retry.py",
         "Retry.unproven",
         "self.failure if self._needs_proof and tail is not TailMatch.SAME else None",
         "None",
@@ -312,7 +312,7 @@ MUTANTS = (
     ),
     Mutant(
         "believe a broker that names no topic ids",
-        "engine/lane/topic_proof.py",
+        "engine/lane/brokers/topic_proof.py",
         "TopicProof._part",
         "self._ids[part.key.topic] == part.key.topic_id",
         "part.key.topic in self._ids",
@@ -367,7 +367,7 @@ MUTANTS = (
     ),
     Mutant(
         "fill a gap while batches are on their way",
-        "engine/lane/partition_fills.py",
+        "engine/lane/partition/partition_fills.py",
         "gap_to_fill",
         "copy.in_flight",
         "False",
@@ -376,7 +376,7 @@ MUTANTS = (
     ),
     Mutant(
         "take an unknown outcome for a refusal",
-        "engine/lane/refusals.py",
+        "engine/lane/partition/refusals.py",
         "may_be_appended",
         "code not in _NOT_APPENDED",
         "False",
@@ -412,7 +412,7 @@ MUTANTS = (
     ),
     Mutant(
         "ignore a diverging epoch",
-        "engine/lane/refusals.py",
+        "engine/lane/partition/refusals.py",
         "unusable",
         "if answer.diverging_epoch: ...",
         "if answer.diverging_epoch and answer.error_code: ...",
@@ -570,7 +570,7 @@ MUTANTS = (
     ),
     Mutant(
         "fill one offset too many",
-        "engine/lane/log_start.py",
+        "engine/lane/partition/log_start.py",
         "LogStart.fill_then_trim",
         "to, now_ms, None",
         "to + 1, now_ms, None",
@@ -607,7 +607,7 @@ MUTANTS = (
     ),
     Mutant(
         "send past the deadline",
-        "engine/lane/connections.py",
+        "engine/lane/brokers/connections.py",
         "Connections._is_too_late",
         "now() < self._deadline()",
         "self._deadline is not None",

@@ -12,8 +12,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now
-from kmirror.engine.lane.control import STATE_PARTITION, LaneControl, append_to
-from kmirror.engine.lane.report import RowChanges
+from kmirror.engine.lane.reports.control import STATE_PARTITION, LaneControl, append_to
+from kmirror.engine.lane.reports.row_reports import RowChanges
 from kmirror.engine.spec import LaneSpec
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic

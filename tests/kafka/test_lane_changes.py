@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.lane.lane import Lane
-from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import Outcome

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.lane import control
-from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.partition.states import Status
+from kmirror.engine.lane.reports import control
 from kmirror.state.records import Incarnation
 from tests.support.clusters import ClusterPair
 from tests.support.lane import Mirror

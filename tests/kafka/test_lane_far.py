@@ -15,8 +15,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from kmirror.engine.clock import now
+from kmirror.engine.lane.brokers.links import DestinationLink
 from kmirror.engine.lane.lane import Lane
-from kmirror.engine.lane.links import DestinationLink
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.far_logs import write

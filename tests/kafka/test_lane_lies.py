@@ -13,8 +13,8 @@ from kafka.protocol.producer import ProduceResponse
 
 from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.wire import FrameError
-from kmirror.engine.lane import source_view
-from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition import source_view
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.errors import Reason
 from tests.support.hostile import repaired
 from tests.support.lane import Mirror, copy_of, fill

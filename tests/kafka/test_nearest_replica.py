@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 from confluent_kafka import Producer
 
+from kmirror.engine.lane.brokers.links import SourceLink
 from kmirror.engine.lane.fetching import Fetching
-from kmirror.engine.lane.links import SourceLink
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.lane import Mirror
 from tests.support.leader import create_topic

@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.writing.fence import FenceResult, Writer, fence
 from kmirror.engine.clock import now_ms
-from kmirror.engine.lane.control import append_to
+from kmirror.engine.lane.reports.control import append_to
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add

@@ -18,10 +18,10 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.lane.control import STATE_PARTITION, append_to
 from kmirror.engine.lane.lane import Lane
-from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.report import row_of
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.reports.control import STATE_PARTITION, append_to
+from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.engine.spec import LaneResult, LaneSpec, own_producer_id
 from kmirror.state.assignment import Assignment
 from kmirror.state.record_kinds import Record as StateRecord

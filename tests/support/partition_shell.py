@@ -12,10 +12,10 @@ from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Copy, Facts, Trouble, Verdict
-from kmirror.engine.lane.counts import Counts
-from kmirror.engine.lane.intake import Frame, GuardedBatch
-from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy
-from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.partition.counts import Counts
+from kmirror.engine.lane.partition.intake import Frame, GuardedBatch
+from kmirror.engine.lane.partition.partition_copy import MAX_IN_FLIGHT, PartitionCopy
+from kmirror.engine.lane.partition.states import Status
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
 

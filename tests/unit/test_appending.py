@@ -12,8 +12,8 @@ from kmirror.cluster.protocol import produce
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now_ms
 from kmirror.engine.lane.appending import Appending
-from kmirror.engine.lane.connections import Connections
-from kmirror.engine.lane.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest
+from kmirror.engine.lane.brokers.connections import Connections
+from kmirror.engine.lane.brokers.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest
 from tests.support.frames import PLAIN
 from tests.support.partition_shell import Shell, facts, producer_state, stored
 

@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from kmirror.engine.lane.breadth import Breadth
+from kmirror.engine.lane.pace.breadth import Breadth
 
 MB = 1_000_000.0
 TICK = 0.1

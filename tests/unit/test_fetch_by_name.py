@@ -14,7 +14,7 @@ from kmirror.cluster.protocol import metadata
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey, FetchPosition, FetchSession
 from kmirror.cluster.protocol.wire import FrameError
-from kmirror.engine.lane.topic_proof import TopicProof
+from kmirror.engine.lane.brokers.topic_proof import TopicProof
 from tests.support.fetch_messages import SESSION, A, B
 
 ORDERS, AUDIT = FetchKey(A.bytes, 0, "orders"), FetchKey(B.bytes, 2, "ängste")

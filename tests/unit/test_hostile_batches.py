@@ -37,8 +37,8 @@ from kmirror.cluster.protocol.records import (
 )
 from kmirror.cluster.protocol.wire import read_varint, varint
 from kmirror.engine.histories.judge import Fail
-from kmirror.engine.lane.counts import Counts
-from kmirror.engine.lane.intake import Frame, Gap, GuardedBatch, Intake
+from kmirror.engine.lane.partition.counts import Counts
+from kmirror.engine.lane.partition.intake import Frame, Gap, GuardedBatch, Intake
 from kmirror.errors import Reason
 from tests.support.hostile import (
     AMOUNTS,

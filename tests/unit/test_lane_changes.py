@@ -9,8 +9,8 @@ import pytest
 from kmirror.cluster.protocol.codes import Code
 from kmirror.engine.histories.judge import Fail
 from kmirror.engine.lane.changes import Changes
-from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.report import row_of
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
 from kmirror.state.records import LaneChangeRecord

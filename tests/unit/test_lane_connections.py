@@ -13,8 +13,8 @@ import pytest
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
-from kmirror.engine.lane.connections import Connections
-from kmirror.engine.lane.loop import Loop
+from kmirror.engine.lane.brokers.connections import Connections
+from kmirror.engine.lane.brokers.loop import Loop
 from kmirror.errors import Reason
 from tests.support.frames import PLAIN, framed
 

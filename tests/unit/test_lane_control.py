@@ -9,9 +9,9 @@ import pytest
 from kmirror.cluster.follower import PollResult
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.lane import control
-from kmirror.engine.lane.control import LaneControl
-from kmirror.engine.lane.report import RowChanges
+from kmirror.engine.lane.reports import control
+from kmirror.engine.lane.reports.control import LaneControl
+from kmirror.engine.lane.reports.row_reports import RowChanges
 from kmirror.engine.spec import LaneSpec
 from kmirror.state.record_kinds import encode
 from kmirror.state.records import EngineRecord, EngineState, Incarnation, LaneChangeRecord, ProgressRecord

@@ -12,8 +12,8 @@ from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.filler import FILLER_RECORDS
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, Silence
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
-from kmirror.engine.lane.intake import Gap, GuardedBatch
-from kmirror.engine.lane.partition_fills import (
+from kmirror.engine.lane.partition.intake import Gap, GuardedBatch
+from kmirror.engine.lane.partition.partition_fills import (
     fill_answered,
     fill_uncertain,
     filled_by_transactions,
@@ -25,7 +25,7 @@ from kmirror.engine.lane.partition_fills import (
     trim_due,
     trimmed,
 )
-from kmirror.engine.lane.report import row_of
+from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.errors import Reason
 from tests.support.partition_shell import EPOCH_MS, SETTLE, Shell, changed, facts, producer_state, sequence_of, stored
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.lane.pages import COLD_SECONDS, MOST_LOOSE, PAGE_ROWS, Pages
+from kmirror.engine.lane.reports.pages import COLD_SECONDS, MOST_LOOSE, PAGE_ROWS, Pages
 from kmirror.engine.lanes.joined_reports import ALL_SECONDS, LaneReports
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import LaneRowsRecord, PartitionState, ProgressRecord, ProgressRow

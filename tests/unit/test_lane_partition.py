@@ -14,9 +14,9 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchPosition
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.engine.histories.judge import Copy, Fail, TailMatch
-from kmirror.engine.lane.broker_memory import CLOCK_SLACK_MS
-from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT
-from kmirror.engine.lane.report import row_of
+from kmirror.engine.lane.partition.broker_memory import CLOCK_SLACK_MS
+from kmirror.engine.lane.partition.partition_copy import MAX_IN_FLIGHT
+from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.errors import Reason
 from tests.support.partition_shell import (
     DAY_MS,

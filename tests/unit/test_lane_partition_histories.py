@@ -24,14 +24,14 @@ from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Facts, TailMatch, Trouble, judge
-from kmirror.engine.lane.intake import Frame, GuardedBatch
-from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy
-from kmirror.engine.lane.partition_fills import (
+from kmirror.engine.lane.partition.intake import Frame, GuardedBatch
+from kmirror.engine.lane.partition.partition_copy import MAX_IN_FLIGHT, PartitionCopy
+from kmirror.engine.lane.partition.partition_fills import (
     fill_answered,
     log_end_seen,
     next_fill_step,
 )
-from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.partition.states import Status
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
 from tests.support.partition_shell import sequence_of

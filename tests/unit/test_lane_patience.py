@@ -6,7 +6,7 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.engine.histories.judge import Facts, Fail, Trouble, Wait
-from kmirror.engine.lane.report import row_of
+from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.errors import Reason
 from tests.support.partition_shell import DAY_MS, Shell, facts, stored
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from kmirror.engine.lane import report
-from kmirror.engine.lane.counts import Counts
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.report import Reports
-from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.partition.counts import Counts
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.states import Status
+from kmirror.engine.lane.reports import row_reports as report
+from kmirror.engine.lane.reports.row_reports import Reports
 from kmirror.state.assignment import Assignment
 from kmirror.state.records import ProgressRow
 from tests.support.frames import PLAIN

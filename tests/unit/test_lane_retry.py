@@ -8,8 +8,8 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, TailMatch, Trouble, Verdict, Wait
-from kmirror.engine.lane.report import row_of
-from kmirror.engine.lane.retry import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
+from kmirror.engine.lane.partition.retry import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
+from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.errors import Reason
 from kmirror.state.records import ProgressRow
 from tests.support.partition_shell import ASSIGNMENT, EPOCH_MS, Shell, changed, facts, producer_state, stored

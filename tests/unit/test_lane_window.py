@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from kmirror.engine.lane.window import LEAST_BYTES, LEAST_FAR_BYTES, Window
+from kmirror.engine.lane.pace.window import LEAST_BYTES, LEAST_FAR_BYTES, Window
 
 REQUEST = 1 << 20
 

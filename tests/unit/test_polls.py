@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kmirror.cluster.protocol.fetch import FetchedPartition
-from kmirror.engine.lane.intake import Frame
-from kmirror.engine.lane.links import Poll
-from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.brokers.links import Poll
+from kmirror.engine.lane.partition.intake import Frame
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.engine.lane.polls import Polls
 from tests.support.partition_shell import KEY, Shell, facts, stored
 

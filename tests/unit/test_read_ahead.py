@@ -11,8 +11,8 @@ from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
 from kmirror.cluster.protocol.records import read_records
-from kmirror.engine.lane.counts import Counts
-from kmirror.engine.lane.intake import Frame, Gap, Intake
+from kmirror.engine.lane.partition.counts import Counts
+from kmirror.engine.lane.partition.intake import Frame, Gap, Intake
 from tests.support.histories import OWN_ID, Log, _Writer, clean
 
 PARTITION = TopicPartition("orders", 0)

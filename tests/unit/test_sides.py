@@ -12,8 +12,8 @@ from kmirror.engine.driver import source_monitor
 from kmirror.engine.histories import identity_check, inspection
 from kmirror.engine.histories.judge import Fail, Trouble
 from kmirror.engine.histories.section_reader import Unreadable
-from kmirror.engine.lane import background_requests
-from kmirror.engine.lane.refusals import append_refused, fetch_refused
+from kmirror.engine.lane.brokers import background_requests
+from kmirror.engine.lane.partition.refusals import append_refused, fetch_refused
 from kmirror.errors import LINK_REFUSED, BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from tests.support.judging import ASSIGNMENT
 

@@ -6,8 +6,8 @@ from typing import cast
 
 from kmirror.cluster.protocol.fetch import FetchKey
 from kmirror.cluster.stream import Stream
-from kmirror.engine.lane.links import SourceLink
-from kmirror.engine.lane.source_view import SourceView
+from kmirror.engine.lane.brokers.links import SourceLink
+from kmirror.engine.lane.partition.source_view import SourceView
 from tests.support.partition_shell import Shell, facts
 
 

@@ -15,7 +15,7 @@ from kmirror.cluster.connection import MAX_FRAME_BYTES, Connection
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.stream import Stream
-from kmirror.engine.lane.links import DestinationLink, ProduceRequest
+from kmirror.engine.lane.brokers.links import DestinationLink, ProduceRequest
 from kmirror.errors import OutcomeUnknown
 from tests.support.frames import PLAIN, framed, is_readable, receive
 from tests.support.waiting import PATIENCE_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmirror.engine.lane.fetching import whole_batches
-from kmirror.engine.lane.throttle import Throttle
+from kmirror.engine.lane.pace.throttle import Throttle
 from kmirror.engine.lanes.throttle_shares import LaneUse, ThrottleShares
 
 MB = 1_000_000

@@ -25,7 +25,7 @@ from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.driver.source_login import LoginReport, SourceLogin, contact_changes
 from kmirror.engine.driver.source_monitor import SourceMonitor, SourceReport
 from kmirror.engine.executors import connections_of
-from kmirror.engine.lane.control import STATE_PARTITION
+from kmirror.engine.lane.reports.control import STATE_PARTITION
 from kmirror.engine.lanes.joined_reports import LaneReports
 from kmirror.engine.lanes.lane_balancer import LaneBalancer
 from kmirror.engine.lanes.lane_jobs import LaneRunner

@@ -16,15 +16,15 @@ from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchK
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, ReadAhead
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
-from kmirror.engine.lane.breadth import Breadth
-from kmirror.engine.lane.connections import Connections
-from kmirror.engine.lane.intake import Frame
+from kmirror.engine.lane.brokers.connections import Connections
+from kmirror.engine.lane.brokers.links import AheadLink, AheadRequest, Poll
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import AheadLink, AheadRequest, Poll
-from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.pace.breadth import Breadth
+from kmirror.engine.lane.pace.throttle import Throttle
+from kmirror.engine.lane.partition.intake import Frame
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.states import Status
 from kmirror.engine.lane.polls import Polls
-from kmirror.engine.lane.states import Status
-from kmirror.engine.lane.throttle import Throttle
 from kmirror.errors import Reason
 from kmirror.words import counted
 

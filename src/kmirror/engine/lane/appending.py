@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from kmirror.cluster.protocol import produce
 from kmirror.engine.clock import now, now_ms
+from kmirror.engine.lane.brokers.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest, require_answer
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.fills import Fills
-from kmirror.engine.lane.intake import GuardedBatch
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest, require_answer
-from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.intake import GuardedBatch
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.states import ALONE
 from kmirror.engine.lane.spreading import Spreading
-from kmirror.engine.lane.states import ALONE
 from kmirror.errors import Reason
 
 #: While the maximum is in flight, wake up only for this many responses at once.

@@ -24,12 +24,12 @@ from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.ahead import Ahead
-from kmirror.engine.lane.intake import Frame
+from kmirror.engine.lane.brokers.links import AheadLink, SourceLink
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import AheadLink, SourceLink
-from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.states import SourceRole, Status
-from kmirror.engine.lane.throttle import Throttle
+from kmirror.engine.lane.pace.throttle import Throttle
+from kmirror.engine.lane.partition.intake import Frame
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.states import SourceRole, Status
 from kmirror.errors import Reason
 
 #: How much one fetch may return, in total and of one partition. Small enough to stay in the CPU cache while it is

@@ -17,12 +17,12 @@ from kmirror.cluster.protocol.read_up_to import ReadUpTo
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.histories.judge import Trouble
-from kmirror.engine.lane import partition_fills
+from kmirror.engine.lane.brokers.links import FillLink
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import FillLink
-from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.partition import partition_fills
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.states import Status
 from kmirror.errors import Reason
 
 #: The most partitions to fill in one request by transactions.

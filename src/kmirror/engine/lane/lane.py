@@ -18,17 +18,17 @@ from kmirror.engine import lifeline
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.histories.judge import Facts, judge
 from kmirror.engine.lane.appending import Appending
-from kmirror.engine.lane.background_requests import BackgroundRequests
+from kmirror.engine.lane.brokers.background_requests import BackgroundRequests
+from kmirror.engine.lane.brokers.loop import Loop
 from kmirror.engine.lane.changes import Changes
-from kmirror.engine.lane.control import LaneControl
 from kmirror.engine.lane.fetching import FETCH_BYTES, Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.log_end_checks import LogEndChecks
-from kmirror.engine.lane.loop import Loop
-from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.report import Reports, RowChanges
-from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.states import Status
+from kmirror.engine.lane.reports.control import LaneControl
+from kmirror.engine.lane.reports.row_reports import Reports, RowChanges
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import Reason

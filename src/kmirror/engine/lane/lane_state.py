@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from kmirror.cluster.security.client_config import ClientConfig
-from kmirror.engine.lane.background_requests import BackgroundRequests
-from kmirror.engine.lane.connections import Connections
-from kmirror.engine.lane.control import LaneControl
-from kmirror.engine.lane.intake import Frame
-from kmirror.engine.lane.links import DestinationLink, FillLink, SourceLink
-from kmirror.engine.lane.loop import Loop
-from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.states import SourceRole
+from kmirror.engine.lane.brokers.background_requests import BackgroundRequests
+from kmirror.engine.lane.brokers.connections import Connections
+from kmirror.engine.lane.brokers.links import DestinationLink, FillLink, SourceLink
+from kmirror.engine.lane.brokers.loop import Loop
+from kmirror.engine.lane.partition.intake import Frame
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.states import SourceRole
+from kmirror.engine.lane.reports.control import LaneControl
 from kmirror.engine.spec import LaneSpec
 from kmirror.state.assignment import Assignment
 

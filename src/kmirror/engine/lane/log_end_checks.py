@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.histories.judge import Trouble
-from kmirror.engine.lane.background_requests import BackgroundRequests
-from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.brokers.background_requests import BackgroundRequests
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.errors import Reason
 
 CHECK_SECONDS = 10.0

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
 from kmirror.cluster.protocol.read_ahead import covered, goes_on
-from kmirror.engine.lane.intake import Frame
-from kmirror.engine.lane.links import AheadLink, Poll
-from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.brokers.links import AheadLink, Poll
+from kmirror.engine.lane.partition.intake import Frame
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 
 #: One round trip has so many steps, but none is shorter than this, in seconds.
 _STEPS = 8

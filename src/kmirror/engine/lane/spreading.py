@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 
 from kmirror.cluster.stream import Stream
-from kmirror.engine.lane.breadth import Breadth
+from kmirror.engine.lane.brokers.links import DestinationLink
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.links import DestinationLink
-from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy
+from kmirror.engine.lane.pace.breadth import Breadth
+from kmirror.engine.lane.partition.partition_copy import MAX_IN_FLIGHT, PartitionCopy
 
 _log = logging.getLogger(__name__)
 

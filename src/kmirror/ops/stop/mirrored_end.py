@@ -5,8 +5,8 @@ writes under producer ids that brokers never assign, so a batch's producer id sh
 lane has confirmed are read: up to there the log was compared with its source.
 
 Nothing has to be read in two cases: a lane has confirmed the whole log; or the last sequence number that the leader
-knows of the mirror's producer matches the log end. Sequence numbers are offsets (`engine/lane/partition_copy.py`), and
-records of other clients would have moved the end.
+knows of the mirror's producer matches the log end. Sequence numbers are offsets
+(`engine/lane/partition/partition_copy.py`), and records of other clients would have moved the end.
 """
 
 from __future__ import annotations

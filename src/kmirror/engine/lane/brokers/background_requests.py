@@ -30,7 +30,7 @@ from kmirror.engine.clock import now
 from kmirror.engine.histories.identity_check import destination_trouble
 from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import Facts, Trouble
-from kmirror.engine.lane.links import LinkKind
+from kmirror.engine.lane.brokers.links import LinkKind
 from kmirror.engine.spec import LaneSpec, filling_prefix, filling_transactional_ids
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason

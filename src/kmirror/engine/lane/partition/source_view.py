@@ -5,7 +5,7 @@ from __future__ import annotations
 from kmirror.cluster.protocol.batch import LOG_OVERHEAD, PREFIX
 from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.engine.histories.judge import Facts, Trouble
-from kmirror.engine.lane.states import SourceRole
+from kmirror.engine.lane.partition.states import SourceRole
 
 #: A batch larger than this is returned alone, whatever the fetch size.
 _LARGE = 2 << 20

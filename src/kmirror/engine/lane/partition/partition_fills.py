@@ -8,9 +8,9 @@ from __future__ import annotations
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, ReadUpTo, Silence, silent_text
 from kmirror.engine.histories.judge import Fail, Trouble
-from kmirror.engine.lane.intake import Gap
-from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.partition.intake import Gap
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.states import Status
 from kmirror.errors import Reason
 
 # -- gaps --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRow
 
 _RATE_SECONDS = 0.5

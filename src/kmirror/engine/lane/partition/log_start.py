@@ -6,7 +6,7 @@ once everything before it is appended.
 
 from __future__ import annotations
 
-from kmirror.engine.lane.intake import Intake
+from kmirror.engine.lane.partition.intake import Intake
 
 
 class LogStart:

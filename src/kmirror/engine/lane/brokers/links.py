@@ -21,11 +21,11 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, Range, ReadAhead
 from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.cluster.stream import Stream
-from kmirror.engine.lane.intake import GuardedBatch
-from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.states import SourceRole
-from kmirror.engine.lane.topic_proof import TopicProof
-from kmirror.engine.lane.window import Window
+from kmirror.engine.lane.brokers.topic_proof import TopicProof
+from kmirror.engine.lane.pace.window import Window
+from kmirror.engine.lane.partition.intake import GuardedBatch
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
+from kmirror.engine.lane.partition.states import SourceRole
 
 LinkKind = Literal["source", "ahead", "destination", "fill"]
 #: The most Produce requests in flight on a connection: over a short path, and over a long one, where the window limits.

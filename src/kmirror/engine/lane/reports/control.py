@@ -31,9 +31,9 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.lane.counts import Counts
-from kmirror.engine.lane.pages import Pages
-from kmirror.engine.lane.report import RowChanges
+from kmirror.engine.lane.partition.counts import Counts
+from kmirror.engine.lane.reports.pages import Pages
+from kmirror.engine.lane.reports.row_reports import RowChanges
 from kmirror.engine.spec import LaneSpec
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from kmirror.engine.lane.intake import GuardedBatch, filled_offsets_of
+from kmirror.engine.lane.partition.intake import GuardedBatch, filled_offsets_of
 
 #: Broker and worker clocks may differ by this much before the age of the memory is misjudged.
 CLOCK_SLACK_MS = 30_000

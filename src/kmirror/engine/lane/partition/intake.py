@@ -44,7 +44,7 @@ from kmirror.cluster.protocol.merge import FEW_PLAIN_RECORDS, is_small, merge
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Hole, Run, pieces
 from kmirror.engine.histories.judge import Fail
-from kmirror.engine.lane.counts import Counts
+from kmirror.engine.lane.partition.counts import Counts
 from kmirror.errors import KmirrorError, Reason
 
 _SPECIAL = LOG_APPEND_TIME | TRANSACTIONAL | CONTROL

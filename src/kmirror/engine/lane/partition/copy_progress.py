@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, TailMatch
-from kmirror.engine.lane.counts import Counts
-from kmirror.engine.lane.intake import Gap, GuardedBatch
+from kmirror.engine.lane.partition.counts import Counts
+from kmirror.engine.lane.partition.intake import Gap, GuardedBatch
 from kmirror.state.assignment import Assignment
 
 

@@ -15,9 +15,9 @@ from typing import Generic, Protocol, TypeVar
 from kmirror.cluster.protocol.wire import Buffer, FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
-from kmirror.engine.lane.background_requests import BackgroundRequests
-from kmirror.engine.lane.links import LinkKind
-from kmirror.engine.lane.loop import Loop
+from kmirror.engine.lane.brokers.background_requests import BackgroundRequests
+from kmirror.engine.lane.brokers.links import LinkKind
+from kmirror.engine.lane.brokers.loop import Loop
 from kmirror.errors import OutcomeUnknown, Reason
 
 Key = TypeVar("Key", bound=Hashable)

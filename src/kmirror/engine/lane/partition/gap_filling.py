@@ -10,7 +10,7 @@ from __future__ import annotations
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fill_plan import Done, Failed, FillPlan, Obstacle, ReadLeader, WriteMarkers
 from kmirror.engine.histories.judge import Fail, Trouble
-from kmirror.engine.lane.intake import Gap, Intake
+from kmirror.engine.lane.partition.intake import Gap, Intake
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
 

@@ -24,16 +24,16 @@ from kmirror.cluster.protocol.fetch import FetchedPartition, FetchPosition
 from kmirror.cluster.protocol.produce import Append
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, TailMatch, Trouble, Verdict, Wait
-from kmirror.engine.lane.broker_memory import BrokerMemory
-from kmirror.engine.lane.counts import Counts
-from kmirror.engine.lane.gap_filling import Filled, GapFilling
-from kmirror.engine.lane.intake import Frame, Gap, GuardedBatch, Intake
-from kmirror.engine.lane.log_start import LogStart
-from kmirror.engine.lane.progress import Progress
-from kmirror.engine.lane.refusals import REJECTED, append_refused, may_be_appended, misplaced, refusal, unusable
-from kmirror.engine.lane.retry import Retry
-from kmirror.engine.lane.source_view import SourceView
-from kmirror.engine.lane.states import ALONE, COPYING, DRAINING, FAILED, SHARED, Permission, Status
+from kmirror.engine.lane.partition import refusals
+from kmirror.engine.lane.partition.broker_memory import BrokerMemory
+from kmirror.engine.lane.partition.copy_progress import Progress
+from kmirror.engine.lane.partition.counts import Counts
+from kmirror.engine.lane.partition.gap_filling import Filled, GapFilling
+from kmirror.engine.lane.partition.intake import Frame, Gap, GuardedBatch, Intake
+from kmirror.engine.lane.partition.log_start import LogStart
+from kmirror.engine.lane.partition.retry import Retry
+from kmirror.engine.lane.partition.source_view import SourceView
+from kmirror.engine.lane.partition.states import ALONE, COPYING, DRAINING, FAILED, SHARED, Permission, Status
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
 from kmirror.words import counted
@@ -239,7 +239,8 @@ class PartitionCopy:
         """
         if self.status is not Status.COPYING or self.blocked_by or self.is_to_be_trimmed:
             return
-        if trouble := unusable(answer, self.assignment.source, self.intake.next_offset, begun=self.progress.begun):
+        begun, source = self.progress.begun, self.assignment.source
+        if trouble := refusals.unusable(answer, source, self.intake.next_offset, begun=begun):
             self.interrupt(trouble, now)
             return
         self.ends_seen(answer)
@@ -335,7 +336,7 @@ class PartitionCopy:
                     self.log_start.take_in_filler()
             self.made_progress()
         elif not code and self._mismatch is None:
-            self._mismatch = misplaced(self.assignment.destination, batch.base_offset, base_offset)
+            self._mismatch = refusals.misplaced(self.assignment.destination, batch.base_offset, base_offset)
             # an inspection finds out who wrote, and how much; the copy does not continue in any case
             if self.status is not Status.FAILED:
                 self.interrupt(Trouble(Reason.OFFSET_MISMATCH, self._mismatch.message), now)
@@ -349,19 +350,19 @@ class PartitionCopy:
             self.retry.made_progress(is_copying=self.status is COPYING)
 
     def _refused(self, code: int, detail: str | None, batch: GuardedBatch, now: float) -> None:
-        what = refusal(code, detail, len(batch.data))
+        what = refusals.refusal(code, detail, len(batch.data))
         self.log(f"append at {batch.base_offset} refused: {what}")
-        if may_be_appended(code):
+        if refusals.may_be_appended(code):
             self.memory.unanswered([batch], now)
         if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and self.status is Status.DRAINING:
             return  # it follows a batch that was refused
-        if code in REJECTED and self.intake.merges:
+        if code in refusals.REJECTED and self.intake.merges:
             # it may be too large only because it was merged, or only one of its records is refused
             self.log("batches are sent unmerged from here on")
             self.intake.merges = False
             self.reinspect(now)
             return
-        self.follow_up(append_refused(self.assignment.destination, batch.base_offset, code, what), now)
+        self.follow_up(refusals.append_refused(self.assignment.destination, batch.base_offset, code, what), now)
 
     def outcome_unknown(self, message: str, now: float) -> None:
         """Note that the connection to the destination's leader is lost: what was in flight may have been appended."""

@@ -1,0 +1,1 @@
+"""What speaks to brokers: connections with their requests in flight, and the threads of blocking requests."""

@@ -1,0 +1,1 @@
+"""What the copy of one partition decides: events with their time in, permitted actions out. Pure."""
