@@ -18,6 +18,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 
 _PARTITIONS = (1, 12, 100)
 #: The first round warms up the broker.
@@ -41,7 +42,7 @@ def main() -> None:
 def _measure(config: ClientConfig, topic: str, partitions: int, seconds: float) -> tuple[float, float]:
     topic_partitions = [TopicPartition(topic, index) for index in range(partitions)]
     with ClusterClient(config) as client:
-        client.create_topic(topic, partitions, 1, {"compression.type": "producer"})
+        create_topic(client, topic, partitions, 1, {"compression.type": "producer"})
     now_ms, sent = time.time_ns() // 1_000_000, 0
     with AppendPipeline(config, producer_id=FIRST_OWN_PRODUCER_ID + 1) as out:
         for partition in topic_partitions:

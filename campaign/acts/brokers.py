@@ -190,11 +190,12 @@ def limit_changes(scene: Scene, side: Side, per_second: float) -> Undo:
 
 def _refuses_changes(client: Any) -> bool:
     from kmirror.cluster.protocol.codes import Code
+    from kmirror.cluster.topics.topic_requests import create_topic
     from kmirror.errors import BrokerError
 
     try:
         # what is only validated counts too, by partitions
-        client.create_topic("used-up", 10, 1, {}, validate_only=True, quota_wait_s=0)
+        create_topic(client, "used-up", 10, 1, {}, validate_only=True, quota_wait_s=0)
     except BrokerError as error:
         if error.code != Code.THROTTLING_QUOTA_EXCEEDED:
             raise

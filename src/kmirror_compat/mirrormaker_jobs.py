@@ -17,6 +17,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.commands import option
 from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
 from kmirror.engine.status.journal import Level
@@ -171,7 +172,7 @@ def _create(cluster: ClusterClient, topic: str, replication_factor: int) -> None
         if found is not None and not found.error_code:
             return
         try:
-            cluster.create_topic(topic, 1, replication_factor, _COMPACTED, quota_wait_s=0)
+            create_topic(cluster, topic, 1, replication_factor, _COMPACTED, quota_wait_s=0)
         except BrokerError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise

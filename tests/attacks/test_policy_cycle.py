@@ -11,6 +11,7 @@ import pytest
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.ops.base.context import Destination
 from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import SandboxCluster
@@ -68,7 +69,7 @@ def test_there_and_back_under_a_strict_policy(
 ) -> None:
     a, b, mirror, topic = guarded_pair.source, guarded_pair.destination, unique_topic("m"), unique_topic()
     with ClusterClient(client_config(a.client_properties())) as admin:
-        admin.create_topic(topic, 1, 1, {})
+        create_topic(admin, topic, 1, 1, {})
     to_b = ("--mirror", mirror, "--command-config", site.own_login(b))
     to_a = ("--mirror", mirror, "--command-config", site.own_login(a))
 

@@ -27,6 +27,7 @@ from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, de
 from kmirror.cluster.rights.authorized import may_write_transactions
 from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas, scram_users
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.engine.driver.side_jobs import JobEvent
 from kmirror.errors import Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.client_gaps import ClientGaps
@@ -133,8 +134,8 @@ def test_readers_come_along_at_once_and_writers_when_mirroring_stops(
         *acls("cluster", "kafka-cluster", "app", "DESCRIBE"),
     ]
     give(pair.at_source, reads, writes, everything, not_ours)
-    pair.at_destination.create_topic(topic, 1, 1, {})
-    pair.at_destination.create_topic(later, 1, 1, {})
+    create_topic(pair.at_destination, topic, 1, 1, {})
+    create_topic(pair.at_destination, later, 1, 1, {})
     claim(destination, name, topic, later)
 
     said = sync(mirror)
@@ -202,7 +203,7 @@ def test_a_group_that_no_broker_lists_keeps_its_rights(pair: Pair, mirror: tuple
     topic, group = unique_topic(), unique_topic("g")
     everywhere, narrow = acls("group", "*", "app", "READ"), acls("group", group, "app", "READ")
     give(pair.at_source, everywhere)
-    pair.at_source.create_topic(topic, 1, 1, {})
+    create_topic(pair.at_source, topic, 1, 1, {})
     claim(destination, name, topic)
     source = ClusterGroups(pair.at_source)
     committed = source.commit(group, GroupKind.CONSUMER, {TopicPartition(topic, 0): Committed(0)})
@@ -264,7 +265,7 @@ def test_a_denial_that_would_shut_kmirror_out_is_held_back(
     topic = unique_topic()
     frozen = [*acls("topic", topic, "*", "WRITE", deny=True), *acls("topic", topic, "kmirror", "ALTER", deny=True)]
     give(pair.at_source, frozen)
-    pair.at_destination.create_topic(topic, 1, 1, {})
+    create_topic(pair.at_destination, topic, 1, 1, {})
     claim(destination, name, topic)
     sync(mirror)
     assert here(pair) == set()

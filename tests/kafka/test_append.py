@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Producer
 
+from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol.batch import batch_headers, crc_of, set_producer
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.produce import FIRST_VERSION_WITH_TOPIC_IDS, Append
@@ -281,7 +282,7 @@ def test_other_producers_do_not_disturb_the_sequence(leader: Leader) -> None:
                         "enable.idempotence": True})  # fmt: skip
     foreign.produce(leader.partition.topic, b"v", partition=0)
     assert foreign.flush(30) == 0
-    known = leader.client.describe_producers([leader.partition])[leader.partition].producers
+    known = describe_producers(leader.client, [leader.partition])[leader.partition].producers
     assert len(known) == 2
     assert min(p.producer_id for p in known) < 1 << 32 < OWN_ID
 

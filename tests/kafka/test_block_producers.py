@@ -18,6 +18,7 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.blocked_producers import Denial
@@ -90,7 +91,7 @@ def _move(
     with ClusterClient(client_config(guarded_cluster.client_properties())) as admin:
         topics = (unique_topic(), unique_topic())
         for topic in topics:
-            admin.create_topic(topic, partitions, 1, {"retention.ms": "-1"})
+            create_topic(admin, topic, partitions, 1, {"retention.ms": "-1"})
             give(admin, acls("topic", topic, "kmirror", "READ", "DESCRIBE_CONFIGS"))
             give(admin, acls("topic", topic, "app", "WRITE", "READ"))
         give(admin, acls("group", "*", "kmirror", "DESCRIBE"), acls("transactional_id", "*", "app", "ALL"))

@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer, require
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, require
+from kmirror.cluster.producers import ProducersAnswer, describe_producers
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import Append
@@ -128,11 +129,11 @@ def test_an_open_transaction_holds_the_last_stable_offset(client: ClusterClient,
     assert producer.flush(30) == 0
     assert client.list_offsets({partition: LATEST})[partition].offset == 3
     assert client.list_offsets({partition: LATEST}, read_committed=True)[partition].offset == 2
-    (open_one,) = client.describe_producers([partition])[partition].producers
+    (open_one,) = describe_producers(client, [partition])[partition].producers
     assert open_one.current_txn_start_offset == 2
     producer.commit_transaction(30)
     wait_until(lambda: client.list_offsets({partition: LATEST}, read_committed=True)[partition].offset == 4)
-    (closed,) = client.describe_producers([partition])[partition].producers
+    (closed,) = describe_producers(client, [partition])[partition].producers
     assert closed.current_txn_start_offset is None
 
 
@@ -151,7 +152,7 @@ def test_what_does_not_exist_has_its_error_code(client: ClusterClient, cluster: 
     assert found[missing] == OffsetAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION, None, -1)
     assert (found[beyond].error_code != 0, found[beyond].offset) == (True, None)
     assert found[TopicPartition(topic, 0)].offset == 0
-    assert client.describe_producers([missing], timeout=0.5)[missing] == ProducersAnswer(3, ())
+    assert describe_producers(client, [missing], timeout=0.5)[missing] == ProducersAnswer(3, ())
 
 
 # -- producers and settings ------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def test_producers_are_described_as_the_leader_remembers_them(client: ClusterCli
     with Leader(cluster, topic) as leader:
         assert leader.append(batch_of(3, timestamp=now - 5), 7, epoch=2)[0] == 0
         assert leader.append(batch_of(1, timestamp=now), 10, epoch=2)[0] == 0
-    found = client.describe_producers([one, other])
+    found = describe_producers(client, [one, other])
     assert found[other] == ProducersAnswer(0, ())
     (state,) = found[one].producers
     assert (state.producer_id, state.producer_epoch, state.last_sequence) == (OWN_ID, 2, 10)
@@ -244,7 +245,7 @@ def test_a_leader_that_moved_is_found_again(three_brokers: SandboxCluster) -> No
             moved = client.metadata([topic]).leader(partition)
             assert moved is not None
             assert (moved.leader_id, moved.leader_epoch > leader.leader_epoch) == (1, True)
-            assert client.describe_producers([partition])[partition].producers[0].last_sequence == 3
+            assert describe_producers(client, [partition])[partition].producers[0].last_sequence == 3
         finally:
             three_brokers.start_broker(2)
 

@@ -14,6 +14,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.log_dirs import disk_use
+from kmirror.cluster.topics.topic_requests import create_topic, delete_topics
 from kmirror.errors import BrokerError, OutcomeUnknown
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
@@ -35,7 +36,7 @@ def topics(cluster: SandboxCluster) -> set[str]:
 
 def test_a_topic_is_created_as_asked(destination_cluster: SandboxCluster, client: ClusterClient) -> None:
     topic = unique_topic()
-    topic_id = client.create_topic(topic, 3, -1, {"retention.ms": "-1", "cleanup.policy": "delete"})
+    topic_id = create_topic(client, topic, 3, -1, {"retention.ms": "-1", "cleanup.policy": "delete"})
     ends = client.list_offsets({TopicPartition(topic, index): LATEST for index in range(3)})
     assert [end.offset for end in ends.values()] == [0, 0, 0]
     found = client.metadata([topic]).topics[topic]
@@ -46,7 +47,7 @@ def test_a_topic_is_created_as_asked(destination_cluster: SandboxCluster, client
 
 def test_what_a_topic_takes_and_what_is_free(destination_cluster: SandboxCluster, client: ClusterClient) -> None:
     topic = unique_topic()
-    client.create_topic(topic, 2, 1, {})
+    create_topic(client, topic, 2, 1, {})
     client.list_offsets({TopicPartition(topic, index): LATEST for index in range(2)})
     produce(destination_cluster, topic, [f"{number:010000}" for number in range(20)])
     log_dir = log_dir_of(destination_cluster)
@@ -60,9 +61,9 @@ def test_what_a_topic_takes_and_what_is_free(destination_cluster: SandboxCluster
 
 def test_a_topic_that_is_there_is_refused(client: ClusterClient) -> None:
     topic = unique_topic()
-    client.create_topic(topic, 1, 1, {})
+    create_topic(client, topic, 1, 1, {})
     with pytest.raises(BrokerError) as caught:
-        client.create_topic(topic, 1, 1, {})
+        create_topic(client, topic, 1, 1, {})
     assert caught.value.code == Code.TOPIC_ALREADY_EXISTS
     assert topic in str(caught.value)
 
@@ -79,13 +80,13 @@ def test_what_cannot_be_created_is_reported(
     client: ClusterClient, name: str, partitions: int, settings: dict[str, str], reported: str
 ) -> None:
     with pytest.raises(BrokerError, match=reported):
-        client.create_topic(name, partitions, 1, settings)
+        create_topic(client, name, partitions, 1, settings)
 
 
 def test_topics_are_deleted_by_name_and_by_id(destination_cluster: SandboxCluster, client: ClusterClient) -> None:
     by_name, by_id, stays = (unique_topic() for _ in range(3))
-    ids = {name: client.create_topic(name, 1, 1, {}) for name in (by_name, by_id, stays)}
-    client.delete_topics([by_name, ids[by_id]])
+    ids = {name: create_topic(client, name, 1, 1, {}) for name in (by_name, by_id, stays)}
+    delete_topics(client, [by_name, ids[by_id]])
     wait_until(lambda: topics(destination_cluster).isdisjoint({by_name, by_id}))
     assert stays in topics(destination_cluster)
 
@@ -94,11 +95,11 @@ def test_the_id_of_a_topic_that_was_created_again_deletes_nothing(
     destination_cluster: SandboxCluster, client: ClusterClient
 ) -> None:
     topic = unique_topic()
-    old = client.create_topic(topic, 1, 1, {})
-    client.delete_topics([old])
-    new = client.create_topic(topic, 1, 1, {})
-    client.delete_topics([old, unique_topic()])  # what is not there is fine
-    client.delete_topics([])
+    old = create_topic(client, topic, 1, 1, {})
+    delete_topics(client, [old])
+    new = create_topic(client, topic, 1, 1, {})
+    delete_topics(client, [old, unique_topic()])  # what is not there is fine
+    delete_topics(client, [])
     client.list_offsets({TopicPartition(topic, 0): LATEST})
     assert client.metadata([topic]).topics[topic].topic_id == new
     assert topic in topics(destination_cluster)
@@ -109,9 +110,9 @@ def test_a_topic_that_may_not_be_deleted_is_reported(make_cluster: MakeCluster) 
     cluster = make_cluster("keeps", properties={"delete.topic.enable": "false"})
     with ClusterClient(client_config(cluster.client_properties())) as client:
         topic = unique_topic()
-        client.create_topic(topic, 1, 1, {})
+        create_topic(client, topic, 1, 1, {})
         with pytest.raises(BrokerError, match="deleting topic"):
-            client.delete_topics([topic])
+            delete_topics(client, [topic])
 
 
 def test_without_an_answer_the_outcome_is_unknown(
@@ -127,14 +128,14 @@ def test_without_an_answer_the_outcome_is_unknown(
     with monkeypatch.context() as patch:
         patch.setattr(Connection, "request", impatient)
         with pytest.raises(OutcomeUnknown):
-            client.create_topic(topic, 1, 1, {})
+            create_topic(client, topic, 1, 1, {})
     wait_until(lambda: topic in topics(destination_cluster))
 
 
 def test_offsets_are_looked_up_without_reading_metadata_again(
     client: ClusterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.create_topic("known-leaders", 2, 1, {})
+    create_topic(client, "known-leaders", 2, 1, {})
     partitions = [TopicPartition("known-leaders", 0), TopicPartition("known-leaders", 1)]
     client.list_offsets(dict.fromkeys(partitions, LATEST))
     known = client.metadata(["known-leaders"])

@@ -12,6 +12,7 @@ import pytest
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
@@ -195,7 +196,7 @@ def secured(guarded_pair: GuardedPair, monkeypatch: pytest.MonkeyPatch) -> Itera
             admin = stack.enter_context(ClusterClient(client_config(cluster.client_properties())))
             give(admin, kmirror_rights())
             if cluster is made.a:
-                admin.create_topic(made.topic, 1, 1, {})
+                create_topic(admin, made.topic, 1, 1, {})
                 give(admin, acls("topic", made.topic, "app", "READ", "WRITE", "DESCRIBE"))
         yield made
 

@@ -11,6 +11,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic, delete_topics
 from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.base.upstream import stored_state_on
@@ -47,7 +48,7 @@ def store(cluster: SandboxCluster) -> StateStore:
 
 
 def forget(client: ClusterClient, *topics: str) -> None:
-    client.delete_topics(topics)
+    delete_topics(client, topics)
     unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
     wait_until(lambda: {one.error_code for one in client.metadata(topics).topics.values()} == {unknown})
 
@@ -103,7 +104,7 @@ def test_an_empty_state_topic_is_refused_while_there_are_events(cluster: Sandbox
     # the same of a source, whose mirrors a failback or an add would ask for
     with pytest.raises(RefusedError, match="is missing, but __kmirror_events has records"):
         stored_state_on(cluster.client_properties())
-    client.create_topic(STATE_TOPIC, 1, 1, {"cleanup.policy": "compact"})
+    create_topic(client, STATE_TOPIC, 1, 1, {"cleanup.policy": "compact"})
     wait_until(lambda: not client.metadata([STATE_TOPIC]).topics[STATE_TOPIC].error_code)
     with pytest.raises(RefusedError, match="is empty, but __kmirror_events has records"):
         state_store(cluster.client_properties()).read()

@@ -12,6 +12,7 @@ import pytest
 
 from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
@@ -19,6 +20,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.results import Outcome
 from kmirror.ops.mirrors.delete import delete
+from kmirror.ops.show import open_transactions
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.wait import Condition, wait
@@ -146,7 +148,7 @@ def test_a_transaction_that_holds_a_copy_back_for_long_is_named(
 
 def open_producer(source: SandboxCluster, partition: TopicPartition) -> int:
     with ClusterClient(client_config(properties_of(source))) as client:
-        found = client.describe_producers([partition])[partition].producers
+        found = describe_producers(client, [partition])[partition].producers
     (producer_id,) = [one.producer_id for one in found if one.current_txn_start_offset is not None]
     return producer_id
 
@@ -164,7 +166,7 @@ def test_a_look_for_transactions_that_fails_spoils_nothing(
         def refuse(*_: object, **__: object) -> NoReturn:
             raise UnreachableError("no broker answers")
 
-        monkeypatch.setattr(ClusterClient, "describe_producers", refuse)
+        monkeypatch.setattr(open_transactions, "describe_producers", refuse)
         row = describe(destination, mirror, transactions_after_ms=0)[0]
         assert (row.reason, row.source_high_watermark, row.topic_state) == (
             Reason.NO_ENGINE,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.topics import policies, topic_requests
 from kmirror.cluster.topics.policies import settled_to_create
 from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.engine.clock import now_ms
@@ -119,13 +119,12 @@ def test_topics_get_the_closest_settings_and_what_is_weaker_is_said_before(trip:
 
 def test_few_requests_find_the_closest_settings(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    create_topic = ClusterClient.create_topic
 
     def counted_one(*arguments: Any, **options: Any) -> Any:
         asked.append(arguments)
-        return create_topic(*arguments, **options)
+        return topic_requests.create_topic(*arguments, **options)
 
-    monkeypatch.setattr(ClusterClient, "create_topic", counted_one)
+    monkeypatch.setattr(policies, "create_topic", counted_one)
     wanted = {**MIRROR_VALUES, "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
     del wanted["message.timestamp.difference.max.ms"]  # which brokers of this version do not know
     assert settled_to_create(trip.at_b.client, unique_topic(), 1, 1, wanted) == CLOSEST

@@ -19,6 +19,7 @@ from kmirror.cluster.rights.acl_commands import login_principal
 from kmirror.cluster.rights.acls import await_acls, delete_acls, describe_acls
 from kmirror.cluster.rights.principal_probe import PROBE_PREFIX, probe_principal, process_mark
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.cluster.writing.fence import log_ends
 from kmirror.cluster.writing.writable import probe_writable
 from kmirror.errors import Reason, RefusedError
@@ -79,7 +80,7 @@ def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(
     assert found[topic].detected_only is None
     assert set(found[topic].denied) == {denial(topic, "app"), denial(topic, "other")}
     assert set(destination.state().rights(mirror, topic).denied) == set(found[topic].denied)
-    destination.client.create_topic(topic, 1, 1, {})
+    create_topic(destination.client, topic, 1, 1, {})
     for user in ("app", "other"):
         assert written(guarded_cluster, user, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
     assert written(guarded_cluster, "kmirror", topic) is None
@@ -146,7 +147,7 @@ def test_where_everybody_may_write_only_a_super_user_can_forbid_it(
     destination, mirror = make_mirror(guarded_cluster, "admin", topic)
     found = protect(destination, mirror, [topic])[topic]
     assert (found.denied, found.detected_only) == ((denial(topic, "*"),), None)
-    destination.client.create_topic(topic, 1, 1, {})
+    create_topic(destination.client, topic, 1, 1, {})
     assert written(guarded_cluster, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
     assert written(guarded_cluster, "admin", topic) is None
     lift_rights(destination, mirror, [topic])

@@ -11,6 +11,7 @@ import pytest
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_partitions, delete_topics
 from kmirror.errors import BrokerError
 from kmirror.ops.add.add import add
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
@@ -42,15 +43,15 @@ def test_changes_wait_for_the_quota_and_other_requests_do_not(limited: Trip) -> 
     # so impatient that nothing would be answered over a connection that the broker does not read
     config = replace(client_config(properties_of(limited.b)), request_timeout_ms=1000)
     with ClusterClient(config) as client:
-        client.create_partitions({used: USED_UP})
+        create_partitions(client, {used: USED_UP})
         with pytest.raises(BrokerError) as refused:
-            client.create_partitions({used: USED_UP + 1}, quota_wait_s=0)
+            create_partitions(client, {used: USED_UP + 1}, quota_wait_s=0)
         assert refused.value.code == Code.THROTTLING_QUOTA_EXCEEDED
         assert "(controller_mutation_rate) is used up for another " in refused.value.message
         assert len(client.metadata([used]).topics[used].partitions) == USED_UP
-        client.create_partitions({used: USED_UP + 1})
+        create_partitions(client, {used: USED_UP + 1})
     assert add(limited.at_b, limited.mirror, selector(*new)).exit_code == 0
-    limited.at_b.client.delete_topics(new)
+    delete_topics(limited.at_b.client, new)
     wait_until(lambda: not {*new} & limited.at_b.client.metadata(None).topics.keys())
 
 

@@ -9,10 +9,13 @@ import pytest
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition as Place
+from kmirror.cluster.topics import policies
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.engine.archive import archiving
 from kmirror.engine.archive.archive_topic import Range
 from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.errors import KmirrorError, Reason, RefusedError
+from kmirror.ops.add import topic_admin
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.results import VerbResult
@@ -107,8 +110,8 @@ STEPS: list[tuple[Any, str]] = [
     (TopicRebuilder, "_archive"),
     (rebuild, "committed_on"),
     (TopicRebuilder, "_record"),
-    (ClusterClient, "delete_topics"),
-    (ClusterClient, "create_topic"),
+    (topic_admin, "delete_topics"),
+    (policies, "create_topic"),
     (rebuild, "restore_offsets"),
     (TopicRebuilder, "_complete"),
 ]
@@ -181,7 +184,7 @@ def test_synced_groups_get_what_they_have_at_the_source(scene: Scene) -> None:
 def test_nothing_is_deleted_that_its_archive_does_not_hold(scene: Scene) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     # another client writes to the archive
-    scene.destination.client.create_topic(scene.archive, 1, 1, {})
+    create_topic(scene.destination.client, scene.archive, 1, 1, {})
     produce(scene.pair.destination, scene.archive, ["not ours"])
     with pytest.raises(KmirrorError):
         scene.rebuilder.carry_out(scene.topic)
@@ -226,7 +229,7 @@ def test_a_topic_that_another_client_creates_meanwhile_is_left_alone(
 ) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     with monkeypatch.context() as patch:
-        cut_off(patch, ClusterClient, "delete_topics", after=True)
+        cut_off(patch, topic_admin, "delete_topics", after=True)
         with pytest.raises(CutOffError):
             scene.rebuilder.carry_out(scene.topic)
     make_topic(scene.pair.destination, scene.topic, partitions=2)
@@ -278,7 +281,7 @@ def test_a_failover_in_the_middle_keeps_the_old_content(scene: Scene) -> None:
 def test_a_failover_when_all_is_archived_names_the_archive(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     with monkeypatch.context() as patched:
-        cut_off(patched, ClusterClient, "delete_topics", after=False)
+        cut_off(patched, topic_admin, "delete_topics", after=False)
         with pytest.raises(CutOffError):
             scene.rebuilder.carry_out(scene.topic)
     done = failed_over(scene)
@@ -294,7 +297,7 @@ def test_a_failover_after_the_old_topic_was_deleted_names_the_archive(
 ) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     with monkeypatch.context() as patched:
-        cut_off(patched, ClusterClient, "delete_topics", after=True)
+        cut_off(patched, topic_admin, "delete_topics", after=True)
         with pytest.raises(CutOffError):
             scene.rebuilder.carry_out(scene.topic)
     done = failed_over(scene)

@@ -17,6 +17,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition, newest
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import delete_topics, topic_errors
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.gone import gone_topics
@@ -82,7 +83,7 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
     with client(three_brokers.brokers[0]) as asked:
         wait_until(lambda: asked.metadata([other]).topics[other].error_code == 0)
         other_id = asked.metadata([other]).topics[other].topic_id
-        asked.delete_topics([other])
+        delete_topics(asked, [other])
         wait_until(lambda: asked.metadata([other]).topics[other].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION)
         # once every broker says so, it is gone
         assert gone_topics(asked, [record(other, other_id)], asked.metadata([other]).topics) == {other}
@@ -90,7 +91,7 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         found = asked.metadata([topic, other]).topics
         # a new topic looks like a deleted one here
         assert [found[name].error_code for name in (topic, other)] == [Code.BROKER_NOT_AVAILABLE] * 2
-        assert set(asked.topic_errors([other_id]).values()) == {Code.BROKER_NOT_AVAILABLE}
+        assert set(topic_errors(asked, [other_id]).values()) == {Code.BROKER_NOT_AVAILABLE}
         assert not gone_topics(asked, [record(other, other_id)], found)
         # nor is one that a failback has archived and may delete
         with pytest.raises(KmirrorError, match=f"the destination does not describe {topic}: BROKER_NOT_AVAILABLE"):
@@ -98,7 +99,7 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         three_brokers.signal(knowing.node_id, signal.SIGCONT)
         wait_until(lambda: asked.metadata([topic]).topics[topic].error_code == 0)
         topic_id = asked.metadata([topic]).topics[topic].topic_id
-        assert asked.topic_errors([topic_id]) == {topic_id: 0}
+        assert topic_errors(asked, [topic_id]) == {topic_id: 0}
         assert not gone_topics(asked, [record(topic, topic_id)], asked.metadata([topic]).topics)
 
 

@@ -26,6 +26,7 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, Operation
 from kmirror.cluster.protocol.metadata import TopicPartition as ClusterTopicPartition
 from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, describe_acls
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.errors import KmirrorError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
@@ -191,7 +192,7 @@ def fill(place: Place) -> None:
     """Let the source have records, and a group that has read some of them."""
     config = librdkafka(client_config(place.clusters["source"].client_properties()))
     for topic in TOPICS:
-        place.admins["source"].create_topic(topic, 1, 1, {})
+        create_topic(place.admins["source"], topic, 1, 1, {})
     place.write(RECORDS)
     consumer = Consumer({**config, "group.id": GROUP})
     consumer.commit(offsets=[TopicPartition("orders", 0, 50)], asynchronous=False)

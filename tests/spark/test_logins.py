@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.engine.spark.shipping import UNPACKED
 from kmirror.errors import ExitCode
 from kmirror.ops.base.context import Destination
@@ -93,7 +94,7 @@ class Mirrored:
             file.write_text(properties_text(properties))
         made = cls(clusters, name, topic, command_config)
         with made.admin("source") as admin:
-            admin.create_topic(topic, 2, 1, {})
+            create_topic(admin, topic, 2, 1, {})
         made.typed("create", "--mirror-config", str(mirror_config), "--config", "copy.lanes=1")
         made.typed("add", "--topics", topic)
         return made

@@ -14,6 +14,7 @@ from pathlib import Path
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.engine.archive import copy as archive_copy
 from kmirror.engine.archive.archive_check import ArchiveComparison, verify_archive_partition
@@ -34,7 +35,7 @@ def make_archive(cluster: SandboxCluster, topic: str, partitions: int = 1) -> st
     with ClusterClient(client_config(cluster.client_properties())) as client:
         name = archive_name(topic, client.metadata().topics)
         known = topic_settings(client, [topic])[topic]
-        client.create_topic(name, partitions, -1, archive_settings(known))
+        create_topic(client, name, partitions, -1, archive_settings(known))
         client.list_offsets({TopicPartition(name, index): LATEST for index in range(partitions)})
     return name
 

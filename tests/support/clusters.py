@@ -24,6 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import delete_topics
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.jars import kafka_jars
@@ -182,7 +183,7 @@ def forgotten_mirrors() -> Iterator[None]:
     for pair in _shared:
         for cluster in (pair.source, pair.destination):
             with ClusterClient(client_config(cluster.client_properties())) as client:
-                client.delete_topics([STATE_TOPIC, EVENTS_TOPIC])
+                delete_topics(client, [STATE_TOPIC, EVENTS_TOPIC])
 
 
 @pytest.fixture(scope="session")

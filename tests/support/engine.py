@@ -20,6 +20,7 @@ from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_partitions
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support import forked
 from tests.support.json_documents import check_printed
@@ -246,7 +247,7 @@ class Pair:
 
     def add_partitions(self, count: int) -> None:
         """Raise the source topic to this many partitions."""
-        self._at_source.create_partitions({self.topic: count})
+        create_partitions(self._at_source, {self.topic: count})
         self.partitions = [TopicPartition(self.topic, index) for index in range(count)]
         deadline = time.monotonic() + PATIENCE_S
         while len(self._at_source.metadata([self.topic]).topics[self.topic].partitions) < count:

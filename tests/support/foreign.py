@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from kmirror.cluster.producers import describe_producers
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import Leader
 from tests.support.log_batches import VisibleRecord
@@ -29,7 +30,7 @@ def write_idempotently(cluster: SandboxCluster, topic: str, count: int) -> str:
     """Write records with a producer id; return the writer as it is reported."""
     _write(cluster, topic, count, {"enable.idempotence": "true"})
     with Leader(cluster, topic) as leader:
-        found = leader.client.describe_producers([leader.partition])[leader.partition].producers
+        found = describe_producers(leader.client, [leader.partition])[leader.partition].producers
     (producer_id,) = {one.producer_id for one in found if one.producer_id < _OWN_IDS}
     return f"producer id {producer_id}"
 

@@ -13,6 +13,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_partitions
 from kmirror.errors import BrokerError
 from kmirror.ops.add.add import add
 from kmirror.ops.show.describe import describe
@@ -133,7 +134,7 @@ def partitions_refused(cluster: SandboxCluster) -> Iterator[None]:
 def _is_refused(cluster: SandboxCluster, topic: str, count: int) -> bool:
     with ClusterClient(client_config(properties_of(cluster))) as client:
         try:
-            client.create_partitions({topic: count}, quota_wait_s=0)
+            create_partitions(client, {topic: count}, quota_wait_s=0)
         except BrokerError as error:
             if error.code != Code.THROTTLING_QUOTA_EXCEEDED:
                 raise

@@ -10,6 +10,7 @@ from typing import Self
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol import fetch, produce
 from kmirror.cluster.protocol.batch import set_producer
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosition, FetchSession
@@ -152,7 +153,7 @@ class Leader:
 
     def producer(self, producer_id: int = OWN_ID) -> ProducerState | None:
         """Return the leader's state of a producer."""
-        producers = self.client.describe_producers([self.partition])[self.partition].producers
+        producers = describe_producers(self.client, [self.partition])[self.partition].producers
         return next((p for p in producers if p.producer_id == producer_id), None)
 
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Self
 
 from kmirror.cluster.client import LATEST, ClusterClient, require
 from kmirror.cluster.connection import SETTLE_S, ConnectFailedError
+from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol import markers, produce
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, CorruptBatchError, batch_headers, set_producer
 from kmirror.cluster.protocol.codes import LEADER_MOVED, PERHAPS_WRITTEN, Code, code_name
@@ -351,7 +352,7 @@ class OffsetAppender:
         """Read the state of our producer, the log end and the high watermark, in this order."""
         partition = self._partition
         try:
-            producers = self._client.describe_producers([partition])[partition]
+            producers = describe_producers(self._client, [partition])[partition]
             require(producers.error_code, f"describing the producers of {partition}")
             ends = []
             for log_end in (True, False):

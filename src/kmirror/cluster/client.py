@@ -1,7 +1,7 @@
 """A client of one cluster: a connection per broker, requests sent to the right one. Blocking; for one thread at a time.
 
-A request that only reads is repeated when its answer is lost, on a new connection, until the time is up. A request that
-changes something (topics and their partition counts) is sent once; OutcomeUnknown says that it may have been executed.
+A request that only reads is repeated when its answer is lost, on a new connection, until the time is up. One that
+changes something is sent once (`topics/topic_requests`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
-from uuid import UUID
+from typing import Any
 
 from kmirror.cluster.connection import Connection, UnknownHostError, UnsupportedVersionError, WrongClusterError
 from kmirror.cluster.log_ahead import SpareConnections
@@ -22,8 +21,7 @@ from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAnswer
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicMetadata, TopicPartition
-from kmirror.cluster.protocol.producer_state import ProducerState
-from kmirror.cluster.protocol.wire import NO_TOPIC_ID, Exchange, FrameError, format_topic_id
+from kmirror.cluster.protocol.wire import Exchange, FrameError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.seen_brokers import SEEN_BROKERS
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
@@ -36,61 +34,17 @@ __all__ = [
     "ClusterClient",
     "Lookup",
     "OffsetAnswer",
-    "ProducersAnswer",
     "require",
 ]
 
 _RETRY_PAUSE = 0.1
-#: How long changes wait for the quota of changes, unless said otherwise.
-_QUOTA_WAIT_S = 120.0
-_THROTTLED = Code.THROTTLING_QUOTA_EXCEEDED
 #: Time each broker has to answer when all of them are asked about what one does not know.
 _EACH_SECONDS = 2.0
-#: The first version of Metadata that takes topic ids; nothing of later ones is needed.
-_METADATA_BY_ID = 12
-#: The first version of CreateTopics that returns the new topic's id.
-_CREATE_TOPICS_WITH_ID = 7
-#: The first version of DeleteTopics that takes topic ids.
-_DELETE_TOPICS_BY_ID = 6
 #: Raised by reading an answer in which something is null that a broker never leaves out.
 _MALFORMED_ANSWER = (TypeError, AttributeError)
-_GONE = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID}
-#: How long an idle producer id is remembered. Brokers before Kafka 3.4 (KIP-854) have only the second setting.
-_PRODUCER_EXPIRATION = ("producer.id.expiration.ms", "transactional.id.expiration.ms")
-
-Key = TypeVar("Key", bound=str | bytes)
-Item = TypeVar("Item")
 
 _Build = Callable[[dict[str, list[int]], ClusterMetadata], Any]
 _Read = Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]]
-
-
-@dataclass(frozen=True, slots=True)
-class NewTopic:
-    """A topic to create; a `replication_factor` of -1 is the brokers' default."""
-
-    name: str
-    partitions: int
-    replication_factor: int
-    settings: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class CreatedTopic:
-    """A topic that was created, or would be; without the rest where we may not read its settings."""
-
-    #: 16 bytes, or zeros.
-    topic_id: bytes
-    replication_factor: int | None = None
-    settings: Mapping[str, str | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ProducersAnswer:
-    """One partition's answer to DescribeProducers."""
-
-    error_code: int
-    producers: tuple[ProducerState, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +129,7 @@ class ClusterClient:
             # half of the time left, so that a broker that does not answer leaves time for another one
             patience = max((deadline - time.monotonic()) / 2, 0.1)
             try:
-                connection = self._any_connection(patience, failed)
+                connection = self.any_connection(patience, failed)
             except UnreachableError:
                 if all(isinstance(error, WrongClusterError) for error in failed.values()):
                     raise
@@ -198,9 +152,9 @@ class ClusterClient:
         Raises:
             UnreachableError: no broker answers.
         """
-        return self._any_connection().api_versions.get(api_key, (0, -1))[1]
+        return self.any_connection().api_versions.get(api_key, (0, -1))[1]
 
-    def _any_connection(
+    def any_connection(
         self, timeout: float | None = None, failed: Mapping[tuple[str, int], UnreachableError] | None = None
     ) -> Connection:
         """Return a connection to some broker, but not at an address that has `failed`."""
@@ -323,50 +277,16 @@ class ClusterClient:
             found = threads.map(ask, brokers)
             return {broker: other for broker, other in zip(brokers, found, strict=True) if other is not None}
 
-    def topic_errors(self, topic_ids: Iterable[bytes], *, timeout: float | None = None) -> dict[bytes, int]:
-        """Ask for topics by their ids of 16 bytes, and return the error code of each; 0 for one that exists.
-
-        By id, brokers distinguish a deleted topic (UNKNOWN_TOPIC_ID) from one that we may not see
-        (TOPIC_AUTHORIZATION_FAILED): by name they return the latter whether the topic exists or not (KIP-516).
-
-        As with names, an id is unknown only if no broker knows it; if some broker does not answer, it is
-        BROKER_NOT_AVAILABLE.
-
-        Raises:
-            UnsupportedVersionError: the broker is older than Kafka 3.1.
-            UnreachableError: no broker answers.
-        """
-        from kafka.protocol.metadata import MetadataRequest
-
-        topic_type = MetadataRequest.MetadataRequestTopic
-        wanted = [topic_type(topic_id=UUID(bytes=topic_id), name=None) for topic_id in topic_ids]
-        if not wanted:
-            return {}
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        versions = {"lowest": _METADATA_BY_ID, "highest": _METADATA_BY_ID}
-        answer = self.ask_any(request, **versions, timeout=timeout)
-        errors: dict[bytes, int] = {topic.topic_id.bytes: topic.error_code for topic in answer.topics}
-        brokers = [Broker(one.node_id, one.host, one.port) for one in answer.brokers]
-        if Code.UNKNOWN_TOPIC_ID in errors.values() and len(brokers) > 1:
-            answers = self.ask_each(brokers, request, **versions, timeout=timeout)
-            in_doubt = int(Code.UNKNOWN_TOPIC_ID if all(answers) else Code.BROKER_NOT_AVAILABLE)
-            known = {t.topic_id.bytes for one in answers if one for t in one.topics if not t.error_code}
-            for topic_id, code in errors.items():
-                if code == Code.UNKNOWN_TOPIC_ID:
-                    errors[topic_id] = 0 if topic_id in known else in_doubt
-        return errors
-
     def per_leader(
         self,
         partitions: Iterable[TopicPartition],
         build: _Build,
         read: _Read,
         *,
-        lowest: int = 0,
         metadata: ClusterMetadata | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, tuple[int, Any]]:
-        """Send one request (of version `lowest` or later) to each leader; collect (error code, answer) per partition.
+        """Send one request to each leader; collect (error code, answer) per partition.
 
         `build` makes the request, or a list of `Exchange`s, for partitions grouped by topic; `read` yields (partition,
         error code, answer). All leaders are asked at once, so that one that does not answer does not delay the others.
@@ -392,7 +312,7 @@ class ClusterClient:
                     answers[partition] = (code, None)
                 else:
                     by_leader[leader.leader_id].append(partition)
-            ask = partial(self._ask_leader, found, build, read, answers, lowest, deadline)
+            ask = partial(self._ask_leader, found, build, read, answers, deadline)
             if len(by_leader) < 2:
                 refusals = list(map(ask, by_leader.items()))
             else:
@@ -414,7 +334,6 @@ class ClusterClient:
         build: _Build,
         read: _Read,
         answers: dict[TopicPartition, tuple[int, Any]],
-        lowest: int,
         deadline: float,
         led_by: tuple[int, list[TopicPartition]],
     ) -> KmirrorError | None:
@@ -434,7 +353,7 @@ class ClusterClient:
             if isinstance(asked, list):
                 answer = connection.request_all(asked, timeout=patience)
             else:
-                answer = connection.request(asked, lowest=lowest, timeout=patience)
+                answer = connection.request(asked, timeout=patience)
         except UnsupportedVersionError as error:
             return error
         except UnreachableError as error:
@@ -533,218 +452,6 @@ class ClusterClient:
         answers = self.per_leader(partitions, build, read, metadata=metadata, timeout=timeout)
         return {partition: code for partition, (code, _) in answers.items()}
 
-    def describe_producers(
-        self,
-        partitions: Iterable[TopicPartition],
-        *,
-        metadata: ClusterMetadata | None = None,
-        timeout: float | None = None,
-    ) -> dict[TopicPartition, ProducersAnswer]:
-        """Ask the leaders which producers they remember (KIP-664); give `metadata` if it was just read."""
-        from kafka.protocol.admin import DescribeProducersRequest
-
-        topic_type = DescribeProducersRequest.TopicRequest
-
-        def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> Any:
-            topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic.items()]
-            return DescribeProducersRequest(topics=topics)
-
-        def read(answer: Any) -> Iterable[tuple[TopicPartition, int, ProducersAnswer]]:
-            for topic in answer.topics:
-                for p in topic.partitions:
-                    producers = tuple(
-                        ProducerState(
-                            s.producer_id,
-                            s.producer_epoch,
-                            s.last_sequence,
-                            s.last_timestamp,
-                            s.coordinator_epoch,
-                            s.current_txn_start_offset if s.current_txn_start_offset >= 0 else None,
-                        )
-                        for s in p.active_producers or ()
-                    )
-                    value = ProducersAnswer(p.error_code, producers)
-                    yield TopicPartition(topic.name, p.partition_index), p.error_code, value
-
-        found = self.per_leader(partitions, build, read, metadata=metadata, timeout=timeout)
-        return {p: value or ProducersAnswer(code, ()) for p, (code, value) in found.items()}
-
-    def create_partitions(self, counts: Mapping[str, int], *, quota_wait_s: float = _QUOTA_WAIT_S) -> None:
-        """Increase topics to these partition counts; a topic that has them already is left as it is.
-
-        Raises:
-            BrokerError: the first refusal; THROTTLING_QUOTA_EXCEEDED only if the quota allows it too late.
-            OutcomeUnknown: not answered.
-        """
-        from kafka.protocol.admin import CreatePartitionsRequest
-
-        topic_type = CreatePartitionsRequest.CreatePartitionsTopic
-
-        def request(some: list[tuple[str, int]]) -> Any:
-            topics = [topic_type(name=name, count=count, assignments=None) for name, count in some]
-            return CreatePartitionsRequest(
-                topics=topics, timeout_ms=self.config.request_timeout_ms, validate_only=False
-            )
-
-        def results(answer: Any) -> dict[str, Any]:
-            return {result.name: result for result in answer.results}
-
-        items = {name: (name, count) for name, count in counts.items()}
-        found = self._change(items, request, results, "adding partitions", 0, quota_wait_s)
-        for name, (code, message, _) in found.items():
-            if code != Code.INVALID_PARTITIONS:
-                require(code, f"adding partitions to {name}", message)
-
-    def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        replication_factor: int,
-        settings: Mapping[str, str],
-        *,
-        validate_only: bool = False,
-        quota_wait_s: float = _QUOTA_WAIT_S,
-    ) -> bytes:
-        """Create a topic and return its id, 16 bytes or zeros; as `create_topics`.
-
-        Raises:
-            BrokerError: refused (TOPIC_ALREADY_EXISTS among others); nothing was created.
-            OutcomeUnknown: not answered in time; it may exist now, or soon.
-            UnreachableError: no broker answers; nothing was sent.
-        """
-        new = NewTopic(name, partitions, replication_factor, settings)
-        found = self.create_topics([new], validate_only=validate_only, quota_wait_s=quota_wait_s)[name]
-        if isinstance(found, BrokerError):
-            raise found
-        return found.topic_id
-
-    def create_topics(
-        self, topics: Iterable[NewTopic], *, validate_only: bool = False, quota_wait_s: float = _QUOTA_WAIT_S
-    ) -> dict[str, CreatedTopic | BrokerError]:
-        """Create topics; return what was created, or why it was not.
-
-        Brokers see them one after the other: `list_offsets` waits until their leaders are ready. With `validate_only`
-        the cluster only says whether it would.
-
-        Raises:
-            OutcomeUnknown: not answered in time; they may exist now, or soon.
-            UnreachableError: no broker answers; nothing was sent.
-        """
-        from kafka.protocol.admin import CreateTopicsRequest
-
-        topic_type = CreateTopicsRequest.CreatableTopic
-        config_type = topic_type.CreatableTopicConfig
-
-        def request(some: list[NewTopic]) -> Any:
-            wanted = [
-                topic_type(
-                    name=topic.name,
-                    num_partitions=topic.partitions,
-                    replication_factor=topic.replication_factor,
-                    assignments=[],
-                    configs=[config_type(name=key, value=value) for key, value in topic.settings.items()],
-                )
-                for topic in some
-            ]
-            return CreateTopicsRequest(
-                topics=wanted, timeout_ms=self.config.request_timeout_ms, validate_only=validate_only
-            )
-
-        def results(answer: Any) -> dict[str, Any]:
-            return {result.name: result for result in answer.topics}
-
-        items = {topic.name: topic for topic in topics}
-        found = self._change(items, request, results, "creating topics", _CREATE_TOPICS_WITH_ID, quota_wait_s)
-        created: dict[str, CreatedTopic | BrokerError] = {}
-        for name, (code, message, result) in found.items():
-            if code:
-                created[name] = BrokerError(code, code_name(code), f"creating topic {name}", visible(message or ""))
-            else:
-                created[name] = CreatedTopic(
-                    NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes),
-                    result.replication_factor if result.replication_factor > 0 else None,
-                    {config.name: config.value for config in result.configs or ()},
-                )
-        return created
-
-    def delete_topics(self, topics: Iterable[str | bytes]) -> None:
-        """Delete topics, each given by its name, or by its id of 16 bytes; one that does not exist is ignored.
-
-        An id is safe where another client may have deleted the topic and created one of the same name.
-
-        Raises:
-            BrokerError: the first refusal; the other topics are deleted.
-            OutcomeUnknown: not answered in time; they may be gone now, or soon.
-            UnreachableError: no broker answers; nothing was sent.
-        """
-        from kafka.protocol.admin import DeleteTopicsRequest
-
-        state_type = DeleteTopicsRequest.DeleteTopicState
-        no_id = UUID(int=0)
-        wanted: dict[str | bytes, Any] = {
-            topic: state_type(name=topic, topic_id=no_id)
-            if isinstance(topic, str)
-            else state_type(name=None, topic_id=UUID(bytes=topic))
-            for topic in topics
-        }
-
-        def request(some: list[Any]) -> Any:
-            return DeleteTopicsRequest(topics=some, timeout_ms=self.config.request_timeout_ms)
-
-        def results(answer: Any) -> dict[str | bytes, Any]:
-            found = {}
-            for result in answer.responses:
-                topic_id = NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes)
-                found[topic_id if topic_id in wanted else result.name] = result
-            return found
-
-        found = self._change(wanted, request, results, "deleting topics", _DELETE_TOPICS_BY_ID, _QUOTA_WAIT_S)
-        for topic, (code, message, _) in found.items():
-            if code not in _GONE:
-                name = topic if isinstance(topic, str) else format_topic_id(topic)
-                require(code, f"deleting topic {name}", message)
-
-    def _change(
-        self,
-        items: Mapping[Key, Item],
-        request_of: Callable[[list[Item]], Any],
-        results_of: Callable[[Any], Mapping[Key, Any]],
-        what: str,
-        lowest: int,
-        quota_wait_s: float,
-    ) -> dict[Key, tuple[int, str | None, Any]]:
-        """Send changes to the controller, through any broker; return code, message and result of each.
-
-        A change is repeated only if it certainly was not executed: by another broker's controller, or when the quota of
-        changes (KIP-599) allows it, if that is within `quota_wait_s`.
-        """
-        began = time.monotonic()
-        left, done = dict(items), dict[Key, tuple[int, str | None, Any]]()
-        while left:
-            connection = self._any_connection()
-            answer = connection.request(request_of(list(left.values())), lowest=lowest)
-            pause = max((answer.throttle_time_ms or 0) / 1000, _RETRY_PAUSE)
-            if connection.is_throttled:
-                # the broker reads nothing from it meanwhile; other requests must not wait for that
-                connection.close()
-            results = results_of(answer)
-            codes = {result.error_code for result in results.values()}
-            waited = time.monotonic() - began
-            if Code.REQUEST_TIMED_OUT in codes:
-                raise OutcomeUnknown(f"{what}: the controller did not finish in time")
-            if codes == {Code.NOT_CONTROLLER} and waited < self.config.request_timeout_ms / 1000:
-                time.sleep(_RETRY_PAUSE)
-                continue
-            done |= {key: (result.error_code, result.error_message, result) for key, result in results.items()}
-            left = {key: left[key] for key, result in results.items() if result.error_code == _THROTTLED}
-            if left and waited + pause > quota_wait_s:
-                quota = "this client's quota of changes (controller_mutation_rate) is used up"
-                why = f"{quota} for another {pause:.0f} s"
-                return done | dict.fromkeys(left, (_THROTTLED, why, None))
-            if left:
-                time.sleep(pause)
-        return done
-
     def broker_configs(self, node_ids: Iterable[int], names: list[str]) -> dict[int, dict[str, str]]:
         """Read settings of brokers; without the brokers that do not return them."""
         from kafka.protocol.admin import DescribeConfigsRequest
@@ -764,12 +471,6 @@ class ClusterClient:
                 if result.error_code == 0:
                     settings[node_id] = {c.name: c.value for c in result.configs if c.value is not None}
         return settings
-
-    def producer_expiration_ms(self, node_ids: Iterable[int]) -> dict[int, int]:
-        """Return how long brokers remember an idle producer id, in milliseconds; without those that do not say."""
-        found = self.broker_configs(node_ids, list(_PRODUCER_EXPIRATION))
-        values = {node: next((own[k] for k in _PRODUCER_EXPIRATION if k in own), None) for node, own in found.items()}
-        return {node: int(value) for node, value in values.items() if value}
 
 
 def _most_telling(

@@ -38,6 +38,7 @@ from kmirror.cluster.pipeline_queue import (
     PendingAppend,
     PendingBatch,
 )
+from kmirror.cluster.producers import producer_expiration_ms
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import PERHAPS_WRITTEN, Code
@@ -310,7 +311,7 @@ class AppendPipeline:
         if not found.is_troubled and found.leader is None:
             try:
                 leader = found.appender.leader()
-                expiration_ms = self._client.producer_expiration_ms([leader.node_id]).get(leader.node_id)
+                expiration_ms = producer_expiration_ms(self._client, [leader.node_id]).get(leader.node_id)
                 self._connect(leader)
                 found.leader, found.expiration_ms = leader, expiration_ms
             except UnreachableError:

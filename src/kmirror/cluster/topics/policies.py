@@ -11,6 +11,7 @@ from functools import partial
 from kmirror.cluster.client import ClusterClient, require
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.topics.settling import Settings, set_to, settled_for, with_settled
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.cluster.topics.topic_settings import alteration
 from kmirror.errors import BrokerError
 
@@ -41,7 +42,7 @@ def settled_to_create(
     """
 
     def create(count: int, tried: Settings) -> None:
-        client.create_topic(topic, count, replication_factor, set_to(tried), validate_only=True)
+        create_topic(client, topic, count, replication_factor, set_to(tried), validate_only=True)
 
     # of one partition, because quotas count partitions even if a request is only validated
     return _settled(settings, partial(create, partitions), partial(create, 1), kept)
@@ -64,17 +65,17 @@ def create_settled(
     """Create a topic, if need be with other settings; return what was set otherwise.
 
     Raises:
-        BrokerError, OutcomeUnknown, UnreachableError: as `ClusterClient.create_topic`.
+        BrokerError, OutcomeUnknown, UnreachableError: as `create_topic`.
     """
     try:
-        client.create_topic(topic, partitions, replication_factor, settings)
+        create_topic(client, topic, partitions, replication_factor, settings)
     except BrokerError as error:
         if not refuses_settings(error):
             raise
     else:
         return {}
     settled = settled_to_create(client, topic, partitions, replication_factor, settings)
-    client.create_topic(topic, partitions, replication_factor, set_to(with_settled(settings, settled)))
+    create_topic(client, topic, partitions, replication_factor, set_to(with_settled(settings, settled)))
     return settled
 
 

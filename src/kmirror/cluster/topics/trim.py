@@ -25,8 +25,6 @@ from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC
 from kmirror.cluster.topics.topic_settings import alteration
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError
 
-#: DeleteRecords' answer if cleanup.policy lacks `delete`.
-
 _POLICY, _TIME, _BYTES = "cleanup.policy", "retention.ms", "retention.bytes"
 _COMPACT, _BOTH = "compact", "compact,delete"
 _STEP_S = 0.1

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.batch import BatchHeader, set_producer
 from kmirror.cluster.protocol.codes import Code
@@ -114,7 +115,7 @@ def _fence_once(
     found = {partition: end for partition, end in before.items() if end.error_code}
     # in this order: if a writer was fenced before the ends were read, the leader knows it now
     left = [partition for partition in writers if partition not in found]
-    known = client.describe_producers(left, metadata=metadata, timeout=_PATIENCE_S)
+    known = describe_producers(client, left, metadata=metadata, timeout=_PATIENCE_S)
     to_fence: dict[TopicPartition, Writer] = {}
     sequences: dict[TopicPartition, int] = {}
     for partition, answer in known.items():

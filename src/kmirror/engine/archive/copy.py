@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.producers import producer_expiration_ms
 from kmirror.cluster.protocol.batch import COMPRESSION_MASK, COMPRESSION_TYPES, BatchHeader, CorruptBatchError, crc_of
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
@@ -147,7 +148,7 @@ def _taken_over(stack: ExitStack, client: ClusterClient, archive: TopicPartition
 def _expiration_ms(client: ClusterClient) -> int:
     """Return after how long brokers forget a producer id; 0 if unknown for one."""
     nodes = list(client.metadata([]).brokers)
-    expirations = client.producer_expiration_ms(nodes)
+    expirations = producer_expiration_ms(client, nodes)
     return min((expirations.get(node, 0) for node in nodes), default=0)
 
 

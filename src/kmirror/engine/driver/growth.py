@@ -12,6 +12,7 @@ from dataclasses import replace
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata
+from kmirror.cluster.topics.topic_requests import create_partitions
 from kmirror.engine.clock import now_ms
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.event_records import Event
@@ -49,7 +50,7 @@ def add_partitions(
         try:
             if len(here.topics[topic.topic].partitions) < count:
                 # tried again with the next look: a quota that is used up must not hold up other topics
-                destination.create_partitions({topic.topic: count}, quota_wait_s=0)
+                create_partitions(destination, {topic.topic: count}, quota_wait_s=0)
         except BrokerError as error:
             reason = Reason.NOT_AUTHORIZED if error.code in _REFUSED else None
             found[topic.topic] = Lacking(count, reason, f"the destination: {error}")

@@ -13,6 +13,7 @@ from kmirror.cluster.connection import UnsupportedVersionError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.cluster.topics.topic_requests import topic_errors
 from kmirror.engine.histories.judge import Trouble
 from kmirror.errors import LINK_REFUSED, BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
@@ -73,7 +74,7 @@ def troubles(
     doubtful = {side.topic_id(a) for a, code in codes.items() if code in _GONE_OR_FORBIDDEN}
     ids = [parse_topic_id(topic_id) for topic_id in doubtful if topic_id is not None]
     try:
-        by_id = client.topic_errors(ids, timeout=_TIMEOUT)
+        by_id = topic_errors(client, ids, timeout=_TIMEOUT)
     except UnsupportedVersionError:  # brokers before Kafka 3.1 have codes for names only
         by_id = {}
     except (KmirrorError, OutcomeUnknown):

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup, OffsetAnswer, ProducersAnswer
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup, OffsetAnswer
+from kmirror.cluster.producers import ProducersAnswer, describe_producers, producer_expiration_ms
 from kmirror.cluster.protocol.batch import OversizedBatchError, UnsupportedFormatError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
@@ -161,7 +162,7 @@ class Inspector:
         (before,) = client.look_up_offsets(partitions, [log_end], timeout=_LOOKUP_TIMEOUT)
         # each further request for a partition without an answer would last until its time-out, and hold up the others
         left = [p for p in partitions if before[p].offset is not None]
-        producers = client.describe_producers(left, timeout=_LOOKUP_TIMEOUT)
+        producers = describe_producers(client, left, timeout=_LOOKUP_TIMEOUT)
         lookups = [log_end, Lookup(LATEST), Lookup(EARLIEST)]
         later = client.look_up_offsets(left, lookups, timeout=_LOOKUP_TIMEOUT)
         return _DestinationAnswers(before, producers, *({**before, **answers} for answers in later))
@@ -245,7 +246,7 @@ class Inspector:
 
     def _expiration(self, node_id: int) -> int | None:
         if node_id not in self._expiration_ms:
-            self._expiration_ms[node_id] = self._destination.producer_expiration_ms([node_id]).get(node_id)
+            self._expiration_ms[node_id] = producer_expiration_ms(self._destination, [node_id]).get(node_id)
         return self._expiration_ms[node_id]
 
 

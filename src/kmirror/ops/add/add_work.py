@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kmirror.cluster.client import NewTopic
+from kmirror.cluster.topics.topic_requests import NewTopic
 from kmirror.errors import KmirrorError
 from kmirror.ops.add.add_plan import Action, FilterChange, TopicPlan
 from kmirror.ops.add.topic_admin import QUOTA_WAIT_S

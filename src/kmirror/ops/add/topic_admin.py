@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from kmirror.cluster.client import ClusterClient, NewTopic
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.topics.policies import create_settled
+from kmirror.cluster.topics.topic_requests import NewTopic, create_topics, delete_topics
 from kmirror.cluster.topics.topic_settings import set_topic_settings, topic_settings
 from kmirror.commands import option
 from kmirror.engine.archive.archive_topic import archive_settings
@@ -71,7 +72,7 @@ def create_archive(client: ClusterClient, topic: str, archive: str, partitions: 
 def delete_topic(client: ClusterClient, topic: str, topic_id: str | None, is_there: Callable[[], bool]) -> None:
     """Delete a topic by its id, and wait until it is no longer there. Raises UnreachableError."""
     if topic_id is not None:
-        client.delete_topics([parse_topic_id(topic_id)])
+        delete_topics(client, [parse_topic_id(topic_id)])
     deadline = Deadline(CREATION_S)
     while is_there():
         if deadline.passed:
@@ -98,8 +99,11 @@ class TopicAdmin:
         outcomes: dict[str, KmirrorError | None] = {}
         for some in requests_of(sizes):
             try:
-                found = self._cluster.create_topics(
-                    [items[name] for name in some], validate_only=validate_only, quota_wait_s=quota_wait_s
+                found = create_topics(
+                    self._cluster,
+                    [items[name] for name in some],
+                    validate_only=validate_only,
+                    quota_wait_s=quota_wait_s,
                 )
             except (UnreachableError, OutcomeUnknown) as error:
                 reason = error.reason or Reason.DESTINATION_UNREACHABLE

@@ -14,6 +14,7 @@ from kmirror.cluster.connection import UnsupportedVersionError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata
 from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.cluster.topics.topic_requests import topic_errors
 from kmirror.errors import KmirrorError
 from kmirror.state.records import TopicRecord
 from kmirror.status.observed import is_gone
@@ -30,7 +31,7 @@ def gone_topics(
     ids = {t.topic: t.destination_topic_id for t in topics if is_gone(t, found.get(t.topic))}
     binary = {name: parse_topic_id(topic_id) for name, topic_id in ids.items() if topic_id is not None}
     try:
-        codes = client.topic_errors(binary.values())
+        codes = topic_errors(client, binary.values())
     except UnsupportedVersionError:  # brokers before Kafka 3.1 answer by name only
         return frozenset(binary)
     return frozenset(name for name, topic_id in binary.items() if codes.get(topic_id) == Code.UNKNOWN_TOPIC_ID)

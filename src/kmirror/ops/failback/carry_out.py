@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
+from kmirror.cluster.topics.topic_requests import create_partitions
 from kmirror.commands import command_line, option
 from kmirror.errors import ExitCode, Reason, UnreachableError, settled
 from kmirror.ops.add.add import add
@@ -113,7 +114,7 @@ def _add_partitions(destination: Destination, topics: Collection[TopicComparison
     }
     if not wanted:
         return
-    destination.client.create_partitions(wanted)
+    create_partitions(destination.client, wanted)
     deadline = Deadline(CREATION_S)
     while not deadline.passed:
         found = await_topics(destination.client, list(wanted), deadline).topics

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kmirror.cluster.client import ClusterClient, CreatedTopic, NewTopic
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topics.policies import settled_to_create
+from kmirror.cluster.topics.topic_requests import CreatedTopic, NewTopic, create_topics
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import BrokerError
 from kmirror.ops.base.context import now_ms
@@ -53,7 +54,7 @@ def replication_of(client: ClusterClient, settings: Settings, topics: Sequence[s
     factors = {name: settings.state_replication_factor for name in _OWN if name not in replicas}
     factors[new] = settings.replication_factor
     asked = [NewTopic(name, 1, factor, {}) for name, factor in factors.items()]
-    for name, answer in client.create_topics(asked, validate_only=True).items():
+    for name, answer in create_topics(client, asked, validate_only=True).items():
         if isinstance(answer, CreatedTopic) and answer.replication_factor is not None:
             count = answer.replication_factor
             known[_NEW if name == new else name] = Replication(count, _number(answer.settings.get(_KEY)), False)

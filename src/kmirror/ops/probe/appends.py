@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.probe.guarantees import Guarantee, broken, holds, weaker
@@ -76,7 +77,7 @@ def _producer_ids(trial: ProbePartition) -> Guarantee:
             f"a batch with producer id, epoch and sequence number {sent} is stored with {found}: kmirror cannot tell"
             " its batches from those of other clients",
         )
-    answer = trial.client.describe_producers([trial.partition])[trial.partition]
+    answer = describe_producers(trial.client, [trial.partition])[trial.partition]
     known = {one.producer_id: one.last_sequence for one in answer.producers}
     if trial.producer_id not in known:
         return broken(PRODUCER_IDS, "the leader does not report our producer id (DescribeProducers)")

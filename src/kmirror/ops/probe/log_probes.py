@@ -11,6 +11,7 @@ from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
+from kmirror.cluster.topics.topic_requests import delete_topics
 from kmirror.cluster.topics.trim import delete_records
 from kmirror.errors import BrokerError
 from kmirror.ops.probe.guarantees import Guarantee, broken, holds, weaker
@@ -64,7 +65,7 @@ def recreation_guarantees(client: ClusterClient, topic: ProbeTopic, partition: T
     with probe_partition(client, partition) as trial:
         # it knows the topic by its old id from now on
         trial.out.append_run(run_of(0, 1))
-        client.delete_topics([old])
+        delete_topics(client, [old])
         if not topic.create_again():
             return [broken(TOPIC_IDS, "a deleted topic is still there")]
         new = topic.topic_id()

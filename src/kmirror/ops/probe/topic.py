@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from kmirror.cluster.client import LATEST, ClusterClient, CreatedTopic, NewTopic, require
+from kmirror.cluster.client import LATEST, ClusterClient, require
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acl_commands import PREFIXED, admin_options, grant_line
 from kmirror.cluster.rights.authorized import may_delete, missing_rights
 from kmirror.cluster.rights.principal_probe import is_abandoned, process_mark
 from kmirror.cluster.topics.policies import create_settled
+from kmirror.cluster.topics.topic_requests import CreatedTopic, NewTopic, create_topics, delete_topics
 from kmirror.commands import command_line, option
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 from kmirror.ops.probe.guarantees import is_denied
@@ -130,14 +131,14 @@ class ProbeTopic:
     def _mirror_values(self) -> dict[str, str]:
         """Return the settings of mirror topics that this cluster's brokers know; all, if they do not show theirs."""
         empty = NewTopic(self.name, 1, self._replication_factor, {})
-        found = self._client.create_topics([empty], validate_only=True)[self.name]
+        found = create_topics(self._client, [empty], validate_only=True)[self.name]
         known = found.settings if isinstance(found, CreatedTopic) else {}
         return {key: value for key, value in MIRROR_VALUES.items() if key in known or not known}
 
     def _remove_abandoned(self) -> None:
         found = [name for name in self._client.metadata().topics if _is_abandoned(name)]
         if found:
-            self._client.delete_topics(found)
+            delete_topics(self._client, found)
 
     def _refuse_others(self) -> None:
         """Raise RefusedError if another probe is running."""
@@ -172,14 +173,14 @@ class ProbeTopic:
         deadline = time.monotonic() + _VISIBLE_WITHIN_S
         try:
             with ClusterClient(self._client.config) as client:
-                client.delete_topics([self.name])
+                delete_topics(client, [self.name])
                 # brokers see it one after the other; an interrupted request may still create the topic
                 while time.monotonic() < deadline:
                     code = client.metadata([self.name]).topics[self.name].error_code
                     if code == Code.UNKNOWN_TOPIC_OR_PARTITION and not self._is_being_created:
                         break
                     if not code and self._is_being_created:
-                        client.delete_topics([self.name])
+                        delete_topics(client, [self.name])
                         self._is_being_created = False
                     time.sleep(_STEP_S)
         except (KmirrorError, OutcomeUnknown) as error:

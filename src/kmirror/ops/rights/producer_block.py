@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -187,7 +188,7 @@ class ProducerBlock:
         """
         asked = {topic.topic: topic for topic in topics}
         partitions = [TopicPartition(one.source_topic, p) for one in asked.values() for p in range(len(ends(one)))]
-        producers = self._source.describe_producers(partitions)
+        producers = describe_producers(self._source, partitions)
         log_ends = self._source.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
         found = {}
         for name, topic in asked.items():

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
@@ -214,7 +215,7 @@ def settle(
     deadline = time.monotonic() + timeout_s
     waiting = set(partitions)
     while True:
-        answers = destination.client.describe_producers(waiting, timeout=timeout_s)
+        answers = describe_producers(destination.client, waiting, timeout=timeout_s)
         found = {
             partition: None
             if answer.error_code

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
@@ -73,7 +74,7 @@ def open_transactions(
     """
     until = time.monotonic() + patience_s
     found = {}
-    for partition, answer in client.describe_producers(partitions, timeout=patience_s).items():
+    for partition, answer in describe_producers(client, partitions, timeout=patience_s).items():
         starts = ((p.current_txn_start_offset, p.producer_id) for p in answer.producers)
         opened = [(start, producer_id) for start, producer_id in starts if start is not None]
         if not opened or time.monotonic() > until:

@@ -1,0 +1,66 @@
+"""What brokers remember of producers (KIP-664), and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.producer_state import ProducerState
+
+#: How long an idle producer id is remembered. Brokers before Kafka 3.4 (KIP-854) have only the second setting.
+_PRODUCER_EXPIRATION = ("producer.id.expiration.ms", "transactional.id.expiration.ms")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducersAnswer:
+    """One partition's answer to DescribeProducers."""
+
+    error_code: int
+    producers: tuple[ProducerState, ...]
+
+
+def describe_producers(
+    client: ClusterClient,
+    partitions: Iterable[TopicPartition],
+    *,
+    metadata: ClusterMetadata | None = None,
+    timeout: float | None = None,
+) -> dict[TopicPartition, ProducersAnswer]:
+    """Ask the leaders which producers they remember (KIP-664); give `metadata` if it was just read."""
+    from kafka.protocol.admin import DescribeProducersRequest
+
+    topic_type = DescribeProducersRequest.TopicRequest
+
+    def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> Any:
+        topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic.items()]
+        return DescribeProducersRequest(topics=topics)
+
+    def read(answer: Any) -> Iterable[tuple[TopicPartition, int, ProducersAnswer]]:
+        for topic in answer.topics:
+            for p in topic.partitions:
+                producers = tuple(
+                    ProducerState(
+                        s.producer_id,
+                        s.producer_epoch,
+                        s.last_sequence,
+                        s.last_timestamp,
+                        s.coordinator_epoch,
+                        s.current_txn_start_offset if s.current_txn_start_offset >= 0 else None,
+                    )
+                    for s in p.active_producers or ()
+                )
+                value = ProducersAnswer(p.error_code, producers)
+                yield TopicPartition(topic.name, p.partition_index), p.error_code, value
+
+    found = client.per_leader(partitions, build, read, metadata=metadata, timeout=timeout)
+    return {p: value or ProducersAnswer(code, ()) for p, (code, value) in found.items()}
+
+
+def producer_expiration_ms(client: ClusterClient, node_ids: Iterable[int]) -> dict[int, int]:
+    """Return how long brokers remember an idle producer id, in milliseconds; without those that do not say."""
+    found = client.broker_configs(node_ids, list(_PRODUCER_EXPIRATION))
+    values = {node: next((own[k] for k in _PRODUCER_EXPIRATION if k in own), None) for node, own in found.items()}
+    return {node: int(value) for node, value in values.items() if value}
