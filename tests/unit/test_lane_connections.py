@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.loop import Loop
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.lane.brokers.connections import Connections
-from kmirror.engine.lane.brokers.loop import Loop
 from kmirror.errors import Reason
 from tests.support.frames import PLAIN, framed
 
@@ -55,7 +55,7 @@ class Lane:
     """Connections with their owner, and a broker's end of each that was opened."""
 
     def __init__(self) -> None:
-        self.loop, self.owner, self.deadline = Loop(), Owner(), now() + 1000
+        self.loop, self.owner, self.deadline = Loop(now), Owner(), now() + 1000
         self.theirs: list[socket.socket] = []
         self.asked: list[int] = []
         self.answers: list[Any] = []

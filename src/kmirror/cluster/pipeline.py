@@ -17,23 +17,22 @@ from which offset to continue, and `append` raises it until `resume` is called.
 
 from __future__ import annotations
 
-import os
-import selectors
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import SETTLE_S, Connection
+from kmirror.cluster.loop import Loop
 from kmirror.cluster.pipeline_queue import (
     UNBUILT,
     AppendStoppedError,
+    BrokerQueue,
     PartitionQueue,
     PendingAppend,
     PendingBatch,
@@ -44,52 +43,18 @@ from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import PERHAPS_WRITTEN, Code
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.records import Record
-from kmirror.cluster.protocol.wire import INT32, FrameError
+from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.security.client_config import ClientConfig
-from kmirror.cluster.stream import Stream
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
 
-#: Brokers remember the last five batches of a producer.
-REQUESTS_IN_FLIGHT = 5
 _REQUEST_BYTES = 1 << 20
 #: `append` waits while more than this is neither appended nor refused.
 _MOST_BYTES = 16 << 20
-#: A request is sent when this much waits to be sent, or this long after the last one.
-_ENOUGH_BYTES = 64 << 10
-_LINGER_S = 0.005
-_ANSWER_BYTES = 64 << 10
 #: How often to check whether a broker's throttle is over.
 _THROTTLE_S = 0.05
 _LONG_S = 3600.0
 
 T = TypeVar("T")
-
-
-class _Request:
-    __slots__ = ("batches", "correlation_id", "sent_at")
-
-    def __init__(self, correlation_id: int, batches: list[tuple[PartitionQueue, PendingBatch]]) -> None:
-        self.correlation_id, self.batches = correlation_id, batches
-        self.sent_at = time.monotonic()
-
-
-class _Broker:
-    """A connection to a broker, and the requests in flight on it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.stream = Stream(connection, _ANSWER_BYTES)
-        self.version = connection.version_for(
-            produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"
-        )
-        self.requests: deque[_Request] = deque()
-        self.last_sent_at = 0.0
-
-    @property
-    def has_room(self) -> bool:
-        """True while another request may be sent."""
-        held_up = self.stream.sending or self.connection.is_throttled or self.connection.must_be_replaced
-        return len(self.requests) < REQUESTS_IN_FLIGHT and not held_up
 
 
 class AppendPipeline:
@@ -104,14 +69,11 @@ class AppendPipeline:
         self._producer_id = producer_id
         self._client = ClusterClient(config)
         self._partitions: dict[TopicPartition, PartitionQueue] = {}
-        self._brokers: dict[int, _Broker] = {}
-        self._selector = selectors.DefaultSelector()
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._waker, selectors.EVENT_READ)
+        self._brokers: dict[int, BrokerQueue] = {}
+        self._loop = Loop()
         #: Guards what callers and the thread share: the fields below, and `inbox`, `next_offset`, `stopped` of queues.
         self._changed = threading.Condition()
         self._ready: dict[PartitionQueue, None] = {}
-        self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._bytes = 0
         self._open_items = 0
         self._is_idle = False
@@ -135,9 +97,9 @@ class AppendPipeline:
         finally:
             with self._changed:
                 self._is_over = True
-            self._wake()
+            self._loop.wake()
             self._thread.join()
-            os.close(self._waker)
+            self._loop.close()
 
     def log_end_offset(self, partition: TopicPartition) -> int:
         """Return the offset of the next append, after all that are in flight.
@@ -181,7 +143,7 @@ class AppendPipeline:
             self._ready[found] = None
             is_idle, self._is_idle = self._is_idle, False
         if is_idle:
-            self._wake()
+            self._loop.wake()
         return item
 
     def resume(self, partition: TopicPartition) -> int:
@@ -218,15 +180,18 @@ class AppendPipeline:
     def _call(self, function: Callable[[], T]) -> T:
         """Have the thread call a function, and return its result."""
         future: Future[T] = Future()
+
+        def call(_: float) -> None:
+            try:
+                self._require_open()
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
         with self._changed:
             self._require_open()
-            self._commands.append((function, future))
-            self._is_idle = False
-        self._wake()
+            self._loop.post(call)
         return future.result()
-
-    def _wake(self) -> None:
-        os.eventfd_write(self._waker, 1)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -245,24 +210,17 @@ class AppendPipeline:
         why = "the pipeline was closed" if fault is None else f"the pipeline has failed: {fault!r}"
         with self._changed:
             self._fault, self._is_over = fault, True
-        while self._commands:
-            self._commands.popleft()[1].set_exception(KmirrorError(why, "use a new one"))
+        self._loop.take_events()
         for found in self._partitions.values():
             sent = [item for batch in (*found.unsettled, *found.in_flight) for item in batch.items]
             self._fail(sent, OutcomeUnknown(f"appending to {found.partition}: {why}"))
             self._fail([*found.queue, *found.inbox], AppendStoppedError(found.partition, None, why))
         for broker in self._brokers.values():
-            broker.stream.close()
-        self._selector.close()
+            self._loop.remove(broker.stream)
         self._client.close()
 
     def _turn(self) -> None:
-        while self._commands:
-            function, future = self._commands.popleft()
-            try:
-                future.set_result(function())
-            except Exception as error:
-                future.set_exception(error)
+        self._loop.take_events()
         with self._changed:
             ready, self._ready = self._ready, {}
             for found in ready:
@@ -277,7 +235,7 @@ class AppendPipeline:
             self._ready = {**dict.fromkeys(left), **self._ready}
             now = time.monotonic()
             pause = min((self._pause(found, now) for found in self._ready), default=None)
-            if self._commands or self._is_over:
+            if self._is_over:
                 pause = 0
             self._is_idle = pause is None or pause == _LONG_S
         self._receive(None if self._is_idle else pause)
@@ -289,12 +247,11 @@ class AppendPipeline:
         broker = self._brokers.get(found.leader.node_id) if found.leader else None
         if broker is None or not found.may_send or not broker.has_room:
             return _LONG_S
-        return 0 if self._is_due(broker, now) else max(0.0, broker.last_sent_at + _LINGER_S - now)
+        return broker.seconds_left(self._waiting_bytes, now)
 
-    def _is_due(self, broker: _Broker, now: float) -> bool:
-        """Return whether to send a request to a broker now."""
-        is_due = self._bytes - self._bytes_in_flight >= _ENOUGH_BYTES or now - broker.last_sent_at >= _LINGER_S
-        return is_due and broker.has_room
+    @property
+    def _waiting_bytes(self) -> int:
+        return self._bytes - self._bytes_in_flight
 
     def _opened(self, partition: TopicPartition) -> PartitionQueue:
         before = self._partitions.get(partition)
@@ -337,15 +294,14 @@ class AppendPipeline:
             self._disconnect(node_id, known)
         connection = Connection.open(host, port, self._config)
         try:
-            broker = self._brokers[node_id] = _Broker(connection)
+            broker = self._brokers[node_id] = BrokerQueue(connection)
         except KmirrorError:
             connection.close()
             raise
-        self._selector.register(broker.stream.fileno(), selectors.EVENT_READ, node_id)
+        self._loop.add(broker.stream, lambda _: None)
 
-    def _disconnect(self, node_id: int, broker: _Broker) -> None:
-        self._selector.unregister(broker.stream.fileno())
-        broker.stream.close()
+    def _disconnect(self, node_id: int, broker: BrokerQueue) -> None:
+        self._loop.remove(broker.stream)
         del self._brokers[node_id]
 
     def _send(self, ready: Iterable[PartitionQueue]) -> list[PartitionQueue]:
@@ -358,7 +314,7 @@ class AppendPipeline:
             broker = self._brokers.get(found.leader.node_id) if found.leader else None
             if broker is None or found.leader is None or (broker.connection.must_be_replaced and not broker.requests):
                 found.leader = None
-            elif found.may_send and self._is_due(broker, now):
+            elif found.may_send and broker.has_room and not broker.seconds_left(self._waiting_bytes, now):
                 node_id = found.leader.node_id
                 if sizes.get(node_id, 0) < _REQUEST_BYTES:
                     with suppress(CorruptBatchError):
@@ -376,13 +332,11 @@ class AppendPipeline:
         for node_id, (appends, sent) in requests.items():
             broker = self._brokers[node_id]
             appends.sort(key=lambda append: append.topic)
-            request = _Request(broker.connection.next_correlation_id(), sent)
-            broker.requests.append(request)
-            broker.last_sent_at = now
+            correlation_id = broker.sent(sent, now)
             try:
                 broker.stream.send(
                     produce.request(
-                        request.correlation_id,
+                        correlation_id,
                         broker.version,
                         self._config.client_id,
                         appends,
@@ -402,13 +356,9 @@ class AppendPipeline:
             timeout = max(0.0, oldest + patience - time.monotonic())
         if any(broker.connection.is_throttled for broker in self._brokers.values()):
             timeout = _THROTTLE_S if timeout is None else min(timeout, _THROTTLE_S)
-        for node_id, broker in self._brokers.items():
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if broker.stream.sending else 0)
-            if self._selector.get_key(broker.stream.fileno()).events != wanted:
-                self._selector.modify(broker.stream.fileno(), wanted, node_id)
-        for key, _ in self._selector.select(timeout):
-            if key.fd == self._waker:
-                os.eventfd_read(self._waker)
+        for broker in self._brokers.values():
+            self._loop.watch(broker.stream)
+        self._loop.wait(timeout)
         for node_id, broker in list(self._brokers.items()):
             try:
                 broker.stream.flush()
@@ -419,9 +369,8 @@ class AppendPipeline:
             except (OutcomeUnknown, FrameError, ValueError):
                 self._lost(node_id, broker)
 
-    def _answered(self, broker: _Broker, frame: memoryview) -> None:
-        if not broker.requests or INT32.unpack_from(frame)[0] != broker.requests[0].correlation_id:
-            raise FrameError(f"{broker.connection.address} responded to a different request")
+    def _answered(self, broker: BrokerQueue, frame: memoryview) -> None:
+        broker.stream.require_answer(frame, broker.requests[0].correlation_id if broker.requests else None)
         answers, throttle_time_ms = produce.answer(frame, broker.version)
         broker.connection.note_throttle(throttle_time_ms)
         by_id = broker.version >= produce.FIRST_VERSION_WITH_TOPIC_IDS
@@ -448,7 +397,7 @@ class AppendPipeline:
         with self._changed:
             self._ready[found] = None
 
-    def _lost(self, node_id: int, broker: _Broker) -> None:
+    def _lost(self, node_id: int, broker: BrokerQueue) -> None:
         """Note that the outcome of everything in flight to a broker is unknown."""
         self._disconnect(node_id, broker)
         for request in broker.requests:

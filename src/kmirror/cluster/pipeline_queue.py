@@ -1,4 +1,4 @@
-"""The queue of appends to one partition: what waits, what is in flight, and what may be sent now. No I/O here."""
+"""The appends to one partition, and to one broker: what waits, what is in flight, what may be sent now. No I/O here."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from kmirror.cluster.append import OffsetAppender, as_run
+from kmirror.cluster.connection import Connection
+from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.stream import Stream
 from kmirror.errors import KmirrorError
 
+#: Brokers remember the last five batches of a producer.
+REQUESTS_IN_FLIGHT = 5
+#: A request is sent when this much waits to be sent, or this long after the last one.
+_ENOUGH_BYTES = 64 << 10
+_LINGER_S = 0.005
+_ANSWER_BYTES = 64 << 10
 _BATCH_BYTES = 256 << 10
 #: The approximate size of a record without its key, value and headers.
 _RECORD_BYTES = 16
@@ -184,6 +194,43 @@ class PartitionQueue:
             self.unsettled.append(PendingBatch(items, UNBUILT))
             self.is_troubled = True
             raise
+
+
+class SentRequest(NamedTuple):
+    """A Produce request in flight, with the batches that are in it."""
+
+    correlation_id: int
+    sent_at: float
+    batches: list[tuple[PartitionQueue, PendingBatch]]
+
+
+class BrokerQueue:
+    """A connection to a broker, and the requests in flight on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.stream = Stream(connection, _ANSWER_BYTES)
+        lowest, highest = produce.LOWEST_VERSION, produce.HIGHEST_VERSION
+        self.version = connection.version_for(produce.API_KEY, lowest, highest, "Produce")
+        self.requests: deque[SentRequest] = deque()
+        self._last_sent_at = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """True while another request may be sent."""
+        held_up = self.stream.sending or self.connection.is_throttled or self.connection.must_be_replaced
+        return len(self.requests) < REQUESTS_IN_FLIGHT and not held_up
+
+    def seconds_left(self, waiting_bytes: int, now: float) -> float:
+        """Return the time until a request may be sent if there is room; `waiting_bytes` wait to be sent."""
+        return 0.0 if waiting_bytes >= _ENOUGH_BYTES else max(0.0, self._last_sent_at + _LINGER_S - now)
+
+    def sent(self, batches: list[tuple[PartitionQueue, PendingBatch]], now: float) -> int:
+        """Note that these batches are sent now; return the correlation id of their request."""
+        request = SentRequest(self.connection.next_correlation_id(), now, batches)
+        self.requests.append(request)
+        self._last_sent_at = now
+        return request.correlation_id
 
 
 def _run_of(items: Sequence[PendingAppend]) -> Run:

@@ -129,6 +129,11 @@ class Stream:
         self._await(self._least)
         return frame
 
+    def require_answer(self, frame: memoryview, awaited: int | None) -> None:
+        """Raise FrameError unless a frame answers the request with this correlation id; None: none is in flight."""
+        if INT32.unpack_from(frame)[0] != awaited:
+            raise FrameError(f"{self.connection.address} responded to a different request")
+
     def await_frames(self, least_bytes: int) -> None:
         """Have the selector report new frames only when they have at least this many bytes together; the default is 1.
 

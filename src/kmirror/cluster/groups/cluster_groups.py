@@ -17,10 +17,11 @@ from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.coordinators import KeyType, find_coordinators
 from kmirror.cluster.groups import group_members, share_offsets, streams_groups
 from kmirror.cluster.groups.group_members import DescribedGroup
 from kmirror.cluster.protocol import metadata as metadata_codec
-from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
 from kmirror.cluster.protocol.metadata import Broker, TopicPartition
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
@@ -33,8 +34,6 @@ GROUP_ID_NOT_FOUND = 69
 
 OFFSETS_TOPIC = "__consumer_offsets"
 _LIST_GROUPS_WITH_STATE = 4
-#: The first version of FindCoordinator for several groups at once.
-_COORDINATORS_OF_MANY = 4
 #: The first versions of OffsetFetch for all topics of a group, and for several groups.
 _OFFSET_FETCH_OF_ALL_TOPICS = 2
 _OFFSET_FETCH_OF_MANY = 8
@@ -53,12 +52,7 @@ TOO_LARGE = frozenset(
         Code.INVALID_COMMIT_OFFSET_SIZE,
     }
 )
-COORDINATOR_MOVED = {
-    Code.COORDINATOR_LOAD_IN_PROGRESS,
-    Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_COORDINATOR,
-    Code.BROKER_NOT_AVAILABLE,
-}
+COORDINATOR_MOVED = NOT_COORDINATOR | {Code.BROKER_NOT_AVAILABLE}
 
 
 class ClusterGroups:
@@ -254,25 +248,10 @@ class ClusterGroups:
 
     def _find(self, groups: Iterable[str], deadline: float) -> dict[str, int]:
         """Look up the coordinators of groups; return an error code for each that has none now."""
-        from kafka.protocol.metadata import FindCoordinatorRequest
-
-        wanted = list(groups)
-        if not wanted:
-            return {}
-        codes: dict[str, int] = {}
-        while wanted:
-            request = FindCoordinatorRequest(key=wanted[0], key_type=0, coordinator_keys=wanted)
-            answer = self.client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
-            # before version 4 (Kafka 3.0) a request has one key, and its answer does not repeat it
-            several = answer.API_VERSION >= _COORDINATORS_OF_MANY
-            found = [(one.key, one) for one in answer.coordinators] if several else [(wanted[0], answer)]
-            for group, one in found:
-                if one.error_code:
-                    codes[group] = one.error_code
-                else:
-                    self._coordinators[group] = one.node_id
-            wanted = [] if several else wanted[1:]
-        return codes
+        left = max(deadline - time.monotonic(), 0.1)
+        found = find_coordinators(self.client, KeyType.GROUP, groups, left)
+        self._coordinators |= {group: one[0] for group, one in found.items() if not isinstance(one, int)}
+        return {group: one for group, one in found.items() if isinstance(one, int)}
 
 
 def visible_groups(client: ClusterClient) -> list[str]:

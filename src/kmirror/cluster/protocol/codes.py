@@ -79,6 +79,9 @@ LEADER_MOVED = frozenset(
     }
 )
 
+#: The coordinator is loading, or has moved: look it up and retry.
+NOT_COORDINATOR = frozenset({Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
+
 #: The leader has appended a batch, but perhaps not its replicas.
 PERHAPS_WRITTEN = frozenset({Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import (
     INT16,
@@ -88,6 +89,13 @@ def added(frame: memoryview) -> tuple[dict[TopicPartition, int], int]:
     found, position = read_partitions(frame, position + INT32.size, _RESULT)
     skip_tagged_fields(frame, position)
     return {TopicPartition(topic, partition): code for topic, (partition, code) in found}, throttle_time_ms
+
+
+def refusal_of(codes: Mapping[TopicPartition, int]) -> tuple[int, TopicPartition | None]:
+    """Return the code that tells why partitions were not added, and one that has it; 0 if all were added."""
+    refused = set(codes.values()) - {0}
+    code = min(refused - {Code.OPERATION_NOT_ATTEMPTED} or refused, default=0)
+    return code, next((partition for partition, one in codes.items() if one == code), None)
 
 
 @decodes("EndTxn")

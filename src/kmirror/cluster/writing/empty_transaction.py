@@ -24,25 +24,17 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.connection import ConnectFailedError, Connection, exchange_of
+from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.coordinators import Coordinator
 from kmirror.cluster.protocol import transactions
-from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.writing.transaction_coordinators import FENCED, HINT, begin, transaction_coordinators
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 
 #: Time after which the coordinator aborts a transaction.
 TRANSACTION_TIMEOUT_MS = 60_000
 
-_FENCED = {Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED}
-_NOT_COORDINATOR = {
-    Code.COORDINATOR_LOAD_IN_PROGRESS,
-    Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_COORDINATOR,
-}
-#: FindCoordinator's key type for transactional ids.
-_TRANSACTION = 1
-#: The highest version for clients without transactions of the second version (KIP-890).
-_HIGHEST_BEGIN_VERSION = 4
 #: The most connections to one coordinator: a broker takes one request at a time from each.
 _CONNECTIONS = 4
 #: Connections that were idle for so long are not used again: brokers close them after ten minutes by default.
@@ -50,10 +42,6 @@ _IDLE_S = 60.0
 _STEP_S = 0.002
 _FIND_STEP_S = 0.01
 _LONGEST_STEP_S = 0.2
-_HINT = "check that all brokers are up; the topic __transaction_state needs its in-sync replicas"
-
-
-_Coordinator = tuple[int, str, int]
 
 
 @dataclass(slots=True)
@@ -64,7 +52,7 @@ class _Id:
     #: Producer id and epoch; None before it is prepared.
     producer: tuple[int, int] | None = None
     #: The coordinator's node id, host and port.
-    coordinator: _Coordinator | None = None
+    coordinator: Coordinator | None = None
     #: True while its transaction has partitions and is not known to be committed.
     is_open: bool = False
     #: True while markers of its last transaction may be missing.
@@ -125,7 +113,7 @@ class EmptyTransactions:
         deadline, pause = time.monotonic() + self._timeout_s, _STEP_S
         while ids:
             self._find_coordinators(ids, deadline)
-            asked: dict[_Coordinator, list[_Id]] = defaultdict(list)
+            asked: dict[Coordinator, list[_Id]] = defaultdict(list)
             for one in ids:
                 if one.coordinator is not None:
                     asked[one.coordinator].append(one)
@@ -134,29 +122,14 @@ class EmptyTransactions:
             ids = [one for one in ids if one.producer is None]
             if ids and time.monotonic() > deadline:
                 trouble = next(filter(None, troubles), "the coordinator is busy")
-                raise UnreachableError(
-                    f"the transaction coordinator of {ids[0].name} does not answer: {trouble}", _HINT
-                )
+                raise UnreachableError(f"the transaction coordinator of {ids[0].name} does not answer: {trouble}", HINT)
             if ids:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_STEP_S)
 
-    def _ask(self, coordinator: _Coordinator, ids: Sequence[_Id], deadline: float) -> str | None:
+    def _ask(self, coordinator: Coordinator, ids: Sequence[_Id], deadline: float) -> str | None:
         """Ask a coordinator for new epochs of its ids; return why some have to be asked for again, if that is known."""
-        from kafka.protocol.producer import InitProducerIdRequest
-
-        requests = [
-            exchange_of(
-                InitProducerIdRequest(
-                    transactional_id=one.name,
-                    transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-                    producer_id=-1,
-                    producer_epoch=-1,
-                ),
-                highest=_HIGHEST_BEGIN_VERSION,
-            )
-            for one in ids
-        ]
+        requests = [begin(one.name, TRANSACTION_TIMEOUT_MS) for one in ids]
         try:
             connection = self._client.connect(*coordinator)
             answers = connection.request_all(requests, timeout=max(deadline - time.monotonic(), 0.1))
@@ -166,7 +139,7 @@ class EmptyTransactions:
             return str(error)
         trouble = None
         for one, answer in zip(ids, answers, strict=True):
-            if answer.error_code in _NOT_COORDINATOR:
+            if answer.error_code in NOT_COORDINATOR:
                 one.coordinator, trouble = None, code_name(answer.error_code)
             elif answer.error_code != Code.CONCURRENT_TRANSACTIONS:
                 _require(one.name, answer.error_code, "beginning a transaction")
@@ -197,7 +170,7 @@ class EmptyTransactions:
                 line = lines.popleft()
                 moved = self._receive(line, left, filled, deadline)
                 if time.monotonic() > deadline:
-                    raise UnreachableError(f"the markers of {line.ids[0].name} are not written", _HINT)
+                    raise UnreachableError(f"the markers of {line.ids[0].name} are not written", HINT)
                 if not moved:
                     time.sleep(_STEP_S)
                 if self._send(line, left, may_begin, deadline):
@@ -277,16 +250,16 @@ class EmptyTransactions:
                 code, throttle_time_ms = transactions.ended(frame)
             else:
                 codes, throttle_time_ms = transactions.added(frame)
-                found = set(codes.values()) - {0}
-                code = min(found - {Code.OPERATION_NOT_ATTEMPTED} or found, default=0)
+                code, at = transactions.refusal_of(codes)
             connection.note_throttle(throttle_time_ms)
             if code == Code.CONCURRENT_TRANSACTIONS:
                 for partition in partitions or ():
                     left[partition] = left.get(partition, 0) + 1
                 continue
             if code:
-                at = next((str(at) for at, found in codes.items() if found == code), "") if partitions else ""
-                _refuse(one.name, code, f"adding {at} to a transaction" if at else "ending a transaction")
+                _refuse(
+                    one.name, code, "ending a transaction" if partitions is None else f"adding {at} to a transaction"
+                )
             if partitions is not None and codes.keys() != set(partitions):
                 raise OutcomeUnknown(f"the coordinator says nothing of some partitions of {one.name}")
             moved = True
@@ -306,27 +279,18 @@ class EmptyTransactions:
         self._connections.clear()
 
     def _find_coordinators(self, ids: Sequence[_Id], deadline: float) -> None:
-        from kafka.protocol.metadata import FindCoordinatorRequest
-
         while names := {one.name: one for one in ids if one.coordinator is None}:
-            first = next(iter(names))
-            request = FindCoordinatorRequest(key_type=_TRANSACTION, key=first, coordinator_keys=list(names))
-            answer = self._client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
-            # brokers before Kafka 3.0 find one at a time
-            by_name = {found.key: found for found in answer.coordinators or ()} or {first: answer}
-            known = {name: found for name, found in by_name.items() if found.error_code not in _NOT_COORDINATOR}
-            for name, found in known.items():
-                _require(name, found.error_code, "looking for the transaction coordinator")
-                if name in names:
-                    names[name].coordinator = found.node_id, found.host, found.port
-            if not known:
+            left = max(deadline - time.monotonic(), 0.1)
+            for name, found in transaction_coordinators(self._client, names, left).items():
+                names[name].coordinator = None if isinstance(found, int) else found
+            if waiting := next((name for name, one in names.items() if one.coordinator is None), None):
                 if time.monotonic() > deadline:
-                    raise UnreachableError(f"{first} has no transaction coordinator", _HINT)
+                    raise UnreachableError(f"{waiting} has no transaction coordinator", HINT)
                 time.sleep(_FIND_STEP_S)
 
 
 def _refuse(transactional_id: str, code: int, what: str) -> NoReturn:
-    if code in _NOT_COORDINATOR:
+    if code in NOT_COORDINATOR:
         raise OutcomeUnknown(f"the coordinator of {transactional_id} has moved: {code_name(code)}")
     if code == Code.INVALID_TXN_STATE:
         raise OutcomeUnknown(f"the coordinator aborted the transaction of {transactional_id} on its own")
@@ -339,7 +303,7 @@ def _require(transactional_id: str, code: int, what: str) -> None:
 
 
 def _error_of(transactional_id: str, code: int, what: str) -> KmirrorError:
-    if code not in _FENCED:
+    if code not in FENCED:
         return BrokerError(code, code_name(code), f"{what} with the transactional id {transactional_id}")
     return RefusedError(
         f"another client uses the transactional id {transactional_id}",

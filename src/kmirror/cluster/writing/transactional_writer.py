@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.coordinators import Coordinator
 from kmirror.cluster.protocol import produce, transactions
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, set_producer, set_transactional
-from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.protocol.codes import LEADER_MOVED, NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import FrameError
+from kmirror.cluster.writing.transaction_coordinators import FENCED, HINT, begin, transaction_coordinators
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
 #: Over a distance bytes cost round trips. Of all codecs a broker reads this one without native code.
@@ -40,14 +42,10 @@ _RECORD_BYTES = 30
 _ANSWER_S = 5.0
 _LEAST_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
-#: FindCoordinator's key type for transactional ids.
-_TRANSACTION = 1
-_HIGHEST_BEGIN_VERSION = 4
 _HIGHEST_PRODUCE_VERSION = 11
-_NOT_COORDINATOR = {Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR}
 #: What a coordinator answers later. -1: it fails on a commit that meets another writer's beginning (seen on 4.3).
-_LATER = {*_NOT_COORDINATOR, Code.CONCURRENT_TRANSACTIONS, Code.UNKNOWN_SERVER_ERROR}
-_FENCED = {Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_ID_MAPPING}
+_LATER = {*NOT_COORDINATOR, Code.CONCURRENT_TRANSACTIONS, Code.UNKNOWN_SERVER_ERROR}
+_FENCED = FENCED | {Code.INVALID_PRODUCER_ID_MAPPING}
 #: The id's transaction has ended: aborted by the coordinator, as it took too long, or by another writer.
 _ENDED = _FENCED | {Code.INVALID_TXN_STATE}
 _PASSING = LEADER_MOVED | {
@@ -59,7 +57,6 @@ _PASSING = LEADER_MOVED | {
     Code.UNKNOWN_PRODUCER_ID,
     *_LATER,
 }
-_HINT = "check that all brokers are up; the topic __transaction_state needs its in-sync replicas"
 
 #: Seconds that are left.
 Remaining = Callable[[], float]
@@ -110,7 +107,7 @@ class TransactionalWriter:
         self._id = transactional_id
         self._timeout_ms = transaction_timeout_ms
         self._producer = (-1, -1)
-        self._coordinator: tuple[int, str, int] | None = None
+        self._coordinator: Coordinator | None = None
         self._metadata: ClusterMetadata | None = None
         self._sequences: dict[TopicPartition, int] = defaultdict(int)
 
@@ -154,7 +151,7 @@ class TransactionalWriter:
                 break
             except _PassingError as trouble:
                 if not remaining():
-                    raise UnreachableError(f"nothing was written: {trouble}", _HINT) from trouble
+                    raise UnreachableError(f"nothing was written: {trouble}", HINT) from trouble
             time.sleep(min(pause, remaining()))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             self._start_over(remaining)
@@ -178,7 +175,7 @@ class TransactionalWriter:
         try:
             code, _, _ = self._ask(partial(self._end, transactions.abort), remaining)
         except _NotAnsweredError as trouble:
-            raise UnreachableError(f"nothing was written: {trouble}", _HINT) from trouble
+            raise UnreachableError(f"nothing was written: {trouble}", HINT) from trouble
         if code in _FENCED:
             raise FencedError(code_name(code))
         if code not in {0, Code.INVALID_TXN_STATE}:  # nothing was begun
@@ -194,25 +191,17 @@ class TransactionalWriter:
 
     def _take_epoch(self, remaining: Remaining) -> None:
         """Take a new epoch; with the one we have only if it is still the id's last."""
-        from kafka.protocol.producer import InitProducerIdRequest
-
-        producer_id, producer_epoch = self._producer
-        request = InitProducerIdRequest(
-            transactional_id=self._id,
-            transaction_timeout_ms=self._timeout_ms,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-        )
+        request = begin(self._id, self._timeout_ms, self._producer)
 
         def ask(connection: Connection, seconds: float) -> tuple[int, Any]:
-            answer = connection.request(request, highest=_HIGHEST_BEGIN_VERSION, timeout=seconds)
+            answer = connection.request(request, timeout=seconds)
             return answer.error_code, answer
 
         what = f"taking the transactional id {self._id}"
         try:
             code, answer, _ = self._ask(ask, remaining)
         except _NotAnsweredError as trouble:
-            raise UnreachableError(f"{what}: {trouble}", _HINT) from trouble
+            raise UnreachableError(f"{what}: {trouble}", HINT) from trouble
         if code in _ENDED:
             raise FencedError(code_name(code))
         if code:
@@ -230,15 +219,13 @@ class TransactionalWriter:
             connection.note_throttle(throttle_time_ms)
             if codes.keys() != set(partitions):
                 raise FrameError("it says nothing of some partitions")
-            found = set(codes.values()) - {0}
-            code = min(found - {Code.OPERATION_NOT_ATTEMPTED} or found, default=0)
-            return code, next((partition.topic for partition in codes if codes[partition] == code), "")
+            return transactions.refusal_of(codes)
 
         try:
-            code, topic, _ = self._ask(ask, remaining)
+            code, refused, _ = self._ask(ask, remaining)
         except _NotAnsweredError as trouble:
             raise _PassingError(str(trouble)) from trouble
-        self._require(code, f"adding {topic} to a transaction")
+        self._require(code, f"adding {refused and refused.topic} to a transaction")
 
     def _append(self, batches: Mapping[TopicPartition, list[list[Record]]], remaining: Remaining) -> tuple[str, int]:
         """Append everything; return topic and offset of one record."""
@@ -321,7 +308,7 @@ class TransactionalWriter:
         except _NotAnsweredError as trouble:
             if trouble.in_doubt:
                 raise CommitInDoubtError(place, str(trouble)) from trouble
-            raise UnreachableError(f"nothing was written: {trouble}", _HINT) from trouble
+            raise UnreachableError(f"nothing was written: {trouble}", HINT) from trouble
         except KmirrorError as error:
             # a coordinator that is looked for again may refuse us
             raise CommitInDoubtError(place, str(error)) from error
@@ -363,27 +350,19 @@ class TransactionalWriter:
                 trouble = code_name(code)
                 # but for this one, what was asked may be in the coordinator's log
                 in_doubt |= code != Code.CONCURRENT_TRANSACTIONS
-                if code in _NOT_COORDINATOR:
+                if code in NOT_COORDINATOR:
                     self._coordinator = None
             if not remaining():
                 raise _NotAnsweredError(trouble, in_doubt=in_doubt)
             time.sleep(min(pause, remaining()))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _found(self, remaining: Remaining) -> tuple[int, str, int]:
-        from kafka.protocol.metadata import FindCoordinatorRequest
-
+    def _found(self, remaining: Remaining) -> Coordinator:
         if self._coordinator is None:
-            request = FindCoordinatorRequest(key_type=_TRANSACTION, key=self._id, coordinator_keys=[self._id])
-            answer = self._client.ask_any(request, timeout=_patience(remaining))
-            # brokers before Kafka 3.0 find one at a time
-            found = answer.coordinators[0] if answer.coordinators else answer
-            if found.error_code in _NOT_COORDINATOR:
-                raise UnreachableError(f"no transaction coordinator: {code_name(found.error_code)}", _HINT)
-            if found.error_code:
-                what = f"looking for the coordinator of the transactional id {self._id}"
-                raise BrokerError(found.error_code, code_name(found.error_code), what)
-            self._coordinator = found.node_id, found.host, found.port
+            found = transaction_coordinators(self._client, [self._id], _patience(remaining))[self._id]
+            if isinstance(found, int):
+                raise UnreachableError(f"no transaction coordinator: {code_name(found)}", HINT)
+            self._coordinator = found
         return self._coordinator
 
 

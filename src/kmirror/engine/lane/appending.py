@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kmirror.cluster.protocol import produce
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.lane.brokers.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest, require_answer
+from kmirror.engine.lane.brokers.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.lane_state import LaneState
@@ -146,7 +146,7 @@ class Appending:
 
     def answered(self, link: DestinationLink, view: memoryview) -> None:
         """Take the response to the oldest request on a connection. Raises FrameError."""
-        require_answer(link.stream, view, link.in_flight[0].correlation_id if link.in_flight else None)
+        link.stream.require_answer(view, link.in_flight[0].correlation_id if link.in_flight else None)
         answers, throttle_time_ms = produce.answer(view, link.version)
         link.stream.connection.note_throttle(throttle_time_ms)
         in_order = link.in_order(answers, many_topics=self._lane.many_topics)

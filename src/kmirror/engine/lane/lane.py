@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from kmirror.cluster.loop import Loop
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine import lifeline
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.histories.judge import Facts, judge
 from kmirror.engine.lane.appending import Appending
 from kmirror.engine.lane.brokers.background_requests import BackgroundRequests
-from kmirror.engine.lane.brokers.loop import Loop
 from kmirror.engine.lane.changes import Changes
 from kmirror.engine.lane.fetching import FETCH_BYTES, Fetching
 from kmirror.engine.lane.fills import Fills
@@ -51,7 +51,7 @@ class Lane:
             client_config(spec.source_properties).expecting(spec.source_cluster_id, Reason.SOURCE_CLUSTER_CHANGED),
             client_config(spec.destination_properties).expecting(spec.destination_cluster_id),
         )
-        self._loop = Loop()
+        self._loop = Loop(now)
         buffer_bytes, post = FETCH_BYTES + FETCH_BYTES // 2, self._loop.post
         self._background_requests = BackgroundRequests(
             spec, source_config, destination_config, self._broken, post, stream_bytes=buffer_bytes
@@ -74,7 +74,7 @@ class Lane:
         self._was_caught_up = False
         self.control.usage = self._fetching.usage
         self.control.path_limit = self._fetching.ahead.path_limit
-        self.control.on_change = lambda: self._loop.post(lambda _: None)
+        self.control.on_change = self._loop.wake
         self.control.revisions = lambda: (self._state.revision, self._changes.released_revision)
         self.control.on_lane_change = self._on_lane_change
         self.control.on_report_stored = lambda given_up: self._loop.post(lambda _: self._changes.acknowledged(given_up))

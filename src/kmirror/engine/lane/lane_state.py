@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
+from kmirror.cluster.loop import Loop
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.engine.lane.brokers.background_requests import BackgroundRequests
 from kmirror.engine.lane.brokers.connections import Connections
 from kmirror.engine.lane.brokers.links import DestinationLink, FillLink, SourceLink
-from kmirror.engine.lane.brokers.loop import Loop
 from kmirror.engine.lane.partition.intake import Frame
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.engine.lane.partition.states import SourceRole

@@ -12,12 +12,12 @@ from functools import partial
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
+from kmirror.cluster.loop import Loop
 from kmirror.cluster.protocol.wire import Buffer, FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.lane.brokers.background_requests import BackgroundRequests
 from kmirror.engine.lane.brokers.links import LinkKind
-from kmirror.engine.lane.brokers.loop import Loop
 from kmirror.errors import OutcomeUnknown, Reason
 
 Key = TypeVar("Key", bound=Hashable)

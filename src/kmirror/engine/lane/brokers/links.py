@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchSession
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, Range, ReadAhead
-from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
+from kmirror.cluster.protocol.wire import NO_TOPIC_ID, FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.lane.brokers.topic_proof import TopicProof
 from kmirror.engine.lane.pace.window import Window
@@ -31,12 +31,6 @@ LinkKind = Literal["source", "ahead", "destination", "fill"]
 #: The most Produce requests in flight on a connection: over a short path, and over a long one, where the window limits.
 REQUESTS_IN_FLIGHT = 5
 FAR_REQUESTS_IN_FLIGHT = 64
-
-
-def require_answer(stream: Stream, view: memoryview, awaited: int | None) -> None:
-    """Raise FrameError unless a frame answers the request with this correlation id; None: none is in flight."""
-    if INT32.unpack_from(view)[0] != awaited:
-        raise FrameError(f"{stream.connection.address} responded to a different request")
 
 
 class FetchLink:
@@ -66,7 +60,7 @@ class FetchLink:
         """
         if self.proof is not None and self.proof.expects(view):
             return self.proof.learn(view)
-        require_answer(self.stream, view, self.awaited[0] if self.awaited else None)
+        self.stream.require_answer(view, self.awaited[0] if self.awaited else None)
         self.awaited.popleft()
         answer = self.session.answer(view)
         if self.proof is None:
@@ -301,7 +295,7 @@ class FillLink:
         Raises:
             FrameError: not the response to that request, or an answer is missing.
         """
-        require_answer(self.stream, view, self.in_flight[0].correlation_id if self.in_flight else None)
+        self.stream.require_answer(view, self.in_flight[0].correlation_id if self.in_flight else None)
         request = self.in_flight[0]
         found: dict[TopicPartition, tuple[int, int | None]]
         if request.is_log_end:

@@ -1,4 +1,4 @@
-"""Where a lane's sending thread waits: for its connections, and for events from its other threads."""
+"""Where a thread that sends waits: for its connections, and for events from other threads."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import queue
 import selectors
 import socket
 import struct
+import time
 from collections.abc import Callable
 
 from kmirror.cluster.stream import Stream
-from kmirror.engine.clock import now
 
 Event = Callable[[float], None]
 #: What is called with the event mask of a connection that is ready.
@@ -18,9 +18,10 @@ Ready = Callable[[int], None]
 
 
 class Loop:
-    """Wait for connections and events; all but `post` is for the sending thread."""
+    """Wait for connections and events; all but `post` and `wake` is for the sending thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -31,11 +32,18 @@ class Loop:
     def post(self, event: Event) -> None:
         """Have the sending thread call `event` with the time; from any thread."""
         self._events.put(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have `wait` return; from any thread."""
         with contextlib.suppress(BlockingIOError, OSError):
             self._waker.send(b"x")
 
-    def wait(self, timeout: float) -> list[tuple[Ready, int]]:
-        """Wait for events; return what was added for the connections that are ready, with their event masks."""
+    def wait(self, timeout: float | None) -> list[tuple[Ready, int]]:
+        """Wait for events; return what was added for the connections that are ready, with their event masks.
+
+        A `timeout` of None: wait as long as it takes.
+        """
         ready: list[tuple[Ready, int]] = []
         for selected, mask in self._selector.select(timeout):
             if selected.data is not None:
@@ -48,7 +56,7 @@ class Loop:
     def take_events(self) -> None:
         """Call the posted events."""
         while not self._events.empty():
-            self._events.get_nowait()(now())
+            self._events.get_nowait()(self._clock())
 
     def add(self, stream: Stream, ready: Ready) -> None:
         """Register a connection for reading."""
@@ -63,9 +71,13 @@ class Loop:
 
     def hang_up(self, stream: Stream) -> None:
         """Close a connection and discard what the kernel has not sent, so that nothing more gets through."""
-        self._selector.unregister(stream.fileno())
         with contextlib.suppress(OSError):
             stream.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.remove(stream)
+
+    def remove(self, stream: Stream) -> None:
+        """Close a connection."""
+        self._selector.unregister(stream.fileno())
         stream.close()
 
     def close(self) -> None:
