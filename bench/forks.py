@@ -31,7 +31,7 @@ from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.engine.bulk.runner import SparkTasks, Task
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, fork_work_units, search_work_unit
-from kmirror.engine.histories.stretches import Ends
+from kmirror.engine.histories.stretches import LogEnds
 from kmirror.work import Meter, unwatched
 
 PARTITIONS = 1000
@@ -90,7 +90,7 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
     properties = [{"bootstrap.servers": cluster.bootstrap_servers} for cluster in (pair.source, pair.destination)]
     for hinted in (False, True):
         questions = [
-            ForkQuestion(partition, partition, Ends(0, OFFSETS, 0, OFFSETS), forks[partition] if hinted else None)
+            ForkQuestion(partition, partition, LogEnds(0, OFFSETS, 0, OFFSETS), forks[partition] if hinted else None)
             for partition in partitions
         ]
         begun_at = time.monotonic()

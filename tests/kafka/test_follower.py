@@ -40,7 +40,7 @@ def test_a_throttled_answer_is_not_the_end_of_a_partition(destination_cluster: S
             assert not answers[0].reached_end
         while not answers[-1].reached_end:
             answers.append(follower.poll(100))
-        # the same session: nothing has changed, and the position is still at the end
+        # nothing has changed, and the position is still at the end
         assert follower.poll(10) == PollResult([], reached_end=True)
     read = [record.value for answer in answers for record in answer.records]
     assert read == [value.encode() for value in values]

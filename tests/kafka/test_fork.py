@@ -25,7 +25,7 @@ from kmirror.engine.histories.fork_search import (
     search_forks,
     search_work_unit,
 )
-from kmirror.engine.histories.stretches import Ends
+from kmirror.engine.histories.stretches import LogEnds
 from kmirror.engine.lane.reports.control import append_to
 from kmirror.errors import BrokerError, UnreachableError
 from kmirror_sandbox.cluster import SandboxCluster
@@ -63,7 +63,7 @@ class Twins:
             for what in (EARLIEST, LATEST)
         ]
         return [
-            ForkQuestion(partition, partition, Ends(*(look[partition].offset or 0 for look in looks)), hint)
+            ForkQuestion(partition, partition, LogEnds(*(look[partition].offset or 0 for look in looks)), hint)
             for partition in partitions
         ]
 
@@ -274,7 +274,7 @@ def test_an_open_transaction_hides_what_may_yet_be_aborted(twins: Twins) -> None
     assert producer.flush(30) == 0
     assert twins.find(topic).fork == Fork(50, False, 49)
     (hidden,) = search_forks(
-        twins.source, twins.destination, [ForkQuestion(partition, partition, Ends(0, 100, 0, 51))]
+        twins.source, twins.destination, [ForkQuestion(partition, partition, LogEnds(0, 100, 0, 51))]
     ).found
     assert isinstance(hidden.trouble, UnreachableError)
     assert (hidden.fork, hidden.troubled_side, hidden.may_pass) == (None, "destination", True)

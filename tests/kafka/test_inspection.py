@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code
 from kmirror.engine.histories.judge import Copy, Fail, TailMatch, Wait, judge
 from kmirror.engine.histories.section_reader import Unreadable
-from kmirror.engine.histories.stretches import Ends
+from kmirror.engine.histories.stretches import LogEnds
 from kmirror.errors import Reason
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.inspected import Pair, delete_records, failure, produce, transact
@@ -239,10 +239,10 @@ def test_logs_that_show_less_than_they_did_are_not_compared(pair: Pair) -> None:
     with pair.at_copy(topic) as copy:
         assert copy.append(batch_of(3), 20) == (0, 20)
     for ends, side, words in (
-        (Ends(0, 23, 0, 23), "source", "OFFSET_OUT_OF_RANGE"),
-        (Ends(0, 21, 0, 21), "source", "does not show its records below 21 yet"),
-        (Ends(0, 20, 0, 24), "destination", "does not show its records below 24 yet"),
-        (Ends(0, 20, 0, 25), "destination", "OFFSET_OUT_OF_RANGE"),
+        (LogEnds(0, 23, 0, 23), "source", "OFFSET_OUT_OF_RANGE"),
+        (LogEnds(0, 21, 0, 21), "source", "does not show its records below 21 yet"),
+        (LogEnds(0, 20, 0, 24), "destination", "does not show its records below 24 yet"),
+        (LogEnds(0, 20, 0, 25), "destination", "OFFSET_OUT_OF_RANGE"),
     ):
         (found,) = pair.inspector.compare_tails({pair.assignment(topic): ends}, source, destination).values()
         assert isinstance(found, Unreadable)

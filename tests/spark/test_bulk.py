@@ -30,7 +30,7 @@ from kmirror.engine.compare.verification import (
 )
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
-from kmirror.engine.histories.stretches import Ends
+from kmirror.engine.histories.stretches import LogEnds
 from kmirror.engine.lane.reports.control import append_to
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
@@ -78,7 +78,7 @@ def test_forks_are_searched_and_what_follows_them_is_counted(cluster_pair: Clust
     write(cluster_pair.destination, topic, other)
     topic_partitions = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
     questions = [
-        ForkQuestion(topic_partition, topic_partition, Ends(0, LENGTH, 0, LENGTH))
+        ForkQuestion(topic_partition, topic_partition, LogEnds(0, LENGTH, 0, LENGTH))
         for topic_partition in topic_partitions
     ]
     source, destination = (one.client_properties() for one in (cluster_pair.source, cluster_pair.destination))

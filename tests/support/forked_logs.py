@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.engine.histories.fork import Fork, find_fork
-from kmirror.engine.histories.stretches import Ends, Section, Sections
+from kmirror.engine.histories.stretches import LogEnds, Section, Sections
 from tests.support.histories import batch, marker, record
 from tests.support.log_batches import ABORT, LogBatch, encode
 
@@ -39,7 +39,7 @@ def search(
     source: Readable, destination: Readable, section_bytes: int = 1, hint: int | None = None
 ) -> tuple[Fork, list[tuple[int | None, int | None]]]:
     """Search the fork; return it, and what was read for it: (destination, source)."""
-    searching = find_fork(Ends(source.start, source.end, destination.start, destination.end), hint)
+    searching = find_fork(LogEnds(source.start, source.end, destination.start, destination.end), hint)
     reads: list[tuple[int | None, int | None]] = []
     end = min(source.end, destination.end)
     try:

@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.batch import HEADER, batch_headers, set_producer
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.engine.clock import now_ms
-from kmirror.engine.histories.stretches import Ends, Section, Sections
+from kmirror.engine.histories.stretches import LogEnds, Section, Sections
 from kmirror.engine.histories.tails import TailFinding, compare_tails
 from tests.support.log_batches import ABORT, COMMIT, LogBatch, VisibleRecord, control_record, encode
 
@@ -142,7 +142,7 @@ def compare(
     source: Log, destination: Log, section_bytes: int = WHOLE, producer_id: int = OWN_ID
 ) -> tuple[TailFinding, list[tuple[int | None, int | None]]]:
     """Compare the ends of two logs; return what was found, and what was read for it: (destination, source)."""
-    ends = Ends(source.start, source.shown_end, destination.start, destination.end)
+    ends = LogEnds(source.start, source.shown_end, destination.start, destination.end)
     reads: list[tuple[int | None, int | None]] = []
     comparing = compare_tails(ends, producer_id)
     try:

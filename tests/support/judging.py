@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Facts, Verdict, judge
 from kmirror.state.assignment import Assignment

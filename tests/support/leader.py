@@ -15,8 +15,7 @@ from kmirror.cluster.protocol import fetch, produce
 from kmirror.cluster.protocol.batch import set_producer
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosition, FetchSession
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.produce import Append, AppendAnswer
-from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.produce import Append, AppendAnswer, ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster

@@ -20,7 +20,7 @@ from kmirror.cluster.protocol.fill_plan import (
     Step,
     WriteMarkers,
 )
-from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.produce import ProducerState
 
 PRODUCER, COORDINATOR = 3, 40
 LAST, RIVAL = (PRODUCER, COORDINATOR + 1), (PRODUCER + 1, COORDINATOR)

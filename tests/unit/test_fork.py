@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.engine.histories.fork import Fork, find_fork
-from kmirror.engine.histories.stretches import DamagedLogError, Ends, Section, Sections
+from kmirror.engine.histories.stretches import DamagedLogError, LogEnds, Section, Sections
 from tests.support.forked_logs import HOLE, QUIET, DenseLog, PackedLog, forked_logs, search, what_is_right
 from tests.support.histories import WHOLE, batch, build, without
 from tests.support.log_batches import encode
@@ -48,7 +48,7 @@ def test_logs_with_nothing_in_common() -> None:
 def test_what_a_cleaner_left_of_a_batch_agrees_up_to_its_last_record() -> None:
     """The same bytes in both logs; the batch still takes the offsets of the records behind that."""
     stored = [encode(without(batch(0, 10), 3, 8, 9)), encode(batch(10, 10)), encode(batch(10, 10, "d"))]
-    searching = find_fork(Ends(0, 20, 0, 20))
+    searching = find_fork(LogEnds(0, 20, 0, 20))
     assert next(searching) == (12, 12)
     theirs, ours = (Section(12, memoryview(stored[0] + behind)) for behind in stored[1:])
     with pytest.raises(StopIteration) as done:
@@ -68,7 +68,7 @@ def test_offsets_below_a_start_are_not_compared_even_in_the_same_batch() -> None
     changed = replace(
         stored, records=(*stored.records[:2], stored.records[2]._replace(value=b"x"), *stored.records[3:])
     )
-    searching = find_fork(Ends(5, 10, 0, 10))
+    searching = find_fork(LogEnds(5, 10, 0, 10))
     assert next(searching) == (5, 5)
     with pytest.raises(StopIteration) as done:
         searching.send(Sections(Section(5, memoryview(encode(stored))), Section(5, memoryview(encode(changed)))))
@@ -143,7 +143,7 @@ def test_histories_of_mirrors(section_bytes: int, seeds: range) -> None:
         said = {offset: agree for offset, agree in history.evidence().items() if offset < high}
         offset = min((offset for offset, agree in said.items() if not agree), default=high)
         agreed_at = max((one for one, agree in said.items() if agree and one < offset), default=None)
-        searching = find_fork(Ends(source.start, source.shown_end, destination.start, destination.shown_end))
+        searching = find_fork(LogEnds(source.start, source.shown_end, destination.start, destination.shown_end))
         fork = None
         try:
             here, there = next(searching)
@@ -246,7 +246,7 @@ def test_a_long_range_that_shows_nothing_is_not_read_completely() -> None:
 def test_a_damaged_batch_is_named(side: str) -> None:
     good = encode(batch(0, 5))
     bad = bytes([*good[:80], good[80] ^ 4, *good[81:]])
-    searching = find_fork(Ends(0, 5, 0, 5))
+    searching = find_fork(LogEnds(0, 5, 0, 5))
     next(searching)
     here, there = (good, bad) if side == "source" else (bad, good)
     with pytest.raises(DamagedLogError, match=f"the {side}'s batch at offset 0 is corrupt: its checksum"):
@@ -256,7 +256,7 @@ def test_a_damaged_batch_is_named(side: str) -> None:
 def test_records_that_cannot_be_read_are_named() -> None:
     good, other = encode(batch(0, 5)), encode(replace(batch(0, 5, "d"), codec="zstd"))
     broken = memoryview(_with_records(other, b"no zstd"))
-    searching = find_fork(Ends(0, 5, 0, 5))
+    searching = find_fork(LogEnds(0, 5, 0, 5))
     next(searching)
     with pytest.raises(DamagedLogError, match="the source's batch at offset 0 is corrupt"):
         searching.send(Sections(Section(0, memoryview(good)), Section(0, broken)))

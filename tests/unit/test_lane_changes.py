@@ -8,7 +8,7 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.engine.histories.judge import Fail
-from kmirror.engine.lane.changes import Changes
+from kmirror.engine.lane.changes import WorkChanges
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.errors import Reason
@@ -40,7 +40,7 @@ class Lane:
         self.begun: list[PartitionCopy] = []
         self.hung_up: list[PartitionCopy] = []
         self.reports = 0
-        self.changes = Changes(self, self.detached.extend, self.hung_up.append, self.begin)  # type: ignore[arg-type]
+        self.changes = WorkChanges(self, self.detached.extend, self.hung_up.append, self.begin)  # type: ignore[arg-type]
 
     def report_soon(self) -> None:
         self.reports += 1

@@ -11,7 +11,7 @@ import pytest
 
 from kmirror.cluster.protocol.filler import FILLER_KEY
 from kmirror.engine.histories.judge import TailMatch
-from kmirror.engine.histories.stretches import DamagedLogError, Ends, Section, Sections, UnprovenError
+from kmirror.engine.histories.stretches import DamagedLogError, LogEnds, Section, Sections, UnprovenError
 from kmirror.engine.histories.tails import TailFinding, compare_tails
 from kmirror.errors import Reason
 from tests.support.histories import (
@@ -298,7 +298,7 @@ def with_flipped_bit(data: bytes, position: int) -> memoryview:
 @pytest.mark.parametrize("side", ["source", "destination"])
 def test_a_damaged_batch_is_named(side: str) -> None:
     good, bad = memoryview(encode(ours(0, 5))), with_flipped_bit(encode(ours(0, 5)), 80)
-    comparing = compare_tails(Ends(0, 5, 0, 5), OWN_ID)
+    comparing = compare_tails(LogEnds(0, 5, 0, 5), OWN_ID)
     next(comparing)
     here, there = (good, bad) if side == "source" else (bad, good)
     with pytest.raises(DamagedLogError, match=f"the {side}'s batch at offset 0 is corrupt: its checksum") as caught:
@@ -312,7 +312,7 @@ def test_a_damaged_batch_is_named(side: str) -> None:
 def test_a_read_that_proves_nothing_is_no_finding(side: str, brought: str) -> None:
     good, silent = (memoryview(encode(ours(0, 5))) for _ in range(2))
     silent = silent[:0] if brought == "nothing" else memoryview(encode(ours(0, 3)))
-    comparing = compare_tails(Ends(0, 5, 0, 5), OWN_ID)
+    comparing = compare_tails(LogEnds(0, 5, 0, 5), OWN_ID)
     next(comparing)
     here, there = (good, silent) if side == "source" else (silent, good)
     with pytest.raises(UnprovenError, match=f"the {side} returned nothing that leads past offset 4") as caught:

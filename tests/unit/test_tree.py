@@ -22,7 +22,7 @@ LARGE_MODULES = {
     "kmirror/web/metrics.py",
 }
 SHARED_MODULE_NAMES = {"facts", "records", "steps", "work"}
-SHARED_CLASS_NAMES = {"Changes", "Ends", "Progress", "Report"}
+SHARED_CLASS_NAMES = {"Report"}
 
 
 def modules() -> list[Path]:

@@ -43,7 +43,7 @@ from kmirror.cluster.protocol.fill_plan import (
 )
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run, pieces
-from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.protocol.wire import Exchange, FrameError
 from kmirror.cluster.rights.acl_commands import grant_line

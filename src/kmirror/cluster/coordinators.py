@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.codes import Code
 
 #: A coordinator's node id, host and port.
 Coordinator = tuple[int, str, int]
@@ -32,12 +33,13 @@ def find_coordinators(
     from kafka.protocol.metadata import FindCoordinatorRequest
 
     left, deadline = list(keys), time.monotonic() + timeout
-    found: dict[str, Coordinator | int] = {}
+    found: dict[str, Coordinator | int] = dict.fromkeys(left, int(Code.COORDINATOR_NOT_AVAILABLE))
     while left:
         request = FindCoordinatorRequest(key=left[0], key_type=key_type, coordinator_keys=left)
         answer = client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
         has_many = answer.API_VERSION >= _FIRST_OF_MANY
         for key, one in [(one.key, one) for one in answer.coordinators] if has_many else [(left[0], answer)]:
-            found[key] = one.error_code or (one.node_id, one.host, one.port)
+            if key in found:
+                found[key] = one.error_code or (one.node_id, one.host, one.port)
         left = [] if has_many else left[1:]
     return found

@@ -19,21 +19,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import code_name
-from kmirror.cluster.protocol.fetch import (
-    API_KEY,
-    HIGHEST_VERSION,
-    LOWEST_VERSION,
-    FetchAnswer,
-    FetchedPartition,
-    FetchKey,
-    FetchPosition,
-    FetchSession,
-)
+from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey, FetchPosition
 from kmirror.cluster.protocol.metadata import LeaderAddress
 from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
 from kmirror.cluster.protocol.read_up_to import Batches, batches_after
+from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
@@ -232,24 +225,24 @@ class LogAhead:
 
     def _serve(self, connection: Connection) -> bool:
         """Ask and receive over a connection; return True if it was lost after it had brought something."""
-        asked: deque[tuple[Range, int]] = deque()
+        asked: deque[tuple[Range, Exchange, int]] = deque()
         is_of_use = False
         try:
-            version = connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
-            session = FetchSession(self._client_id, version, incremental=False)
+            version = connection.version_for(fetch.API_KEY, fetch.LOWEST_VERSION, fetch.HIGHEST_VERSION, "Fetch")
             connection.wait_for_throttle()
             while True:
                 while len(asked) < _REQUESTS and (one := self._next_range(connection, may_wait=not asked)) is not None:
-                    asked.append((one, connection.next_correlation_id()))
-                    connection.send_frame([self._request(session, *asked[-1])], self._timeout_s)
+                    request, number = self._request(one), connection.next_correlation_id()
+                    asked.append((one, request, number))
+                    connection.send_frame([request.encode(number, version, self._client_id)], self._timeout_s)
                 if not asked:
                     self._connections.give_back(connection)
                     return False
-                one, correlation_id = asked[0]
+                one, request, number = asked[0]
                 deadline = time.monotonic() + self._timeout_s + _WAIT_MS / 1000
-                answer = session.answer(connection.receive_frame(correlation_id, deadline))
+                answer, throttle_time_ms = request.decode(connection.receive_frame(number, deadline), version)
                 asked.popleft()
-                connection.note_throttle(answer.throttle_time_ms)
+                connection.note_throttle(throttle_time_ms)
                 is_of_use = True
                 self._answered(connection, one, answer, is_idle=not asked)
         except (KmirrorError, OutcomeUnknown) as error:
@@ -259,19 +252,15 @@ class LogAhead:
         finally:
             with self._arrived:
                 self._busy.discard(connection)
-                for one, _ in asked:
+                for one, _, _ in asked:
                     self._reading.give_up(one)
                 if asked:
                     self._askable.notify_all()
 
-    def _request(self, session: FetchSession, one: Range, correlation_id: int) -> bytes:
-        target = self._target
-        session.want(target.key, FetchPosition(one.offset, None, target.leader.known_epoch, one.size))
-        request = session.request(
-            correlation_id, max_wait_ms=_WAIT_MS, max_bytes=one.size, read_committed=target.read_committed
-        )
-        session.forget(target.key)
-        return request
+    def _request(self, one: Range) -> Exchange:
+        target, size = self._target, one.size
+        wanted = {target.key: FetchPosition(one.offset, None, target.leader.known_epoch, size)}
+        return fetch.exchange(wanted, max_wait_ms=_WAIT_MS, max_bytes=size, read_committed=target.read_committed)
 
     def _next_range(self, connection: Connection, *, may_wait: bool) -> Range | None:
         """Return what to ask for next; None if there is nothing now, or, with `may_wait`, when it is over."""

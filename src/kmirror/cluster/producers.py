@@ -1,15 +1,19 @@
-"""What brokers remember of producers (KIP-664), and for how long."""
+"""What brokers remember of producers and their transactions (KIP-664), and for how long."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.produce import ProducerState
+from kmirror.errors import KmirrorError, OutcomeUnknown
 
+_SHORTEST_S = 0.1
 #: How long an idle producer id is remembered. Brokers before Kafka 3.4 (KIP-854) have only the second setting.
 _PRODUCER_EXPIRATION = ("producer.id.expiration.ms", "transactional.id.expiration.ms")
 
@@ -64,3 +68,30 @@ def producer_expiration_ms(client: ClusterClient, node_ids: Iterable[int]) -> di
     found = client.broker_configs(node_ids, list(_PRODUCER_EXPIRATION))
     values = {node: next((own[k] for k in _PRODUCER_EXPIRATION if k in own), None) for node, own in found.items()}
     return {node: int(value) for node, value in values.items() if value}
+
+
+def transactions_of(
+    client: ClusterClient, producer_ids: Collection[int], patience_s: float
+) -> dict[int, tuple[str, str]]:
+    """Return transactional id and state by producer id, from the brokers that answer within `patience_s` seconds.
+
+    Every broker is asked for the transactions that it coordinates. One that we may not see (DESCRIBE on its
+    transactional id) is silently left out, and so is a hanging one, which no coordinator knows any more.
+
+    Raises:
+        UnreachableError: no broker answers.
+    """
+    from kafka.protocol.admin import ListTransactionsRequest
+
+    until = time.monotonic() + patience_s
+    found: dict[int, tuple[str, str]] = {}
+    for broker in client.metadata([], timeout=patience_s).brokers.values():
+        with suppress(KmirrorError, OutcomeUnknown):
+            left = max(until - time.monotonic(), _SHORTEST_S)
+            connection = client.connect(broker.node_id, broker.host, broker.port, timeout=left)
+            request = ListTransactionsRequest(state_filters=[], producer_id_filters=sorted(producer_ids))
+            answer = connection.request(request, highest=0, timeout=left)
+            if not answer.error_code:
+                for one in answer.transaction_states:
+                    found[one.producer_id] = (one.transactional_id, one.transaction_state)
+    return found

@@ -123,7 +123,7 @@ class ChangeTracker:
         ]
         is_summary_due = view.phase != self._phase or view.elapsed_seconds - self._summary_at >= SUMMARY_SECONDS
         found += self._engine_changes(view, in_summary=is_summary_due)
-        found += self._limited(list(self._topic_requests(view)))
+        found += self._limited(list(self._topic_changes(view)))
         if view.elapsed_seconds - self._counted_from >= SUMMARY_SECONDS:
             if self._changes_hidden:
                 hidden = f"{counted(self._changes_hidden, 'more change')} of topics not shown"
@@ -152,7 +152,7 @@ class ChangeTracker:
                 yield Entry(view.time_ms, Level.INFO, mirror, "this engine is in charge")
         self._not_copied = not_copied
 
-    def _topic_requests(self, view: RunView) -> Iterator[Entry]:
+    def _topic_changes(self, view: RunView) -> Iterator[Entry]:
         """Yield one entry for all topics of a mirror with the same change."""
         alike: defaultdict[tuple[str, str, Reason | None, str], list[TopicStatus]] = defaultdict(list)
         for topic in sorted(view.topics, key=lambda one: (one.mirror, one.topic)):

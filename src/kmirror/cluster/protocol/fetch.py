@@ -131,11 +131,6 @@ class FetchSession:
     def __len__(self) -> int:
         return len(self._wanted)
 
-    @property
-    def continues(self) -> bool:
-        """True if the next answer may leave out what has not changed since the last one."""
-        return self._session_epoch > 0
-
     def want(self, key: FetchKey, position: FetchPosition) -> None:
         """Fetch this partition from here from the next request on."""
         self._topics[key.topic.encode() if self.by_name else key.topic_id] = key.topic_id, key.topic

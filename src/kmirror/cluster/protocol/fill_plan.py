@@ -39,7 +39,7 @@ from enum import Enum
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.markers import MAX_MARKERS, RESERVED_OFFSETS
-from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.produce import ProducerState
 
 MAX_COORDINATOR_EPOCH = 2**31 - 1
 MAX_PRODUCER_EPOCH = 2**15 - 1

@@ -21,9 +21,8 @@ from kmirror.cluster.protocol.wire import (
     compact_string,
     decodes,
     framed,
-    read_partitions,
+    read_throttled_partitions,
     request_header,
-    skip_tagged_fields,
     unsigned_varint,
 )
 
@@ -115,13 +114,10 @@ def answer(frame: memoryview, version: int) -> tuple[dict[TopicPartition, Offset
         FrameError: not such an answer.
     """
     found: dict[TopicPartition, OffsetAnswer] = {}
-    position = skip_tagged_fields(frame, 4)
-    (throttle_time_ms,) = INT32.unpack_from(frame, position)
-    partitions, position = read_partitions(frame, position + INT32.size, _PARTITION_ANSWER)
+    partitions, throttle_time_ms = read_throttled_partitions(frame, _PARTITION_ANSWER)
     for topic, (partition, code, time_ms, offset, leader_epoch) in partitions:
         is_found = offset >= 0 and not code
         found[TopicPartition(topic, partition)] = OffsetAnswer(
             code, offset if is_found else None, leader_epoch, time_ms if is_found and time_ms >= 0 else None
         )
-    skip_tagged_fields(frame, position)
     return found, throttle_time_ms

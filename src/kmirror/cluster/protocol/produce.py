@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -53,6 +54,18 @@ NULL_STRING = b"\x00"
 _NO_ERRORS = b"\x01\x00\x00"
 #: Length, correlation id and throttle; a byte for each of the other fields.
 _LEAST_ANSWER_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What a leader remembers about one producer (DescribeProducers, KIP-664)."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+    current_txn_start_offset: int | None
 
 
 class Append(NamedTuple):

@@ -27,7 +27,7 @@ from kmirror.cluster.protocol.wire import (
     compact_string,
     decodes,
     framed,
-    read_partitions,
+    read_throttled_partitions,
     request_header,
     skip_tagged_fields,
     unsigned_varint,
@@ -84,10 +84,7 @@ def added(frame: memoryview) -> tuple[dict[TopicPartition, int], int]:
     Raises:
         FrameError: not such an answer.
     """
-    position = skip_tagged_fields(frame, 4)
-    (throttle_time_ms,) = INT32.unpack_from(frame, position)
-    found, position = read_partitions(frame, position + INT32.size, _RESULT)
-    skip_tagged_fields(frame, position)
+    found, throttle_time_ms = read_throttled_partitions(frame, _RESULT)
     return {TopicPartition(topic, partition): code for topic, (partition, code) in found}, throttle_time_ms
 
 

@@ -178,6 +178,15 @@ def read_partitions(
     return found, position
 
 
+def read_throttled_partitions(frame: Buffer, layout: struct.Struct) -> tuple[list[tuple[str, tuple[Any, ...]]], int]:
+    """Read a whole answer that is a throttle in milliseconds and partitions as in `read_partitions`; return both."""
+    position = skip_tagged_fields(frame, 4)
+    (throttle_time_ms,) = INT32.unpack_from(frame, position)
+    found, position = read_partitions(frame, position + INT32.size, layout)
+    skip_tagged_fields(frame, position)
+    return found, throttle_time_ms
+
+
 def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
     """Encode request header version 2 (flexible)."""
     client = client_id.encode()

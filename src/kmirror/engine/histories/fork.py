@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.isolation import BatchKind
 from kmirror.cluster.protocol.records import Record
-from kmirror.engine.histories.stretches import Ends, Read, Sections, Side, StoredBatch, Stretch, stretch_of
+from kmirror.engine.histories.stretches import LogEnds, Read, Sections, Side, StoredBatch, Stretch, stretch_of
 
 #: This many records that agree in a row are no coincidence.
 _BELIEVED = 8
@@ -63,7 +63,7 @@ class Fork:
 Searching = Generator[Read, Sections, Fork]
 
 
-def find_fork(ends: Ends, hint: int | None = None) -> Searching:
+def find_fork(ends: LogEnds, hint: int | None = None) -> Searching:
     """Search the offsets that both logs have; `hint` is where the fork may be, or a little above it.
 
     Hints are the end offset of a leader epoch (OffsetForLeaderEpoch, DivergingEpoch), or an offset that is known to
@@ -151,7 +151,7 @@ def _statements(batches: Iterable[StoredBatch], low: int, high: int, twins: Coll
 class _Search:
     """One search. Everything is known below `_bottom`, and above `_known_from`; it ends where these meet."""
 
-    def __init__(self, ends: Ends, hint: int | None) -> None:
+    def __init__(self, ends: LogEnds, hint: int | None) -> None:
         self._floor = max(ends.source_start, ends.destination_start)
         self._end = max(self._floor, ends.shared_end)
         self._hint = hint

@@ -17,7 +17,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.histories.fork import Fork, find_fork
 from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, Unreadable
-from kmirror.engine.histories.stretches import Ends, Side
+from kmirror.engine.histories.stretches import LogEnds, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 from kmirror.work import Add, Meter, unwatched
 
@@ -45,7 +45,7 @@ class ForkQuestion(NamedTuple):
 
     source: TopicPartition
     destination: TopicPartition
-    ends: Ends
+    ends: LogEnds
     hint: int | None = None
 
 

@@ -19,7 +19,7 @@ from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, search_forks
 from kmirror.engine.histories.judge import Facts, ForeignWriters, TailMatch, Trouble
 from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, Unreadable
-from kmirror.engine.histories.stretches import DamagedLogError, Ends
+from kmirror.engine.histories.stretches import DamagedLogError, LogEnds
 from kmirror.engine.histories.tails import TailFinding, compare_tails
 from kmirror.errors import LINK_REFUSED, BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
@@ -91,7 +91,7 @@ class Inspector:
         return [seen[a] if a in seen else Facts(trouble=troubles[a]) for a in assignments]
 
     def compare_tails(
-        self, ends: Mapping[Assignment, Ends], source: ClusterMetadata, destination: ClusterMetadata
+        self, ends: Mapping[Assignment, LogEnds], source: ClusterMetadata, destination: ClusterMetadata
     ) -> dict[Assignment, TailFinding | Unreadable]:
         """Return how the tails of each partition compare, or the obstacle.
 
@@ -298,8 +298,8 @@ def _foreign_writers(client: ClusterClient, partition: TopicPartition, low: int,
     return ForeignWriters(first, records, producer)
 
 
-def _ends(facts: Facts) -> Ends:
-    return Ends(
+def _ends(facts: Facts) -> LogEnds:
+    return LogEnds(
         facts.source_log_start, facts.last_stable_offset, facts.destination_log_start, facts.destination_log_end
     )
 

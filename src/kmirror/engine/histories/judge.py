@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK
-from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.fork import Fork
 from kmirror.errors import Reason

@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosi
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, batches_of
 from kmirror.cluster.reader import PartitionReader, fetch_once
-from kmirror.engine.histories.stretches import Ends, Read, Section, Sections, Side
+from kmirror.engine.histories.stretches import LogEnds, Read, Section, Sections, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 from kmirror.work import Add, unwatched
 
@@ -86,7 +86,7 @@ class Reading(Generic[T]):
         self,
         source: TopicPartition,
         destination: TopicPartition,
-        ends: Ends,
+        ends: LogEnds,
         search: Generator[Read, Sections, T],
     ) -> None:
         self.source = source

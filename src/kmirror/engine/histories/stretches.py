@@ -59,7 +59,7 @@ class Sections(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class LogEnds:
     """Where two logs start and end. `source_end` is the last stable offset: no batches are shown from there on."""
 
     source_start: int

@@ -29,7 +29,7 @@ from kmirror.cluster.protocol.filler import is_filler
 from kmirror.cluster.protocol.isolation import BatchKind
 from kmirror.cluster.protocol.records import Record
 from kmirror.engine.histories.judge import TailMatch
-from kmirror.engine.histories.stretches import Ends, Read, Sections, Side, StoredBatch, Stretch, stretch_of
+from kmirror.engine.histories.stretches import LogEnds, Read, Sections, Side, StoredBatch, Stretch, stretch_of
 
 #: How many stretches of each log are kept: the last one read, and one that it may have to be compared with.
 _STRETCHES_KEPT = 2
@@ -50,7 +50,7 @@ class TailFinding:
 Comparing = Generator[Read, Sections, TailFinding]
 
 
-def compare_tails(ends: Ends, producer_id: int) -> Comparing:
+def compare_tails(ends: LogEnds, producer_id: int) -> Comparing:
     """Compare the records before `ends.destination_end`; `producer_id` is ours there.
 
     Yields what to read, is sent what was read, and returns the finding.
@@ -125,7 +125,7 @@ def _silent(batches: Iterable[StoredBatch], low: int, high: int) -> dict[int, St
 class _TailWalk:
     """One walk backwards from the destination's end."""
 
-    def __init__(self, ends: Ends, producer_id: int) -> None:
+    def __init__(self, ends: LogEnds, producer_id: int) -> None:
         self._ends = ends
         self._producer_id = producer_id
         #: The range that can be compared.

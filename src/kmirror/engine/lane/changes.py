@@ -30,7 +30,7 @@ class _Revoked:
     is_released: bool = False
 
 
-class Changes:
+class WorkChanges:
     """Apply changes to one lane; for its sending thread."""
 
     def __init__(

@@ -20,7 +20,7 @@ from kmirror.engine.clock import now, now_ms
 from kmirror.engine.histories.judge import Facts, judge
 from kmirror.engine.lane.appending import Appending
 from kmirror.engine.lane.brokers.background_requests import BackgroundRequests
-from kmirror.engine.lane.changes import Changes
+from kmirror.engine.lane.changes import WorkChanges
 from kmirror.engine.lane.fetching import FETCH_BYTES, Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.lane_state import LaneState
@@ -67,7 +67,7 @@ class Lane:
         self._fetching = Fetching(self._state)
         self._fills = Fills(self._state, self._fetching)
         self._appending = Appending(self._state, self._fetching, self._fills)
-        self._changes = Changes(self._state, self._fetching.release, self._appending.hang_up_on, self._begin)
+        self._changes = WorkChanges(self._state, self._fetching.release, self._appending.hang_up_on, self._begin)
         self._log_end_checks = LogEndChecks(self._background_requests)
         self._reports = Reports(self._fetching.seen_at, self._fetching.answered_at)
         self._next_tick_at = 0.0

@@ -19,7 +19,7 @@ from kmirror.engine.bulk.ranges import bytes_per_offset
 from kmirror.engine.compare.counting import RangeToCount, RecordCount, count_records
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import SEARCH_BYTES, ForkQuestion, find_forks
-from kmirror.engine.histories.stretches import Ends
+from kmirror.engine.histories.stretches import LogEnds
 from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.add_plan import owner_of
 from kmirror.ops.base.bulk import Bulk
@@ -344,7 +344,7 @@ def _forks(
         ForkQuestion(
             one.topic_partition,
             one.topic_partition,
-            Ends(one.there_start, one.there_end, one.here_start, one.here_end),
+            LogEnds(one.there_start, one.there_end, one.here_start, one.here_end),
             differences.get(one.topic_partition, one.last_mirrored_offset),
         )
         for one in logs

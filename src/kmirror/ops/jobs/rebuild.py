@@ -29,7 +29,7 @@ from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archi
 from kmirror.engine.bulk.runner import SparkTasks, TaskRuntime
 from kmirror.engine.driver.rebuilds import RESETS
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
-from kmirror.engine.histories.stretches import Ends
+from kmirror.engine.histories.stretches import LogEnds
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.topic_admin import CREATION_S, TopicAdmin, await_topics, create_archive, delete_topic
@@ -206,7 +206,7 @@ class TopicRebuilder:
             ForkQuestion(
                 TopicPartition(record.source_topic, p),
                 TopicPartition(record.topic, p),
-                Ends(there[p][0], there[p][1], start, end),
+                LogEnds(there[p][0], there[p][1], start, end),
             )
             for p, (start, end) in here.items()
             if p in there

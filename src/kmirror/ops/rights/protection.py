@@ -20,7 +20,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.cluster.rights.acl_commands import admin_options, grant_line, login_principal
 from kmirror.cluster.rights.acls import (
     NoAuthorizerError,

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.producers import describe_producers
+from kmirror.cluster.producers import describe_producers, transactions_of
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.rights.acl_commands import AS_ADMIN
-from kmirror.cluster.transactional_ids import transactions_of
 from kmirror.commands import command_line, option
 from kmirror.errors import NOT_COPYING, KmirrorError, OutcomeUnknown, Reason
 from kmirror.settings.durations import format_duration

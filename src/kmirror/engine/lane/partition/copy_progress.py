@@ -8,7 +8,7 @@ from kmirror.engine.lane.partition.intake import Gap, GuardedBatch
 from kmirror.state.assignment import Assignment
 
 
-class Progress:
+class CopyProgress:
     """Track what is appended."""
 
     __slots__ = (

@@ -26,7 +26,7 @@ from kmirror.cluster.protocol.wire import NO_TOPIC_ID
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, TailMatch, Trouble, Verdict, Wait
 from kmirror.engine.lane.partition import refusals
 from kmirror.engine.lane.partition.broker_memory import BrokerMemory
-from kmirror.engine.lane.partition.copy_progress import Progress
+from kmirror.engine.lane.partition.copy_progress import CopyProgress
 from kmirror.engine.lane.partition.counts import Counts
 from kmirror.engine.lane.partition.gap_filling import Filled, GapFilling
 from kmirror.engine.lane.partition.intake import Frame, Gap, GuardedBatch, Intake
@@ -65,7 +65,7 @@ class PartitionCopy:
         counts = counts or Counts()
         self.assignment = assignment
         self.status = Status.INSPECTING
-        self.progress = Progress(assignment, counts)
+        self.progress = CopyProgress(assignment, counts)
         self.retry = Retry(retry_timeout)
         self.source = SourceView()
         #: The facts of the last inspection; None before the first.
