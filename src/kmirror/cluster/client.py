@@ -16,6 +16,7 @@ from typing import Any
 
 from kmirror.cluster.connection import Connection, UnknownHostError, UnsupportedVersionError, WrongClusterError
 from kmirror.cluster.log_ahead import SpareConnections
+from kmirror.cluster.patience import seconds_left
 from kmirror.cluster.protocol import list_offsets, produce
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
@@ -301,7 +302,7 @@ class ClusterClient:
         answers: dict[TopicPartition, tuple[int, Any]] = {}
         attempt, known = 0, metadata
         while missing:
-            found = known or self.metadata({p.topic for p in missing}, timeout=max(deadline - time.monotonic(), 0.1))
+            found = known or self.metadata({p.topic for p in missing}, timeout=seconds_left(deadline))
             known = None
             by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
             for partition in missing:
@@ -346,9 +347,9 @@ class ClusterClient:
         for partition in led:
             answers[partition] = (Code.BROKER_NOT_AVAILABLE, None)
         try:
-            left = max(deadline - time.monotonic(), 0.1)
+            left = seconds_left(deadline)
             connection = self.connect(node_id, broker.host, broker.port, timeout=left)
-            patience = max(deadline - time.monotonic(), 0.1)
+            patience = seconds_left(deadline)
             asked = build(by_topic, metadata)
             if isinstance(asked, list):
                 answer = connection.request_all(asked, timeout=patience)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.patience import seconds_left
 from kmirror.cluster.protocol.codes import Code
 
 #: A coordinator's node id, host and port.
@@ -36,7 +37,7 @@ def find_coordinators(
     found: dict[str, Coordinator | int] = dict.fromkeys(left, int(Code.COORDINATOR_NOT_AVAILABLE))
     while left:
         request = FindCoordinatorRequest(key=left[0], key_type=key_type, coordinator_keys=left)
-        answer = client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
+        answer = client.ask_any(request, timeout=seconds_left(deadline))
         has_many = answer.API_VERSION >= _FIRST_OF_MANY
         for key, one in [(one.key, one) for one in answer.coordinators] if has_many else [(left[0], answer)]:
             if key in found:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.patience import seconds_left
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
-_SHORTEST_S = 0.1
 #: How long an idle producer id is remembered. Brokers before Kafka 3.4 (KIP-854) have only the second setting.
 _PRODUCER_EXPIRATION = ("producer.id.expiration.ms", "transactional.id.expiration.ms")
 
@@ -87,7 +87,7 @@ def transactions_of(
     found: dict[int, tuple[str, str]] = {}
     for broker in client.metadata([], timeout=patience_s).brokers.values():
         with suppress(KmirrorError, OutcomeUnknown):
-            left = max(until - time.monotonic(), _SHORTEST_S)
+            left = seconds_left(until)
             connection = client.connect(broker.node_id, broker.host, broker.port, timeout=left)
             request = ListTransactionsRequest(state_filters=[], producer_id_filters=sorted(producer_ids))
             answer = connection.request(request, highest=0, timeout=left)

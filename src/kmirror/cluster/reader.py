@@ -19,6 +19,8 @@ from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchK
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP
 from kmirror.cluster.protocol.read_up_to import (
+    FIRST_SILENT_PAUSE,
+    LONGEST_SILENT_PAUSE,
     AtEnd,
     Batches,
     EmptyAnswer,
@@ -42,9 +44,6 @@ _FIRST_BYTES = 128 << 10
 _WAIT_MS = 500
 _TRIES = 20
 _MISSING = Code.UNKNOWN_TOPIC_OR_PARTITION
-#: The first pause before a silent log is asked again, and the longest one, in seconds; they double.
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 4.0
 #: How long other logs are asked again once one has stayed silent.
 _SHORT_PATIENCE_S = 1.0
 #: How long a broker may wait for its remote storage, where it lets the client decide (Kafka 3.6).
@@ -144,7 +143,7 @@ class PartitionReader:
         """
         if (found_ahead := self._take_ahead(offset)) is not None:
             return found_ahead
-        deadline, pause = time.monotonic() + self._patience_s, _FIRST_PAUSE
+        deadline, pause = time.monotonic() + self._patience_s, FIRST_SILENT_PAUSE
         failure: TimedOutError
         while True:
             try:
@@ -163,7 +162,7 @@ class PartitionReader:
                 self._client.has_silent_logs = True
                 raise failure
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, LONGEST_SILENT_PAUSE)
             max_wait_ms = _REMOTE_WAIT_MS
 
     def read_known(self, offset: int, *, max_bytes: int = _ANSWER_BYTES, max_wait_ms: int = 0) -> Batches | NoBatches:
@@ -175,10 +174,10 @@ class PartitionReader:
         """
         deadline = time.monotonic() + self._patience_s
         while isinstance(found := self.read_on(offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms), AtEnd):
-            if time.monotonic() + _FIRST_PAUSE > deadline:
+            if time.monotonic() + FIRST_SILENT_PAUSE > deadline:
                 why = f"readers see it only up to {found.end} yet; are all its replicas in sync?"
                 raise SilentLogError(self._partition, offset, offset + 1, why)
-            time.sleep(_FIRST_PAUSE)
+            time.sleep(FIRST_SILENT_PAUSE)
         return found
 
     def batches(self, start: int, end: int) -> Iterator[Batches]:

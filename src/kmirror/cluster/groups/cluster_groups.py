@@ -20,6 +20,8 @@ from kmirror.cluster.connection import Connection
 from kmirror.cluster.coordinators import KeyType, find_coordinators
 from kmirror.cluster.groups import group_members, share_offsets, streams_groups
 from kmirror.cluster.groups.group_members import DescribedGroup
+from kmirror.cluster.groups import share_offsets, streams_groups
+from kmirror.cluster.patience import seconds_left
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
@@ -81,7 +83,7 @@ class ClusterGroups:
             code, found, coordinated, absent = 0, {}, set[int](), set[int]()
             self._brokers = self.client.metadata([], timeout=self._timeout).brokers
             for broker in self._brokers.values():
-                left = max(deadline - time.monotonic(), 0.1)
+                left = seconds_left(deadline)
                 try:
                     connection = self.client.connect(broker.node_id, broker.host, broker.port)
                     if whole:
@@ -222,7 +224,7 @@ class ClusterGroups:
         missing, attempt = list(groups), 0
         while True:
             if attempt or not self._brokers:
-                self._brokers = self.client.metadata([], timeout=max(deadline - time.monotonic(), 0.1)).brokers
+                self._brokers = self.client.metadata([], timeout=seconds_left(deadline)).brokers
             found |= self._find([group for group in missing if group not in self._coordinators], deadline)
             by_node: defaultdict[int, list[str]] = defaultdict(list)
             for group in missing:
@@ -233,7 +235,7 @@ class ClusterGroups:
                 broker = self._brokers[node_id]
                 try:
                     connection = self.client.connect(node_id, broker.host, broker.port)
-                    found |= ask(connection, some, max(deadline - time.monotonic(), 0.1))
+                    found |= ask(connection, some, seconds_left(deadline))
                 except (OutcomeUnknown, UnreachableError):
                     found |= dict.fromkeys(some, int(Code.BROKER_NOT_AVAILABLE))
             missing = [
@@ -248,7 +250,7 @@ class ClusterGroups:
 
     def _find(self, groups: Iterable[str], deadline: float) -> dict[str, int]:
         """Look up the coordinators of groups; return an error code for each that has none now."""
-        left = max(deadline - time.monotonic(), 0.1)
+        left = seconds_left(deadline)
         found = find_coordinators(self.client, KeyType.GROUP, groups, left)
         self._coordinators |= {group: one[0] for group, one in found.items() if not isinstance(one, int)}
         return {group: one for group, one in found.items() if isinstance(one, int)}

@@ -25,6 +25,9 @@ from kmirror.cluster.protocol.isolation import Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 
+#: The first pause before a silent log is asked again, and the longest one, in seconds; they double.
+FIRST_SILENT_PAUSE = 0.5
+LONGEST_SILENT_PAUSE = 4.0
 #: Kafka's setting for remote storage (KIP-405), and those of other vendors, whose brokers may keep all elsewhere.
 REMOTE_STORAGE = "remote.storage.enable"
 _OTHER_VENDORS = ("confluent.tier.enable", "redpanda.remote.read", "diskless.enable", "inkless.enable")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kmirror.cluster.client import ClusterClient, require
+from kmirror.cluster.patience import seconds_left
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC
@@ -129,7 +130,7 @@ def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int])
     try:
         _protect(client, marked)
         while refused:
-            found |= delete_records(client, refused, timeout_s=max(deadline - time.monotonic(), _STEP_S))
+            found |= delete_records(client, refused, timeout_s=seconds_left(deadline))
             refused = {p: offset for p, offset in refused.items() if found[p].error_code == Code.POLICY_VIOLATION}
             if time.monotonic() > deadline:
                 break

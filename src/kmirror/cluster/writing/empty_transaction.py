@@ -26,6 +26,7 @@ from typing import NoReturn
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.coordinators import Coordinator
+from kmirror.cluster.patience import seconds_left
 from kmirror.cluster.protocol import transactions
 from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -132,7 +133,7 @@ class EmptyTransactions:
         requests = [begin(one.name, TRANSACTION_TIMEOUT_MS) for one in ids]
         try:
             connection = self._client.connect(*coordinator)
-            answers = connection.request_all(requests, timeout=max(deadline - time.monotonic(), 0.1))
+            answers = connection.request_all(requests, timeout=seconds_left(deadline))
         except (ConnectFailedError, OutcomeUnknown) as error:
             for one in ids:
                 one.coordinator = None
@@ -234,8 +235,8 @@ class EmptyTransactions:
             line.in_flight[number] = one, None
             frames.append(transactions.commit(number, client_id, one.name, one.producer))
         if frames:
-            connection.wait_for_throttle(max(deadline - time.monotonic(), 0.1))
-            connection.send_frame([b"".join(frames)], max(deadline - time.monotonic(), 0.1))
+            connection.wait_for_throttle(seconds_left(deadline))
+            connection.send_frame([b"".join(frames)], seconds_left(deadline))
         return bool(frames)
 
     def _receive(
@@ -280,7 +281,7 @@ class EmptyTransactions:
 
     def _find_coordinators(self, ids: Sequence[_Id], deadline: float) -> None:
         while names := {one.name: one for one in ids if one.coordinator is None}:
-            left = max(deadline - time.monotonic(), 0.1)
+            left = seconds_left(deadline)
             for name, found in transaction_coordinators(self._client, names, left).items():
                 names[name].coordinator = None if isinstance(found, int) else found
             if waiting := next((name for name, one in names.items() if one.coordinator is None), None):

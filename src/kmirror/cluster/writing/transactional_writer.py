@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.coordinators import Coordinator
+from kmirror.cluster.patience import LEAST_S
 from kmirror.cluster.protocol import produce, transactions
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, set_producer, set_transactional
 from kmirror.cluster.protocol.codes import LEADER_MOVED, NOT_COORDINATOR, Code, code_name
@@ -40,7 +41,6 @@ _BATCH_BYTES = 500_000
 _RECORD_BYTES = 30
 #: The longest wait for one answer.
 _ANSWER_S = 5.0
-_LEAST_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
 _HIGHEST_PRODUCE_VERSION = 11
 #: What a coordinator answers later. -1: it fails on a commit that meets another writer's beginning (seen on 4.3).
@@ -367,7 +367,7 @@ class TransactionalWriter:
 
 
 def _patience(remaining: Remaining) -> float:
-    return min(_ANSWER_S, max(_LEAST_S, remaining()))
+    return min(_ANSWER_S, max(LEAST_S, remaining()))
 
 
 def _exchanged(connection: Connection, frame: bytes, correlation_id: int, seconds: float) -> memoryview:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from kmirror.cluster.protocol.batch import LOG_OVERHEAD, PREFIX
 from kmirror.cluster.protocol.fetch import FetchedPartition
+from kmirror.cluster.protocol.read_up_to import FIRST_SILENT_PAUSE, LONGEST_SILENT_PAUSE
 from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.partition.states import SourceRole
 
 #: A batch larger than this is returned alone, whatever the fetch size.
 _LARGE = 2 << 20
-#: The first and the longest pause between fetches of a silent partition, in seconds; the same for their waits.
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 4.0
 #: After fetches below the last stable offset have returned nothing for this long, the end of the log is probed, and
 #: again after such pauses.
 _NOTHING_SECONDS = 3.0
@@ -129,7 +127,7 @@ class SourceView:
 
     @property
     def _pause(self) -> float:
-        return min(_FIRST_PAUSE * float(1 << min(self.empty_fetches, 10)), _LONGEST_PAUSE)
+        return min(FIRST_SILENT_PAUSE * float(1 << min(self.empty_fetches, 10)), LONGEST_SILENT_PAUSE)
 
     def batches_seen(self, records: memoryview) -> None:
         """Take the batches of a response, the last of which may be cut off."""
