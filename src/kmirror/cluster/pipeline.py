@@ -99,7 +99,6 @@ class AppendPipeline:
                 self._is_over = True
             self._loop.wake()
             self._thread.join()
-            self._loop.close()
 
     def log_end_offset(self, partition: TopicPartition) -> int:
         """Return the offset of the next append, after all that are in flight.
@@ -216,7 +215,8 @@ class AppendPipeline:
             self._fail(sent, OutcomeUnknown(f"appending to {found.partition}: {why}"))
             self._fail([*found.queue, *found.inbox], AppendStoppedError(found.partition, None, why))
         for broker in self._brokers.values():
-            self._loop.remove(broker.stream)
+            broker.stream.close()
+        self._loop.close()
         self._client.close()
 
     def _turn(self) -> None:
