@@ -570,7 +570,7 @@ MUTANTS = (
     ),
     Mutant(
         "fill one offset too many",
-        "engine/lane/partition/log_start.py",
+        "engine/lane/partition/gap_filling.py",
         "LogStart.fill_then_trim",
         "to, now_ms, None",
         "to + 1, now_ms, None",

@@ -16,7 +16,6 @@ from typing import Any
 
 from kmirror.cluster.connection import Connection, UnknownHostError, UnsupportedVersionError, WrongClusterError
 from kmirror.cluster.log_ahead import SpareConnections
-from kmirror.cluster.patience import seconds_left
 from kmirror.cluster.protocol import list_offsets, produce
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
@@ -28,17 +27,11 @@ from kmirror.cluster.seen_brokers import SEEN_BROKERS
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.words import visible
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "MAX_TIMESTAMP",
-    "ClusterClient",
-    "Lookup",
-    "OffsetAnswer",
-    "require",
-]
+__all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "ClusterClient", "Lookup", "OffsetAnswer", "require", "seconds_left"]
 
 _RETRY_PAUSE = 0.1
+#: No answer is waited for less long than this.
+LEAST_S = 0.1
 #: Time each broker has to answer when all of them are asked about what one does not know.
 _EACH_SECONDS = 2.0
 #: Raised by reading an answer in which something is null that a broker never leaves out.
@@ -489,6 +482,11 @@ def _most_telling(
         told,
         key=lambda e: (isinstance(e, WrongClusterError), e.reason is not None, not isinstance(e, UnknownHostError)),
     )
+
+
+def seconds_left(deadline: float) -> float:
+    """Return the seconds until a time of CLOCK_MONOTONIC, but never too few for an answer that is on its way."""
+    return max(deadline - time.monotonic(), LEAST_S)
 
 
 def require(code: int, what: str, detail: str | None = None) -> None:

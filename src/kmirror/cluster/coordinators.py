@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterable
 from enum import IntEnum
 
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.patience import seconds_left
+from kmirror.cluster.client import ClusterClient, seconds_left
 from kmirror.cluster.protocol.codes import Code
 
 #: A coordinator's node id, host and port.

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.patience import seconds_left
+from kmirror.cluster.client import ClusterClient, seconds_left
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.errors import KmirrorError, OutcomeUnknown

@@ -18,8 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kmirror.cluster.client import ClusterClient, require
-from kmirror.cluster.patience import seconds_left
+from kmirror.cluster.client import ClusterClient, require, seconds_left
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC

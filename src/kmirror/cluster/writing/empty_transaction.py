@@ -23,10 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import ClusterClient, seconds_left
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.coordinators import Coordinator
-from kmirror.cluster.patience import seconds_left
 from kmirror.cluster.protocol import transactions
 from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition

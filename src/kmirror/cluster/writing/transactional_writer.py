@@ -20,10 +20,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import LEAST_S, ClusterClient
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.coordinators import Coordinator
-from kmirror.cluster.patience import LEAST_S
 from kmirror.cluster.protocol import produce, transactions
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, set_producer, set_transactional
 from kmirror.cluster.protocol.codes import LEADER_MOVED, NOT_COORDINATOR, Code, code_name

@@ -8,7 +8,7 @@ it, so the broker appends it exactly there or not at all; `broker_memory` keeps 
 producer. A batch is never resent blindly: every trouble ends in DRAINING, and the next attempt starts from the log end.
 
 Gaps are filled while nothing else of the partition is in flight (`gap_filling`). A log that must start above 0 (verdict
-AdvanceStart) gets filler up to there, sent like batches, and is then trimmed (`log_start`) and inspected again; the
+AdvanceStart) gets filler up to there, sent like batches, and is then trimmed and inspected again; the
 events of both are in `partition_fills`. A refusal (`refusals`) interrupts the copy or fails it (`retry`).
 
 The state is changed by methods only; its owner reads it, and is told by calls what it must do next.
@@ -28,9 +28,8 @@ from kmirror.engine.lane.partition import refusals
 from kmirror.engine.lane.partition.broker_memory import BrokerMemory
 from kmirror.engine.lane.partition.copy_progress import CopyProgress
 from kmirror.engine.lane.partition.counts import Counts
-from kmirror.engine.lane.partition.gap_filling import Filled, GapFilling
+from kmirror.engine.lane.partition.gap_filling import Filled, GapFilling, LogStart
 from kmirror.engine.lane.partition.intake import Frame, Gap, GuardedBatch, Intake
-from kmirror.engine.lane.partition.log_start import LogStart
 from kmirror.engine.lane.partition.retry import Retry
 from kmirror.engine.lane.partition.source_view import SourceView
 from kmirror.engine.lane.partition.states import ALONE, COPYING, DRAINING, FAILED, SHARED, Permission, Status
