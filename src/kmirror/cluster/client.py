@@ -37,8 +37,8 @@ _EACH_SECONDS = 2.0
 #: Raised by reading an answer in which something is null that a broker never leaves out.
 _MALFORMED_ANSWER = (TypeError, AttributeError)
 
-_Build = Callable[[dict[str, list[int]], ClusterMetadata], Any]
-_Read = Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]]
+_Build = Callable[[list[TopicPartition], ClusterMetadata], Any]
+_Read = Callable[[Any, list[TopicPartition]], Iterable[tuple[TopicPartition, int, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +282,9 @@ class ClusterClient:
     ) -> dict[TopicPartition, tuple[int, Any]]:
         """Send one request to each leader; collect (error code, answer) per partition.
 
-        `build` makes the request, or a list of `Exchange`s, for partitions grouped by topic; `read` yields (partition,
-        error code, answer). All leaders are asked at once, so that one that does not answer does not delay the others.
+        `build` makes the request, or a list of `Exchange`s, for sorted partitions; `read` takes the answer and these
+        partitions, and yields (partition, error code, answer). All leaders are asked at once, so that one that does not
+        answer does not delay the others.
         Leaders that moved are looked up again until `timeout`; partitions without an answer by then have an error code.
         Give `metadata` if it was just read.
 
@@ -332,18 +333,13 @@ class ClusterClient:
         led_by: tuple[int, list[TopicPartition]],
     ) -> KmirrorError | None:
         """Ask one leader for its partitions; return the error if it refuses us."""
-        node_id, led = led_by
-        by_topic: dict[str, list[int]] = defaultdict(list)
-        for partition in sorted(led):
-            by_topic[partition.topic].append(partition.partition)
+        node_id, led = led_by[0], sorted(led_by[1])
         broker = metadata.brokers[node_id]
         for partition in led:
             answers[partition] = (Code.BROKER_NOT_AVAILABLE, None)
         try:
-            left = seconds_left(deadline)
-            connection = self.connect(node_id, broker.host, broker.port, timeout=left)
-            patience = seconds_left(deadline)
-            asked = build(by_topic, metadata)
+            connection = self.connect(node_id, broker.host, broker.port, timeout=seconds_left(deadline))
+            asked, patience = build(led, metadata), seconds_left(deadline)
             if isinstance(asked, list):
                 answer = connection.request_all(asked, timeout=patience)
             else:
@@ -356,7 +352,7 @@ class ClusterClient:
         except (OutcomeUnknown, FrameError):
             return None
         try:
-            for partition, code, value in read(answer):
+            for partition, code, value in read(answer, led):
                 answers[partition] = (code, value)
         except _MALFORMED_ANSWER:
             connection.close()
@@ -372,12 +368,11 @@ class ClusterClient:
     ) -> list[dict[TopicPartition, OffsetAnswer]]:
         """Look up several offsets of each partition at once; each leader is asked in this order. Raises as below."""
 
-        def build(by_topic: dict[str, list[int]], known: ClusterMetadata) -> list[Exchange]:
-            led = [TopicPartition(topic, index) for topic, indexes in by_topic.items() for index in indexes]
+        def build(led: list[TopicPartition], known: ClusterMetadata) -> list[Exchange]:
             return [self._list_offsets(led, one, known) for one in lookups]
 
         def read(
-            answers: Sequence[Mapping[TopicPartition, OffsetAnswer]],
+            answers: Sequence[Mapping[TopicPartition, OffsetAnswer]], _: object
         ) -> Iterable[tuple[TopicPartition, int, list[OffsetAnswer]]]:
             for partition in answers[0]:
                 found = [one[partition] for one in answers if partition in one]
@@ -434,13 +429,14 @@ class ClusterClient:
     ) -> dict[TopicPartition, int]:
         """Send each partition one batch, as it is; return the error codes. Give `metadata` if it was just read."""
 
-        def build(by_topic: dict[str, list[int]], known: ClusterMetadata) -> Exchange:
-            led = [TopicPartition(topic, index) for topic, indexes in by_topic.items() for index in indexes]
-            ids = {topic: known.topics[topic].topic_id for topic in by_topic}
-            appends = [produce.Append(one.topic, ids[one.topic], one.partition, batch_of(one)) for one in led]
+        def build(led: list[TopicPartition], known: ClusterMetadata) -> Exchange:
+            topics = known.topics
+            appends = [produce.Append(one[0], topics[one[0]].topic_id, one[1], batch_of(one)) for one in led]
             return produce.exchange(appends, self.config.request_timeout_ms)
 
-        def read(answers: Mapping[TopicPartition, produce.AppendAnswer]) -> Iterable[tuple[TopicPartition, int, None]]:
+        def read(
+            answers: Mapping[TopicPartition, produce.AppendAnswer], _: object
+        ) -> Iterable[tuple[TopicPartition, int, None]]:
             return ((partition, one.error_code, None) for partition, one in answers.items())
 
         answers = self.per_leader(partitions, build, read, metadata=metadata, timeout=timeout)

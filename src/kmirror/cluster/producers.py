@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient, seconds_left
-from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
 from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
@@ -37,11 +37,11 @@ def describe_producers(
 
     topic_type = DescribeProducersRequest.TopicRequest
 
-    def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> Any:
-        topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic.items()]
+    def build(led: list[TopicPartition], _: ClusterMetadata) -> Any:
+        topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic(led).items()]
         return DescribeProducersRequest(topics=topics)
 
-    def read(answer: Any) -> Iterable[tuple[TopicPartition, int, ProducersAnswer]]:
+    def read(answer: Any, _: object) -> Iterable[tuple[TopicPartition, int, ProducersAnswer]]:
         for topic in answer.topics:
             for p in topic.partitions:
                 producers = tuple(

@@ -15,11 +15,10 @@ and for one that has ended meanwhile it opens another. EndTxn may be repeated: w
 from __future__ import annotations
 
 import struct
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition, by_topic
 from kmirror.cluster.protocol.wire import (
     INT16,
     INT32,
@@ -51,12 +50,10 @@ def add_partitions(
     partitions: Iterable[TopicPartition],
 ) -> bytes:
     """Encode one framed request that adds partitions to the transaction of a producer id and epoch."""
-    by_topic: dict[str, list[int]] = defaultdict(list)
-    for topic, partition in partitions:
-        by_topic[topic].append(partition)
+    topics = by_topic(partitions)
     out = bytearray(request_header(ADD_PARTITIONS, VERSION, correlation_id, client_id))
-    out += compact_string(transactional_id) + _PRODUCER.pack(*producer) + unsigned_varint(len(by_topic) + 1)
-    for topic, indexes in by_topic.items():
+    out += compact_string(transactional_id) + _PRODUCER.pack(*producer) + unsigned_varint(len(topics) + 1)
+    for topic, indexes in topics.items():
         out += compact_string(topic) + unsigned_varint(len(indexes) + 1)
         out += struct.pack(f">{len(indexes)}i", *indexes) + NO_TAGS
     return framed(out + NO_TAGS)

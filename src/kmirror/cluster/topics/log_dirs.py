@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
 #: The first version with the sizes of disks.
@@ -63,15 +63,12 @@ def partition_sizes(client: ClusterClient, partitions: Iterable[TopicPartition])
     """
     from kafka.protocol.admin import DescribeLogDirsRequest
 
-    asked: list[TopicPartition] = []
-
-    def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> Any:
-        asked[:] = [TopicPartition(topic, index) for topic, indexes in by_topic.items() for index in indexes]
+    def build(led: list[TopicPartition], _: ClusterMetadata) -> Any:
         topic_type = DescribeLogDirsRequest.DescribableLogDirTopic
-        topics = [topic_type(topic=topic, partitions=indexes) for topic, indexes in by_topic.items()]
+        topics = [topic_type(topic=topic, partitions=indexes) for topic, indexes in by_topic(led).items()]
         return DescribeLogDirsRequest(topics=topics)
 
-    def read(answer: Any) -> Iterator[tuple[TopicPartition, int, int | None]]:
+    def read(answer: Any, led: list[TopicPartition]) -> Iterator[tuple[TopicPartition, int, int | None]]:
         sizes = {
             TopicPartition(topic.name, partition.partition_index): partition.partition_size
             for result in answer.results
@@ -80,7 +77,7 @@ def partition_sizes(client: ClusterClient, partitions: Iterable[TopicPartition])
             if not partition.is_future_key
         }
         # partitions that are not returned are not asked for again
-        yield from ((partition, 0, sizes.get(partition)) for partition in asked)
+        yield from ((partition, 0, sizes.get(partition)) for partition in led)
 
     answers = client.per_leader(partitions, build, read, timeout=_TIMEOUT_SECONDS)
     return {partition: size for partition, (_, size) in answers.items() if size is not None}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from kmirror.cluster.client import ClusterClient, require, seconds_left
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
 from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC
 from kmirror.cluster.topics.topic_settings import alteration
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError
@@ -91,17 +91,17 @@ def delete_records(
     topic_type = DeleteRecordsRequest.DeleteRecordsTopic
     partition_type = topic_type.DeleteRecordsPartition
 
-    def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> Any:
+    def build(led: list[TopicPartition], _: ClusterMetadata) -> Any:
         topics = [
             topic_type(
                 name=topic,
                 partitions=[partition_type(partition_index=p, offset=offsets[TopicPartition(topic, p)]) for p in some],
             )
-            for topic, some in by_topic.items()
+            for topic, some in by_topic(led).items()
         ]
         return DeleteRecordsRequest(topics=topics, timeout_ms=int(timeout_s * 1000))
 
-    def read(answer: Any) -> Iterable[tuple[TopicPartition, int, int]]:
+    def read(answer: Any, _: object) -> Iterable[tuple[TopicPartition, int, int]]:
         for topic in answer.topics:
             for p in topic.partitions:
                 yield TopicPartition(topic.name, p.partition_index), p.error_code, p.low_watermark

@@ -173,14 +173,13 @@ def _is_fence(records: memoryview, header: BatchHeader) -> bool:
 def _send_markers(
     client: ClusterClient, writers: Mapping[TopicPartition, Writer], metadata: ClusterMetadata | None
 ) -> dict[TopicPartition, int]:
-    def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> list[Exchange]:
-        led = [TopicPartition(topic, index) for topic, indexes in by_topic.items() for index in indexes]
+    def build(led: list[TopicPartition], _: ClusterMetadata) -> list[Exchange]:
         epochs = {one: (writers[one].producer_id, writers[one].producer_epoch) for one in led}
         fills = [markers.Fill(*one, *epochs[one], 1, MAX_COORDINATOR_EPOCH) for one in led]
         # sent together: over a distance each turn costs a round trip
         return [markers.exchange(fills[start : start + _AT_ONCE]) for start in range(0, len(fills), _AT_ONCE)]
 
-    def read(answers: list[Mapping[TopicPartition, int]]) -> Iterable[tuple[TopicPartition, int, None]]:
+    def read(answers: list[Mapping[TopicPartition, int]], _: object) -> Iterable[tuple[TopicPartition, int, None]]:
         return ((partition, code, None) for codes in answers for partition, code in codes.items())
 
     patience = _ANSWER_S * (1 + len(writers) // _AT_ONCE)
