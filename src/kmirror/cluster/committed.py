@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import UnsupportedVersionError
-from kmirror.cluster.protocol import fetch, list_offsets
+from kmirror.cluster.protocol import list_offsets
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
-from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey, FetchPosition
+from kmirror.cluster.protocol.fetch import FetchedAlone, FetchedPartition, FetchTarget
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.records import Record, read_records
@@ -100,16 +100,13 @@ class CommittedReader:
         return list_offsets.exchange(wanted, list_offsets.CONSUMER, 0, self._client.config.request_timeout_ms)
 
     def _fetch(self, leader: LeaderAddress, offset: int, max_wait_ms: int) -> Exchange:
-        position = FetchPosition(offset, None, leader.known_epoch, _ANSWER_BYTES)
-        key = FetchKey(leader.topic_id, self._partition.partition, self._partition.topic)
-        return fetch.exchange({key: position}, max_wait_ms=max_wait_ms, max_bytes=_ANSWER_BYTES)
+        return FetchTarget(leader, self._partition).exchange(offset, _ANSWER_BYTES, max_wait_ms)
 
-    def _part(self, answer: FetchAnswer) -> FetchedPartition | None:
-        part = next((one for one in answer.partitions if one.key[1:] == self._partition[::-1]), None)
-        if answer.error_code or part is None or part.error_code in _LOOK_AGAIN:
-            self._leader = None if part is not None else self._leader
+    def _part(self, answer: FetchedAlone) -> FetchedPartition | None:
+        if answer.part is None or answer.error_code in _LOOK_AGAIN:
+            self._leader = None if answer.part is not None else self._leader
             return None
-        return part
+        return answer.part
 
 
 def committed_records(part: FetchedPartition, offset: int) -> Iterator[tuple[int, Record | None]]:

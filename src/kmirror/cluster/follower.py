@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.committed import committed_records
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchPosition
+from kmirror.cluster.protocol.fetch import FetchedAlone, FetchTarget
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.wire import FrameError
@@ -50,7 +49,7 @@ class PartitionFollower:
         self._read_committed = read_committed
         self._offset: int | None = None
         self._connection: Connection | None = None
-        self._key = FetchKey(b"", partition.partition, partition.topic)
+        self._target: FetchTarget | None = None
 
     def close(self) -> None:
         """Close the connection; the next poll opens another."""
@@ -71,22 +70,17 @@ class PartitionFollower:
             raise
 
     def _poll(self, max_wait_ms: int) -> PollResult:
-        if self._connection is None or self._connection.must_be_replaced:
+        if self._connection is None or self._target is None or self._connection.must_be_replaced:
             self.close()
-            self._connection = self._open()
-        connection, key, offset = self._connection, self._key, self._offset or 0
+            self._connection, self._target = self._open()
+        connection, offset = self._connection, self._offset or 0
         connection.wait_for_throttle()
-        asked = fetch.exchange(
-            {key: FetchPosition(offset, None, None, _FETCH_BYTES)},
-            max_wait_ms=max_wait_ms,
-            max_bytes=_FETCH_BYTES,
-            read_committed=self._read_committed,
-        )
-        answer: FetchAnswer = connection.request(asked, timeout=max_wait_ms / 1000 + _GRACE_SECONDS)
-        part = next((part for part in answer.partitions if part.key == key), None)
-        if code := answer.error_code or (part.error_code if part else Code.NONE):
-            if code == Code.OFFSET_OUT_OF_RANGE:
-                self._offset = None
+        asked = self._target.exchange(offset, _FETCH_BYTES, max_wait_ms)
+        answer: FetchedAlone = connection.request(asked, timeout=max_wait_ms / 1000 + _GRACE_SECONDS)
+        part, code = answer.part, answer.error_code
+        if code == Code.OFFSET_OUT_OF_RANGE:
+            self._offset = None
+        if code:
             raise BrokerError(code, code_name(code), f"following {self._partition}")
         if part is None:
             if not answer.throttle_time_ms:
@@ -99,12 +93,10 @@ class PartitionFollower:
         is_silent = answer.throttle_time_ms > 0 and not part.records
         return PollResult(records, reached_end=not is_silent and end is not None and self._offset >= end)
 
-    def _open(self) -> Connection:
-        topic, partition = self._partition
-        leader = self._client.metadata([topic]).leader_address(self._partition)
+    def _open(self) -> tuple[Connection, FetchTarget]:
+        leader = self._client.metadata([self._partition.topic]).leader_address(self._partition)
         if leader is None:
             raise OutcomeUnknown(f"{self._partition} has no leader")
-        self._key = FetchKey(leader.topic_id, partition, topic)
         if self._offset is None:
             start = self._client.list_offsets({self._partition: EARLIEST})[self._partition]
             end = self._client.list_offsets({self._partition: LATEST})[self._partition]
@@ -112,4 +104,6 @@ class PartitionFollower:
                 code = start.error_code or end.error_code
                 raise BrokerError(code, code_name(code), f"looking up {self._partition}")
             self._offset = start.offset if self._look_back is None else max(start.offset, end.offset - self._look_back)
-        return Connection.open(leader.host, leader.port, self._client.config)
+        # without an epoch: a broker that is elected again goes on
+        target = FetchTarget(leader._replace(leader_epoch=-1), self._partition, self._read_committed)
+        return Connection.open(leader.host, leader.port, self._client.config), target

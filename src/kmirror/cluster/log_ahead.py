@@ -16,14 +16,12 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import code_name
-from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey, FetchPosition
-from kmirror.cluster.protocol.metadata import LeaderAddress
+from kmirror.cluster.protocol.fetch import FetchedAlone, FetchedPartition, FetchTarget
 from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
 from kmirror.cluster.protocol.read_up_to import Batches, batches_after
 from kmirror.cluster.protocol.wire import Exchange
@@ -105,14 +103,6 @@ class SpareConnections:
             user.close()
         for connection in spare:
             connection.close()
-
-
-class FetchTarget(NamedTuple):
-    """A partition, its leader, and what to be shown of it."""
-
-    leader: LeaderAddress
-    key: FetchKey
-    read_committed: bool
 
 
 class LogAhead:
@@ -204,7 +194,7 @@ class LogAhead:
             self._askable.notify_all()
 
     def _end_with(self, why: str, seconds: float = _USUAL_SECONDS) -> None:
-        _log.debug("no longer reading %s-%d ahead: %s", self._target.key.topic, self._target.key.partition, why)
+        _log.debug("no longer reading %s-%d ahead: %s", *self._target.partition, why)
         self._is_over = True
         self.again_at = time.monotonic() + seconds
         self._arrived.notify_all()
@@ -232,7 +222,8 @@ class LogAhead:
             connection.wait_for_throttle()
             while True:
                 while len(asked) < _REQUESTS and (one := self._next_range(connection, may_wait=not asked)) is not None:
-                    request, number = self._request(one), connection.next_correlation_id()
+                    request = self._target.exchange(one.offset, one.size, _WAIT_MS)
+                    number = connection.next_correlation_id()
                     asked.append((one, request, number))
                     connection.send_frame([request.encode(number, version, self._client_id)], self._timeout_s)
                 if not asked:
@@ -257,11 +248,6 @@ class LogAhead:
                 if asked:
                     self._askable.notify_all()
 
-    def _request(self, one: Range) -> Exchange:
-        target, size = self._target, one.size
-        wanted = {target.key: FetchPosition(one.offset, None, target.leader.known_epoch, size)}
-        return fetch.exchange(wanted, max_wait_ms=_WAIT_MS, max_bytes=size, read_committed=target.read_committed)
-
     def _next_range(self, connection: Connection, *, may_wait: bool) -> Range | None:
         """Return what to ask for next; None if there is nothing now, or, with `may_wait`, when it is over."""
         with self._askable:
@@ -281,17 +267,17 @@ class LogAhead:
         ranges = self._reading.ranges
         return self._reading.held_bytes < _HELD_BYTES or not ranges or ranges[0].offset > self._position
 
-    def _answered(self, connection: Connection, one: Range, answer: FetchAnswer, *, is_idle: bool) -> None:
+    def _answered(self, connection: Connection, one: Range, answer: FetchedAlone, *, is_idle: bool) -> None:
         with self._arrived:
             if is_idle:
                 self._busy.discard(connection)
             if self._is_over or one not in self._reading.ranges:
                 return
-            part = next((part for part in answer.partitions if part.key == self._target.key), None)
+            part = answer.part
             if answer.throttle_time_ms:
                 self._end_with("the broker throttles this client", _THROTTLED_SECONDS)
-            elif answer.error_code or part is None or part.error_code:
-                self._end_with(code_name(answer.error_code or (part.error_code if part else 0)))
+            elif answer.error_code or part is None:
+                self._end_with(code_name(answer.error_code))
             elif part.diverging_epoch is not None or part.preferred_read_replica is not None:
                 self._end_with("the broker names another replica or epoch")
             elif not self._reading.arrived(one, part.records, part):

@@ -7,15 +7,16 @@ silent they ask again with growing pauses, and raise if it stays silent. Nothing
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection, UnsupportedVersionError
-from kmirror.cluster.log_ahead import FetchTarget, LogAhead
-from kmirror.cluster.protocol import fetch, list_offsets
+from kmirror.cluster.log_ahead import LogAhead
+from kmirror.cluster.protocol import list_offsets
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
-from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey, FetchPosition
+from kmirror.cluster.protocol.fetch import FetchedAlone, FetchedPartition, FetchTarget
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP
 from kmirror.cluster.protocol.read_up_to import (
@@ -35,6 +36,7 @@ from kmirror.cluster.protocol.read_up_to import (
     useless_part,
     why_unproven,
 )
+from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 
@@ -228,8 +230,7 @@ class PartitionReader:
         shown_end = found.last_stable_offset if self._read_committed else found.high_watermark
         if leader is None or connection is None or until is None or shown_end is None:
             return
-        key = FetchKey(leader.topic_id, self._partition.partition, self._partition.topic)
-        target = FetchTarget(leader, key, self._read_committed)
+        target = FetchTarget(leader, self._partition, self._read_committed)
         self._ahead = LogAhead(self._client.spare_connections, target, connection.round_trip)
         self._ahead.begin(found, min(until, shown_end))
 
@@ -254,27 +255,21 @@ class PartitionReader:
             try:
                 self._leader = leader = self._leader or self._find_leader()
                 self._connection = connection = self._client.connect(leader.node_id, leader.host, leader.port)
-                key = FetchKey(leader.topic_id, self._partition.partition, self._partition.topic)
                 if self._will_read_ahead and self._is_far:
                     max_bytes = min(max_bytes, _FIRST_BYTES)
-                answer = fetch_once(
-                    connection,
-                    {key: FetchPosition(offset, None, leader.known_epoch, max_bytes)},
-                    max_bytes,
-                    max_wait_ms=max_wait_ms,
-                    read_committed=self._read_committed,
-                )
+                target = FetchTarget(leader, self._partition, self._read_committed)
+                asked = target.exchange(offset, max_bytes, max_wait_ms)
+                answer: FetchedAlone = fetched(connection, asked, max_wait_ms)
             except (OutcomeUnknown, UnreachableError) as failure:
                 error, self._leader = failure, None
                 self._client.pause(attempt)
                 continue
-            if answer.throttle_time_ms and not answer.partitions:
+            if answer.throttle_time_ms and answer.part is None:
                 attempt -= 1  # a consumer quota: the broker only says how long to wait
                 continue
-            part = next((part for part in answer.partitions if part.key == key), None)
-            code = answer.error_code or (part.error_code if part else Code.UNKNOWN_SERVER_ERROR)
-            if part and not code:
-                return connection, leader, part, answer.throttle_time_ms > 0
+            if answer.part and not answer.error_code:
+                return connection, leader, answer.part, answer.throttle_time_ms > 0
+            code = answer.error_code or Code.UNKNOWN_SERVER_ERROR
             if code not in LEADER_MOVED or code == _MISSING:
                 raise BrokerError(code, code_name(code), f"reading {self._partition} at offset {offset}")
             error, self._leader = OutcomeUnknown(f"{self._partition} moved"), None
@@ -306,24 +301,14 @@ class PartitionReader:
         return LocalStart(start, epoch, "its records may be in remote storage", connection.is_throttled)
 
 
-def fetch_once(
-    connection: Connection,
-    positions: Mapping[FetchKey, FetchPosition],
-    max_bytes: int,
-    *,
-    max_wait_ms: int = 0,
-    read_committed: bool = True,
-) -> FetchAnswer:
-    """Fetch partitions from their leader as soon as it does not throttle us; it may wait for more to come.
+def fetched(connection: Connection, asked: Exchange, max_wait_ms: int = 0) -> Any:
+    """Send a fetch as soon as the broker does not throttle us; it may wait for more to come.
 
     Raises:
         OutcomeUnknown: it does not respond.
     """
     connection.wait_for_throttle()
-    asked = fetch.exchange(positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes, read_committed=read_committed)
-    timeout = (connection.config.request_timeout_ms + max_wait_ms) / 1000
-    answer: FetchAnswer = connection.request(asked, timeout=timeout)
-    return answer
+    return connection.request(asked, timeout=(connection.config.request_timeout_ms + max_wait_ms) / 1000)
 
 
 def usual_patience_s(client: ClusterClient) -> float:

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
@@ -248,6 +249,40 @@ def exchange(
         return answer, answer.throttle_time_ms
 
     return Exchange(API_KEY, "Fetch", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
+
+
+class FetchedAlone(NamedTuple):
+    """The answer to a fetch of one partition; `part` is None if the broker returned nothing of it, as when throttling.
+
+    `error_code` is that of the whole answer, or of the part.
+    """
+
+    part: FetchedPartition | None
+    error_code: int
+    throttle_time_ms: int
+
+
+class FetchTarget(NamedTuple):
+    """A partition to fetch by itself, its leader, and what to be shown of it."""
+
+    leader: LeaderAddress
+    partition: TopicPartition
+    read_committed: bool = True
+
+    def exchange(self, offset: int, max_bytes: int, max_wait_ms: int = 0) -> Exchange:
+        """Return a request without a session; its answer is a FetchedAlone."""
+        key = FetchKey(self.leader.topic_id, self.partition.partition, self.partition.topic)
+        positions = {key: FetchPosition(offset, None, self.leader.known_epoch, max_bytes)}
+        asked = exchange(positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes, read_committed=self.read_committed)
+
+        def decode(frame: memoryview, version: int) -> tuple[FetchedAlone, int]:
+            answer, throttle_time_ms = asked.decode(frame, version)
+            parts = () if answer.error_code else answer.partitions
+            part = next((part for part in parts if part.key == key), None)
+            error_code = part.error_code if part else answer.error_code
+            return FetchedAlone(part, error_code, throttle_time_ms), throttle_time_ms
+
+        return replace(asked, decode=decode)
 
 
 @decodes("Fetch")

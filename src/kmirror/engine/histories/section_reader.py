@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.batch import LOG_OVERHEAD, PREFIX
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosition
+from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey, FetchPosition
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, batches_of
-from kmirror.cluster.reader import PartitionReader, fetch_once
+from kmirror.cluster.reader import PartitionReader, fetched
 from kmirror.engine.histories.stretches import LogEnds, Read, Section, Sections, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 from kmirror.work import Add, unwatched
@@ -287,7 +288,8 @@ class SectionReader:
         for _ in range(_TRIES):
             self.requests += 1
             connection = client.connect(broker.node_id, broker.host, broker.port)
-            answer = fetch_once(connection, positions, _ANSWER_BYTES, read_committed=is_committed)
+            asked = fetch.exchange(positions, max_wait_ms=0, max_bytes=_ANSWER_BYTES, read_committed=is_committed)
+            answer: FetchAnswer = fetched(connection, asked)
             if answer.error_code:
                 raise BrokerError(answer.error_code, code_name(answer.error_code), f"reading from {connection.address}")
             if answer.partitions or not answer.throttle_time_ms:
