@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from operator import attrgetter
+from typing import Any
 from uuid import UUID
 
 from kmirror.cluster.client import ClusterClient, require
@@ -30,9 +32,6 @@ _CREATE_TOPICS_WITH_ID = 7
 #: The first version of DeleteTopics that takes topic ids.
 _DELETE_TOPICS_BY_ID = 6
 _GONE = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID}
-
-Key = TypeVar("Key", bound=str | bytes)
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +64,9 @@ def create_partitions(client: ClusterClient, counts: Mapping[str, int], *, quota
     from kafka.protocol.admin import CreatePartitionsRequest
 
     topic_type = CreatePartitionsRequest.CreatePartitionsTopic
-
-    def request(some: list[tuple[str, int]]) -> Any:
-        topics = [topic_type(name=name, count=count, assignments=None) for name, count in some]
-        return CreatePartitionsRequest(topics=topics, timeout_ms=client.config.request_timeout_ms, validate_only=False)
-
-    def results(answer: Any) -> dict[str, Any]:
-        return {result.name: result for result in answer.results}
-
-    items = {name: (name, count) for name, count in counts.items()}
-    found = _change(client, items, request, results, "adding partitions", 0, quota_wait_s)
+    wanted = {name: topic_type(name=name, count=count, assignments=None) for name, count in counts.items()}
+    request = partial(CreatePartitionsRequest, validate_only=False)
+    found = _change(client, wanted, request, attrgetter("results"), "adding partitions", 0, quota_wait_s)
     for name, (code, message, _) in found.items():
         if code != Code.INVALID_PARTITIONS:
             require(code, f"adding partitions to {name}", message)
@@ -125,33 +117,25 @@ def create_topics(
     topic_type = CreateTopicsRequest.CreatableTopic
     config_type = topic_type.CreatableTopicConfig
 
-    def request(some: list[NewTopic]) -> Any:
-        wanted = [
-            topic_type(
-                name=topic.name,
-                num_partitions=topic.partitions,
-                replication_factor=topic.replication_factor,
-                assignments=[],
-                configs=[config_type(name=key, value=value) for key, value in topic.settings.items()],
-            )
-            for topic in some
-        ]
-        return CreateTopicsRequest(
-            topics=wanted, timeout_ms=client.config.request_timeout_ms, validate_only=validate_only
+    wanted = {
+        topic.name: topic_type(
+            name=topic.name,
+            num_partitions=topic.partitions,
+            replication_factor=topic.replication_factor,
+            assignments=[],
+            configs=[config_type(name=key, value=value) for key, value in topic.settings.items()],
         )
-
-    def results(answer: Any) -> dict[str, Any]:
-        return {result.name: result for result in answer.topics}
-
-    items = {topic.name: topic for topic in topics}
-    found = _change(client, items, request, results, "creating topics", _CREATE_TOPICS_WITH_ID, quota_wait_s)
+        for topic in topics
+    }
+    request, topics_of = partial(CreateTopicsRequest, validate_only=validate_only), attrgetter("topics")
+    found = _change(client, wanted, request, topics_of, "creating topics", _CREATE_TOPICS_WITH_ID, quota_wait_s)
     created: dict[str, CreatedTopic | BrokerError] = {}
     for name, (code, message, result) in found.items():
         if code:
             created[name] = BrokerError(code, code_name(code), f"creating topic {name}", visible(message or ""))
         else:
             created[name] = CreatedTopic(
-                NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes),
+                _id_of(result),
                 result.replication_factor if result.replication_factor > 0 else None,
                 {config.name: config.value for config in result.configs or ()},
             )
@@ -179,17 +163,8 @@ def delete_topics(client: ClusterClient, topics: Iterable[str | bytes]) -> None:
         for topic in topics
     }
 
-    def request(some: list[Any]) -> Any:
-        return DeleteTopicsRequest(topics=some, timeout_ms=client.config.request_timeout_ms)
-
-    def results(answer: Any) -> dict[str | bytes, Any]:
-        found = {}
-        for result in answer.responses:
-            topic_id = NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes)
-            found[topic_id if topic_id in wanted else result.name] = result
-        return found
-
-    found = _change(client, wanted, request, results, "deleting topics", _DELETE_TOPICS_BY_ID, QUOTA_WAIT_S)
+    responses, by_id = attrgetter("responses"), _DELETE_TOPICS_BY_ID
+    found = _change(client, wanted, DeleteTopicsRequest, responses, "deleting topics", by_id, QUOTA_WAIT_S)
     for topic, (code, message, _) in found.items():
         if code not in _GONE:
             name = topic if isinstance(topic, str) else format_topic_id(topic)
@@ -198,28 +173,29 @@ def delete_topics(client: ClusterClient, topics: Iterable[str | bytes]) -> None:
 
 def _change(
     client: ClusterClient,
-    items: Mapping[Key, Item],
-    request_of: Callable[[list[Item]], Any],
-    results_of: Callable[[Any], Mapping[Key, Any]],
+    items: Mapping[Any, Any],
+    request: Callable[..., Any],
+    results_of: Callable[[Any], Iterable[Any]],
     what: str,
     lowest: int,
     quota_wait_s: float,
-) -> dict[Key, tuple[int, str | None, Any]]:
-    """Send changes to the controller, through any broker; return code, message and result of each.
+) -> dict[Any, tuple[int, str | None, Any]]:
+    """Send changes to the controller, through any broker; return code, message and result of each topic.
 
     A change is repeated only if it certainly was not executed: by another broker's controller, or when the quota of
     changes (KIP-599) allows it, if that is within `quota_wait_s`.
     """
     began = time.monotonic()
-    left, done = dict(items), dict[Key, tuple[int, str | None, Any]]()
+    left, done = dict(items), dict[Any, tuple[int, str | None, Any]]()
     while left:
         connection = client.any_connection()
-        answer = connection.request(request_of(list(left.values())), lowest=lowest)
+        asked = request(topics=list(left.values()), timeout_ms=client.config.request_timeout_ms)
+        answer = connection.request(asked, lowest=lowest)
         pause = max((answer.throttle_time_ms or 0) / 1000, _RETRY_PAUSE)
         if connection.is_throttled:
             # the broker reads nothing from it meanwhile; other requests must not wait for that
             connection.close()
-        results = results_of(answer)
+        results = {_id_of(one) if _id_of(one) in items else one.name: one for one in results_of(answer)}
         codes = {result.error_code for result in results.values()}
         waited = time.monotonic() - began
         if Code.REQUEST_TIMED_OUT in codes:
@@ -236,6 +212,11 @@ def _change(
         if left:
             time.sleep(pause)
     return done
+
+
+def _id_of(result: Any) -> bytes:
+    topic_id = getattr(result, "topic_id", None)
+    return NO_TOPIC_ID if topic_id is None else bytes(topic_id.bytes)
 
 
 def topic_errors(
