@@ -24,7 +24,7 @@ from kmirror.cluster.groups import share_offsets, streams_groups
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
-from kmirror.cluster.protocol.metadata import Broker, TopicPartition
+from kmirror.cluster.protocol.metadata import Broker, TopicPartition, by_topic
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
 
 #: Error codes of these requests that `Code` does not name.
@@ -325,9 +325,9 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
 
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     partition_type = topic_type.OffsetCommitRequestPartition
-    by_topic: defaultdict[str, list[Any]] = defaultdict(list)
+    wanted: defaultdict[str, list[Any]] = defaultdict(list)
     for partition, committed in sorted(offsets.items()):
-        by_topic[partition.topic].append(
+        wanted[partition.topic].append(
             # no epoch: it would be the source's, and the destination's leaders count their own
             partition_type(
                 partition_index=partition.partition,
@@ -336,16 +336,11 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
                 committed_metadata=committed.metadata,
             )
         )
-    topics = [topic_type(name=name, partitions=partitions) for name, partitions in by_topic.items()]
+    topics = [topic_type(name=name, partitions=partitions) for name, partitions in wanted.items()]
     request = OffsetCommitRequest(
         group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None, topics=topics
     )
-    answer = connection.request(request, highest=_BY_NAME, timeout=timeout)
-    return {
-        TopicPartition(topic.name, one.partition_index): one.error_code
-        for topic in answer.topics
-        for one in topic.partitions
-    }
+    return _codes_in(connection.request(request, highest=_BY_NAME, timeout=timeout))
 
 
 def _delete(
@@ -355,18 +350,19 @@ def _delete(
 
     topic_type = OffsetDeleteRequest.OffsetDeleteRequestTopic
     partition_type = topic_type.OffsetDeleteRequestPartition
-    by_topic: defaultdict[str, list[Any]] = defaultdict(list)
-    for partition in sorted(partitions):
-        by_topic[partition.topic].append(partition_type(partition_index=partition.partition))
-    topics = [topic_type(name=name, partitions=some) for name, some in by_topic.items()]
+    topics = [
+        topic_type(name=name, partitions=[partition_type(partition_index=index) for index in indexes])
+        for name, indexes in by_topic(sorted(partitions)).items()
+    ]
     answer = connection.request(OffsetDeleteRequest(group_id=group, topics=topics), timeout=timeout)
     if answer.error_code:
         return 0 if answer.error_code == GROUP_ID_NOT_FOUND else int(answer.error_code)
-    return {
-        TopicPartition(topic.name, one.partition_index): one.error_code
-        for topic in answer.topics
-        for one in topic.partitions
-    }
+    return _codes_in(answer)
+
+
+def _codes_in(answer: Any) -> dict[TopicPartition, int]:
+    places = ((topic.name, one) for topic in answer.topics for one in topic.partitions)
+    return {TopicPartition(name, one.partition_index): one.error_code for name, one in places}
 
 
 def _worst_of(codes: dict[TopicPartition, int]) -> dict[TopicPartition, int] | int:
