@@ -14,9 +14,9 @@ from pathlib import Path
 from bench.clusters import Cluster
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.pipeline import AppendPipeline
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.topics.topic_requests import create_topic
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 
 PARTITIONS = 8
 _POOL_BYTES = 48 << 20

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import produce
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from tests.support.librdkafka import librdkafka
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from bench.clusters import Pair
 from bench.measure import CopyFailedError
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.engine.bulk.runner import SparkTasks, Task
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, fork_work_units, search_work_unit

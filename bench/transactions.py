@@ -32,8 +32,8 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.batch import ATTRIBUTES_POSITION, TRANSACTIONAL, set_producer
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 
 RECORDS_IN_TRANSACTION = 10

@@ -10,9 +10,9 @@ from confluent_kafka import Producer
 
 from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol.batch import batch_headers, crc_of, set_producer
+from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.produce import FIRST_VERSION_WITH_TOPIC_IDS, Append
-from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.kafka_versions import EVERY_VERSION, is_older
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic, young

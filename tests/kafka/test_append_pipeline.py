@@ -13,10 +13,10 @@ from kmirror.cluster.append import InvalidProduceOffsetError
 from kmirror.cluster.pipeline import AppendPipeline
 from kmirror.cluster.pipeline_queue import AppendStoppedError, PendingAppend
 from kmirror.cluster.protocol.batch import CorruptBatchError
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, HistoriesDifferError, KmirrorError
 from kmirror_sandbox.cluster import SandboxCluster

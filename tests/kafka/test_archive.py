@@ -25,9 +25,9 @@ from confluent_kafka.admin import (
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import COMPRESSION_TYPES
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.filler import FILLER_KEY, filler_batch
 from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.archive.archive_topic import archive_producer_id
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic

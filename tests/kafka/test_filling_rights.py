@@ -18,9 +18,9 @@ from confluent_kafka.admin import (
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.rights.authorized import marker_operations
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.writing.empty_transaction import EmptyTransactions

@@ -8,8 +8,8 @@ from contextlib import closing
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.follower import PartitionFollower, PollResult
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now
 from kmirror.engine.lane.reports.control import STATE_PARTITION, LaneControl, append_to

@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol import markers
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import (

@@ -12,11 +12,11 @@ from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import batch_headers, crc_of
+from kmirror.cluster.protocol.batch_records import Record, read_records
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchKey, FetchPosition, FetchSession, decode_answer
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import AtEnd, Batches
-from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.cluster.reader import PartitionReader, read_batch_at
 from kmirror.errors import BrokerError
 from kmirror_sandbox.cluster import SandboxCluster
@@ -107,7 +107,7 @@ def test_what_java_writes_is_read(client: ClusterClient, cluster: SandboxCluster
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_is_made_here_is_read_by_librdkafka(cluster: SandboxCluster, codec: str) -> None:
-    from kmirror.cluster.protocol.records import make_batch
+    from kmirror.cluster.protocol.batch_records import make_batch
 
     records = [
         Record(0, 1_700_000_000_000, b"k", b"v" * 70_000, (("h", b"x"), ("n", None))),

@@ -16,9 +16,9 @@ import pytest
 from kmirror.cluster import log_ahead, reader
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.log_ahead import LogAhead
+from kmirror.cluster.protocol.batch_records import read_records
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import read_records
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.compare.logs import compare_partition

@@ -12,9 +12,9 @@ import pytest
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.batch import set_producer
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.writing.fence import FenceResult, Writer, fence
 from kmirror.engine.clock import now_ms
 from kmirror.engine.lane.reports.control import append_to

@@ -14,10 +14,10 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, New
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch, is_filler
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.reader import read_batch_at
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics import trim

@@ -14,9 +14,9 @@ from confluent_kafka.admin import NewTopic
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, CorruptBatchError
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.log_dirs import partition_sizes

@@ -14,8 +14,8 @@ import pytest
 from pyspark import cloudpickle
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, check_work_units
 from kmirror.engine.bulk.runner import SparkTasks, Task, Threads

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.engine.bulk.ranges import cut_offsets
 from kmirror.engine.bulk.runner import Where
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError, UsageError

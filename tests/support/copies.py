@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.protocol import markers
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
-from kmirror.cluster.protocol.records import Record
 from kmirror.engine.clock import now_ms
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import OWN_ID, Leader, create_topic

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.records import Record
 from kmirror.engine.compare.difference import DifferenceKind
 from tests.support.log_batches import ABORT, LogBatch, VisibleRecord
 from tests.support.logs import BuiltLog

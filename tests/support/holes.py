@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.lane import Mirror

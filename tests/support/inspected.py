@@ -12,8 +12,8 @@ from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now_ms
 from kmirror.engine.histories.inspection import Inspector

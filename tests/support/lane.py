@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 from crc32c import crc32c
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.lane import Lane

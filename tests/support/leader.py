@@ -13,10 +13,10 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol import fetch, produce
 from kmirror.cluster.protocol.batch import set_producer
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosition, FetchSession
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import Append, AppendAnswer, ProducerState
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic

@@ -16,8 +16,8 @@ from kmirror.cluster.protocol.batch import (
     BatchHeader,
     batch_headers,
 )
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.engine.compare.visible_log import VisibleBatch, visible_batches
 
 

@@ -7,9 +7,9 @@ import struct
 from dataclasses import replace
 
 from kmirror.cluster.protocol.batch import batch_headers, crc_of
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
 from kmirror.cluster.protocol.produce import ProducerState
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Copy, Facts, Trouble, Verdict
 from kmirror.engine.lane.partition.counts import Counts

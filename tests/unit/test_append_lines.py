@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record
 from kmirror.errors import UsageError
 from kmirror.ops.append.lines import Line, OffsetSpan, read_lines, spans_of
 

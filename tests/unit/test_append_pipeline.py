@@ -13,10 +13,10 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.pipeline import AppendPipeline
 from kmirror.cluster.pipeline_queue import AppendStoppedError, PartitionQueue, PendingAppend
 from kmirror.cluster.protocol.batch import CorruptBatchError
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID, AppendAnswer
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import HistoriesDifferError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.topic_configs import TopicSetting
 from kmirror.engine.archive.archive_check import ArchiveComparison, ArchiveDifference
 from kmirror.engine.archive.archive_topic import (

@@ -28,7 +28,7 @@ from campaign.running import NOT_RUN
 from campaign.watching import ends
 from campaign.world import HOUSE_ACTS, STORE_ACTS, Act, Condition, Ending, Kind, World, with_acts, world_of
 from kmirror.cluster.protocol.batch import batch_headers
-from kmirror.cluster.protocol.records import read_records
+from kmirror.cluster.protocol.batch_records import read_records
 
 
 def record(number: int, key: bytes | None = None, whole: bool = True) -> Record:

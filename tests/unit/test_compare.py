@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.protocol.batch import ATTRIBUTES_POSITION, BATCH_OVERHEAD, TRANSACTIONAL, CorruptBatchError
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.filler import FILLER_KEY
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.engine.compare.logs import compare_logs
 from tests.support.comparing import CODECS, compare, difference, record, records

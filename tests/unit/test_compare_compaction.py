@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.engine.compare.superseded import Superseded
 from tests.support.comparing import compare, difference, record, records

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.protocol.batch import LOG_APPEND_TIME
-from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.engine.compare.visible_log import UnknownFormatError
 from kmirror.errors import Reason

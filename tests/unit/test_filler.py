@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, BatchHeader, batch_headers, crc_of, set_producer
+from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.filler import FILLER_KEY, FILLER_RECORDS, filler_batch, is_filler
-from kmirror.cluster.protocol.records import Record, make_batch, read_records
 
 
 def read(batch: bytearray) -> tuple[BatchHeader, list[Record]]:

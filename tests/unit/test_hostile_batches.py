@@ -19,14 +19,7 @@ from kmirror.cluster.protocol.batch import (
     UnsupportedFormatError,
     batch_headers,
 )
-from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.filler import is_filler
-from kmirror.cluster.protocol.isolation import Isolation
-from kmirror.cluster.protocol.merge import merge
-from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.old_format import read_messages
-from kmirror.cluster.protocol.pieces import Hole, Run, pieces
-from kmirror.cluster.protocol.records import (
+from kmirror.cluster.protocol.batch_records import (
     MAX_SECTION_BYTES,
     Record,
     SectionTooLargeError,
@@ -35,6 +28,13 @@ from kmirror.cluster.protocol.records import (
     make_batch,
     read_records,
 )
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.filler import is_filler
+from kmirror.cluster.protocol.isolation import Isolation
+from kmirror.cluster.protocol.merge import merge
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.old_format import read_messages
+from kmirror.cluster.protocol.pieces import Hole, Run, pieces
 from kmirror.cluster.protocol.wire import read_varint, varint
 from kmirror.engine.histories.judge import Fail
 from kmirror.engine.lane.partition.counts import Counts

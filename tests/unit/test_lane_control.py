@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.follower import PollResult
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.reports import control
 from kmirror.engine.lane.reports.control import LaneControl

@@ -17,11 +17,11 @@ from itertools import accumulate
 import pytest
 
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, batch_headers
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.produce import ProducerState
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Facts, TailMatch, Trouble, judge
 from kmirror.engine.lane.partition.intake import Frame, GuardedBatch

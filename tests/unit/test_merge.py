@@ -10,6 +10,7 @@ from crc32c import crc32c
 
 from kmirror.cluster.protocol import merge as merging
 from kmirror.cluster.protocol.batch import batch_headers, set_producer
+from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.merge import (
     FEW_BYTES,
     FEW_PLAIN_BYTES,
@@ -19,7 +20,6 @@ from kmirror.cluster.protocol.merge import (
     Merged,
     merge,
 )
-from kmirror.cluster.protocol.records import Record, make_batch, read_records
 
 NOW = 1_700_000_000_000
 

@@ -21,10 +21,10 @@ from kmirror.cluster.protocol.batch import (
     batch_headers,
     crc_of,
 )
+from kmirror.cluster.protocol.batch_records import Record, read_records
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.pieces import Hole, Run, pieces
-from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.errors import Reason
 from tests.support.log_batches import ABORT, COMMIT, LogBatch, VisibleRecord, control_record, encode
 from tests.support.logs import LONG_SEEDS, BuiltLog, build_log

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.batch_records import read_records
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
-from kmirror.cluster.protocol.records import read_records
 from kmirror.engine.lane.partition.counts import Counts
 from kmirror.engine.lane.partition.intake import Frame, Gap, Intake
 from tests.support.histories import OWN_ID, Log, _Writer, clean

@@ -11,7 +11,7 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 from kio.records.readers import read_batch as read_by_kio
 
 from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, CorruptBatchError, batch_headers, crc_of
-from kmirror.cluster.protocol.records import Record, compress, decompress, make_batch, read_records
+from kmirror.cluster.protocol.batch_records import Record, compress, decompress, make_batch, read_records
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 SECOND = 1_700_000_000_000

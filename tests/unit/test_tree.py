@@ -21,7 +21,7 @@ LARGE_MODULES = {
     "kmirror/state/store.py",
     "kmirror/web/metrics.py",
 }
-SHARED_MODULE_NAMES = {"facts", "records", "steps", "work"}
+SHARED_MODULE_NAMES = {"facts", "steps", "work"}
 SHARED_CLASS_NAMES = {"Report"}
 
 

@@ -3,7 +3,7 @@
     from kmirror.cluster.append import OffsetAppender
     from kmirror.cluster.client import ClusterClient
     from kmirror.cluster.protocol.metadata import TopicPartition
-    from kmirror.cluster.protocol.records import Record
+    from kmirror.cluster.protocol.batch_records import Record
     from kmirror.cluster.security.client_config import client_config
 
     with ClusterClient(client_config({"bootstrap.servers": "localhost:9092"})) as client:
@@ -31,6 +31,7 @@ from kmirror.cluster.connection import SETTLE_S, ConnectFailedError
 from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol import markers, produce
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, CorruptBatchError, batch_headers, set_producer
+from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.codes import LEADER_MOVED, PERHAPS_WRITTEN, Code, code_name
 from kmirror.cluster.protocol.fill_plan import (
     MAX_PRODUCER_EPOCH,
@@ -44,7 +45,6 @@ from kmirror.cluster.protocol.fill_plan import (
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run, pieces
 from kmirror.cluster.protocol.produce import ProducerState
-from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.protocol.wire import Exchange, FrameError
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.errors import (

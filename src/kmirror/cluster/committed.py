@@ -14,11 +14,11 @@ from kmirror.cluster.connection import UnsupportedVersionError
 from kmirror.cluster.protocol import list_offsets
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.batch_records import Record, read_records
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
 from kmirror.cluster.protocol.fetch import FetchedAlone, FetchedPartition, FetchTarget
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
-from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.cluster.protocol.wire import Exchange, FrameError, format_topic_id
 from kmirror.errors import OutcomeUnknown, UnreachableError
 

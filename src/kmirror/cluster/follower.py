@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.committed import committed_records
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedAlone, FetchTarget
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.errors import BrokerError, OutcomeUnknown
 

@@ -40,9 +40,9 @@ from kmirror.cluster.pipeline_queue import (
 from kmirror.cluster.producers import producer_expiration_ms
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.codes import PERHAPS_WRITTEN, Code
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError

@@ -12,9 +12,9 @@ from kmirror.cluster.append import OffsetAppender, as_run
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.stream import Stream
 from kmirror.errors import KmirrorError
 

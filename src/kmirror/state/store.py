@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
 from kmirror.cluster.committed import CommittedReader, Look, committed_records
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.rights.acl_commands import alter_topic
 from kmirror.cluster.security.client_config import ClientConfig

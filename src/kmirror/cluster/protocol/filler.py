@@ -23,7 +23,7 @@ from kmirror.cluster.protocol.batch import (
     PREFIX,
     crc_of,
 )
-from kmirror.cluster.protocol.records import compress
+from kmirror.cluster.protocol.batch_records import compress
 from kmirror.cluster.protocol.wire import varint
 
 #: The most records in one batch of filler.

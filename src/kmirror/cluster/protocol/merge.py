@@ -17,7 +17,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from kmirror.cluster.protocol.batch import ATTRIBUTES_POSITION, BATCH_OVERHEAD, COMPRESSION_TYPES, HEADER, LOG_OVERHEAD
-from kmirror.cluster.protocol.records import compress, decompress
+from kmirror.cluster.protocol.batch_records import compress, decompress
 from kmirror.cluster.protocol.wire import read_varint, varint
 
 #: A batch with more records or bytes than this costs less by itself. The first two limits are for compressed batches,

@@ -29,7 +29,7 @@ from kmirror.cluster.protocol.batch import (
     OversizedBatchError,
     UnsupportedFormatError,
 )
-from kmirror.cluster.protocol.records import SectionTooLargeError, decompress
+from kmirror.cluster.protocol.batch_records import SectionTooLargeError, decompress
 from kmirror.errors import Reason
 
 #: The timestamp that consumers are shown for messages without one.

@@ -41,8 +41,8 @@ from kmirror.cluster.protocol.batch import (
     crc_of,
     set_producer,
 )
+from kmirror.cluster.protocol.batch_records import SectionTooLargeError, compress, decompress, field
 from kmirror.cluster.protocol.old_format import read_messages
-from kmirror.cluster.protocol.records import SectionTooLargeError, compress, decompress, field
 from kmirror.cluster.protocol.wire import int64, read_varint, varint
 from kmirror.errors import Reason
 from kmirror.words import counted

@@ -20,10 +20,10 @@ from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.batch import BatchHeader, set_producer
+from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fill_plan import MAX_COORDINATOR_EPOCH, MAX_PRODUCER_EPOCH
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.reader import PartitionReader
 

@@ -25,9 +25,9 @@ from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.coordinators import Coordinator
 from kmirror.cluster.protocol import produce, transactions
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, set_producer, set_transactional
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import LEADER_MOVED, NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.writing.transaction_coordinators import FENCED, HINT, begin, transaction_coordinators
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError

@@ -10,9 +10,9 @@ from collections.abc import Collection
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import CRC, CRC_POSITION, crc_of
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import CorruptBatchError, UnsupportedFormatError
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record
 from kmirror.engine.archive.archive_topic import (
     Origin,
     Range,

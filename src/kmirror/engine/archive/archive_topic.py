@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.filler import FILLER_KEY, is_filler
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.engine.compare.visible_log import VisibleBatch
 from kmirror.errors import UsageError

@@ -27,8 +27,8 @@ from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.producers import producer_expiration_ms
 from kmirror.cluster.protocol.batch import COMPRESSION_MASK, COMPRESSION_TYPES, BatchHeader, CorruptBatchError, crc_of
+from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.archive.archive_topic import (
     Origin,

@@ -7,7 +7,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import NamedTuple
 
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.batch_records import Record
 
 
 class DifferenceKind(StrEnum):

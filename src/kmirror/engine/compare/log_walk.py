@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kmirror.cluster.protocol.batch import CorruptBatchError
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.engine.compare.superseded import Superseded
 from kmirror.engine.compare.visible_log import Log, UnknownFormatError, VisibleBatch
 

@@ -29,9 +29,9 @@ from kmirror.cluster.protocol.batch import (
     OversizedBatchError,
     UnsupportedFormatError,
 )
+from kmirror.cluster.protocol.batch_records import Record, decompress
 from kmirror.cluster.protocol.filler import FILLER_KEY
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, decompress
 from kmirror.engine.compare.difference import (
     Difference,
     DifferenceKind,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
 
-from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.engine.compare.difference import RecordSummary, summary_of
 from kmirror.engine.compare.visible_log import Log
 

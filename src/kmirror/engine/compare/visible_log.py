@@ -30,13 +30,13 @@ from kmirror.cluster.protocol.batch import (
     UnsupportedFormatError,
     crc_of,
 )
+from kmirror.cluster.protocol.batch_records import Record, read_records
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.old_format import read_messages
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches
-from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import BrokerError, Reason

@@ -27,8 +27,8 @@ from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.isolation import BatchKind
-from kmirror.cluster.protocol.records import Record
 from kmirror.engine.histories.stretches import LogEnds, Read, Sections, Side, StoredBatch, Stretch, stretch_of
 
 #: This many records that agree in a row are no coincidence.

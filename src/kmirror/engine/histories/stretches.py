@@ -19,11 +19,11 @@ from kmirror.cluster.protocol.batch import (
     batch_headers,
     crc_of,
 )
+from kmirror.cluster.protocol.batch_records import Record, read_records
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.old_format import read_messages
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.errors import KmirrorError, Reason
 
 Side = Literal["source", "destination"]

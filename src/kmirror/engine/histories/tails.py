@@ -25,9 +25,9 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.filler import is_filler
 from kmirror.cluster.protocol.isolation import BatchKind
-from kmirror.cluster.protocol.records import Record
 from kmirror.engine.histories.judge import TailMatch
 from kmirror.engine.histories.stretches import LogEnds, Read, Sections, Side, StoredBatch, Stretch, stretch_of
 

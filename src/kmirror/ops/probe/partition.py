@@ -11,11 +11,11 @@ from typing import NamedTuple
 from kmirror.cluster.append import OffsetAppender, as_run
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
 from kmirror.cluster.protocol.batch import BatchHeader, set_producer
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.produce import AppendAnswer
-from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import OutcomeUnknown

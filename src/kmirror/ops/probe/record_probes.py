@@ -14,10 +14,10 @@ from kmirror.cluster.protocol.batch import (
     PRODUCER_POSITION,
     batch_headers,
 )
+from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run
-from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.errors import BrokerError
 from kmirror.ops.probe.guarantees import Guarantee, broken, holds, weaker
 from kmirror.ops.probe.partition import ProbedBatch, ProbePartition, probe_partition

@@ -26,9 +26,9 @@ from contextlib import closing, suppress
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.protocol import produce
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.partition.counts import Counts
