@@ -20,7 +20,6 @@ from kmirror.cluster.connection import Connection
 from kmirror.cluster.coordinators import KeyType, find_coordinators
 from kmirror.cluster.groups import group_members, share_offsets, streams_groups
 from kmirror.cluster.groups.group_members import DescribedGroup
-from kmirror.cluster.groups import share_offsets, streams_groups
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
