@@ -6,17 +6,27 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.producers import describe_producers, transactions_of
+from kmirror.cluster.protocol import transactions
+from kmirror.cluster.protocol.batch_records import Record
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.writing.transactional_writer import FencedError, TransactionalWriter
 from kmirror.engine.clock import now_ms
-from kmirror.errors import Reason, RefusedError, UnreachableError
+from kmirror.errors import Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.lock import transact
-from kmirror.state.records import Incarnation
+from kmirror.state.record_kinds import encode
+from kmirror.state.records import Incarnation, MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
 from kmirror.state.waiting import Deadline
@@ -25,7 +35,9 @@ from tests.support.acls import create_in_force
 from tests.support.librdkafka import librdkafka
 from tests.support.new_topics import create_and_wait
 from tests.support.stores import mirror, state_store
+from tests.support.waiting import polls, wait_until
 
+SET = AlterConfigOpType.SET
 MEMORY = "--operation Create --operation Read --operation Write --operation DescribeConfigs"
 LONG = 250.0  # seconds; a test that waited for it would run into its own time-out
 
@@ -244,6 +256,80 @@ def test_an_engine_outlives_the_restart_of_the_broker(
     restart.join()
     assert store.read_complete(Deadline(60)).engine(name) == lease.record
     lease.release()
+
+
+@contextmanager
+def unverified(admin: Any) -> Iterator[None]:
+    """Let brokers append to partitions that a transaction's coordinator does not know of."""
+
+    def verify(value: str) -> None:
+        entry = ConfigEntry("transaction.partition.verification.enable", value, incremental_operation=SET)
+        for done in admin.incremental_alter_configs(
+            [ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])]
+        ).values():
+            done.result(30)
+
+    verify("false")
+    try:
+        yield
+    finally:
+        verify("true")
+
+
+def leave_open(client: ClusterClient, transactional_id: str, record: MirrorRecord, *, committed: bool) -> None:
+    """Have a coordinator end a transaction, but in the state topic, of which it does not know."""
+    state, events = TopicPartition(STATE_TOPIC, 0), TopicPartition(EVENTS_TOPIC, 0)
+    writer, left = TransactionalWriter(client, transactional_id, transaction_timeout_ms=10_000), Deadline(60)
+    batches = {state: [[Record(0, now_ms(), *encode(record))]], events: [[Record(0, now_ms(), b"?", b"?")]]}
+    for _ in polls():
+        writer.begin([STATE_TOPIC, EVENTS_TOPIC], lambda: left.remaining, patiently=False)
+        writer._add([events], lambda: left.remaining)
+        # the broker may still verify the partitions
+        with suppress(FencedError):
+            writer._append(batches, lambda: left.remaining)
+            break
+    end = transactions.commit if committed else transactions.abort
+    assert writer._ask(partial(writer._end, end), lambda: left.remaining).code == 0
+
+    def is_left() -> bool:
+        (answer,) = describe_producers(client, [state]).values()
+        (found,) = transactions_of(client, {writer._producer[0]}, 30).values()
+        is_open = any(one.current_txn_start_offset is not None for one in answer.producers)
+        return is_open and found[1].startswith("Complete")
+
+    wait_until(is_left)
+
+
+@pytest.mark.parametrize("role", ["operator", "engine"])
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transaction_that_its_coordinator_left_open_ends_as_the_rest_of_it(
+    cluster: SandboxCluster, admin: Any, store: StateStore, name: str, role: str, committed: bool
+) -> None:
+    """Kafka 4.3 does so when the partition has no leader for a moment."""
+    write_mirror(store, name)
+    seen: list[MirrorRecord | None] = []
+
+    def decide(state: State) -> Changes:
+        seen.append(state.mirror(name))
+        return Changes((mirror(name, 2),))
+
+    with ClusterClient(config_of(cluster)) as client, unverified(admin):
+        leave_open(client, f"kmirror-{role}-{name}", mirror(name, 1), committed=committed)
+    transact(store, name, decide, timeout=60)
+    assert seen[-1] == (mirror(name, 1) if committed else mirror(name))
+    assert store.read_complete(Deadline(60)).mirror(name) == mirror(name, 2)
+
+
+def test_a_transaction_of_another_program_is_not_ended(
+    cluster: SandboxCluster, admin: Any, store: StateStore, name: str
+) -> None:
+    write_mirror(store, name)
+    with ClusterClient(config_of(cluster)) as client:
+        with unverified(admin):
+            leave_open(client, f"other-{name}", mirror(name, 1), committed=True)
+        with pytest.raises(TimedOutError, match="has an unfinished transaction"):
+            transact(store, name, lambda _: Changes((mirror(name, 2),)), timeout=6)
+        assert store.read().mirror(name) == mirror(name)
 
 
 def test_a_broker_that_freezes_in_the_middle_of_a_command_is_waited_for(

@@ -209,7 +209,7 @@ class Lease:
         try:
             decide_and_write(store, writer, decide, deadline)
             # wait for the commit's marker: only after it does no lane find its old lease any more
-            record = store.read_complete(deadline).engine(mirror)
+            record = writer.read_complete(deadline).engine(mirror)
             if record is None or record.lease_id != lease_id:
                 raise _lost(mirror, record)
         except BaseException:
@@ -318,19 +318,20 @@ class Lease:
         return Deadline(self.record.ttl_ms / 1000 if timeout is None else timeout)
 
     def _open(self, deadline: Deadline) -> None:
-        if not self._writer.is_open:
-            try:
+        try:
+            if not self._writer.is_open:
                 # do not wait for open transactions here: one may be our own
                 self._require_mine(self._store.read(deadline.remaining))
                 self._writer.open(deadline)
-                self._require_mine(self._store.read_complete(deadline))
-            except StateLostError as error:
-                self._writer.close()
-                raise RefusedError(
-                    f"this engine is no longer in charge of mirror {self.record.mirror!r}: {error.message}",
-                    error.hint,
-                    Reason.FENCED,
-                ) from error
+            if not self._writer.has_read:
+                self._require_mine(self._writer.read_complete(deadline))
+        except StateLostError as error:
+            self._writer.close()
+            raise RefusedError(
+                f"this engine is no longer in charge of mirror {self.record.mirror!r}: {error.message}",
+                error.hint,
+                Reason.FENCED,
+            ) from error
 
     def _require_mine(self, state: State) -> None:
         found = state.engine(self.record.mirror)

@@ -10,12 +10,14 @@ doubt: the record is then at its offset, or never will be.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
 from urllib.parse import quote
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.producers import describe_producers, transactions_of
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.writing.transactional_writer import CommitInDoubtError, FencedError, TransactionalWriter
 from kmirror.errors import (
@@ -26,6 +28,7 @@ from kmirror.errors import (
     RefusedError,
     TimedOutError,
     UnreachableError,
+    settled,
 )
 from kmirror.state.event_records import encode_event
 from kmirror.state.record_kinds import encode, encode_key
@@ -39,10 +42,14 @@ _TRANSACTION_TIMEOUT_MS = 10_000
 _SETTLE_S = 10.0
 #: The least time for an attempt that begins before the deadline, so that being late does not look like an outage.
 _ATTEMPT_S = 5.0
+#: How long a transaction is waited for before it is asked whether its coordinator still knows it.
+_FORGOTTEN_S = 2.0
 #: Bounds of the random pause before a fenced writer tries again, doubled with each attempt.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 Decide = Callable[[State], Changes]
+
+_logger = logging.getLogger(__name__)
 
 
 class NotConfirmed(Exception):  # noqa: N818 - not a failure: it may have happened
@@ -62,6 +69,8 @@ class StateWriter:
         self._store = store
         self._mirror = mirror
         self._writer: TransactionalWriter | None = None
+        #: True once everything committed before it was open has been read.
+        self.has_read = False
         #: The open writer's connections; those of the `_lender` if there is one.
         self.client: ClusterClient | None = None
         self._lender: StateWriter | None = None
@@ -87,7 +96,39 @@ class StateWriter:
             self.close()
             raise
         self._store.has_answered = True
-        self._writer = writer
+        self._writer, self.has_read = writer, False
+
+    def read_complete(self, deadline: Deadline) -> State:
+        """Return everything committed before this call, while the writer is open; raises as the store's.
+
+        What a coordinator has forgotten to end, by this id or another of kmirror's, is ended first.
+        """
+        try:
+            state = self._store.read_complete(Deadline(min(_FORGOTTEN_S, deadline.remaining / 2)))
+        except TimedOutError:
+            try:
+                self._end_forgotten(deadline)
+            except KmirrorError as error:
+                _logger.warning("a transaction that stays open was not ended: %s", error)
+            state = self._store.read_complete(deadline)
+        self.has_read = True
+        return state
+
+    def _end_forgotten(self, deadline: Deadline) -> None:
+        own, client = settled(self._writer, "the writer"), settled(self.client, "the writer's client")
+        partitions = [TopicPartition(topic, 0) for topic in (STATE_TOPIC, EVENTS_TOPIC)]
+        known = describe_producers(client, partitions, timeout=min(_ATTEMPT_S, deadline.remaining))
+        producers = [producer for answer in known.values() for producer in answer.producers]
+        ids = {producer.producer_id for producer in producers if producer.current_txn_start_offset is not None}
+        for name, state in transactions_of(client, ids, min(_ATTEMPT_S, deadline.remaining)).values():
+            writer = own
+            if name != self.transactional_id:
+                if not name.startswith("kmirror-") or state not in {"CompleteCommit", "CompleteAbort"}:
+                    continue
+                writer = TransactionalWriter(client, name, transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS)
+                writer.begin([STATE_TOPIC], lambda: deadline.remaining, patiently=False)
+            if writer.end_forgotten(partitions, lambda: deadline.remaining):
+                _logger.warning("ended a transaction of %s that its coordinator had left open", name)
 
     def commit(self, changes: Changes, deadline: Deadline) -> None:
         """Write all of the changes or none. Raises NotConfirmed, or the error that prevented the write.
@@ -162,7 +203,7 @@ def decide_and_write(store: StateStore, writer: StateWriter, decide: Decide, dea
     while True:
         if not writer.is_open:
             writer.open(attempt_deadline)
-        state = store.read_complete(attempt_deadline)
+        state = writer.read_complete(attempt_deadline)
         try:
             changes = decide(state)
         except RefusedError as error:

@@ -34,6 +34,13 @@ def transaction_coordinators(
     return found
 
 
+def last_transaction(transactional_id: str) -> Exchange:
+    """Return the request for the state of an id's last transaction."""
+    from kafka.protocol.admin import DescribeTransactionsRequest
+
+    return exchange_of(DescribeTransactionsRequest(transactional_ids=[transactional_id]), highest=0)
+
+
 def begin(transactional_id: str, timeout_ms: int, producer: tuple[int, int] = (-1, -1)) -> Exchange:
     """Return the request for a new producer epoch; with a `producer` id and epoch, only if it is still the last."""
     from kafka.protocol.producer import InitProducerIdRequest

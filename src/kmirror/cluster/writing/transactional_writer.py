@@ -9,6 +9,10 @@ another writer has begun meanwhile (KIP-360). A commit without an answer is sent
 Only if its outcome cannot be learnt is it in doubt.
 
 Requests are of versions without transactions of the second kind (KIP-890), in which every commit brings a new epoch.
+
+A coordinator may forget a partition: if it has no leader for a moment while the transaction's markers are written, as
+when its only broker is killed and starts again, Kafka 4.3 takes it for deleted, and the transaction stays open there
+for ever. `end_forgotten` ends it as the coordinator has ended the rest of it.
 """
 
 from __future__ import annotations
@@ -23,13 +27,20 @@ from typing import Any, NamedTuple
 from kmirror.cluster.client import LEAST_S, ClusterClient
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.coordinators import Coordinator
+from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol import produce, transactions
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, set_producer, set_transactional
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import LEADER_MOVED, NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.wire import FrameError
-from kmirror.cluster.writing.transaction_coordinators import FENCED, HINT, begin, transaction_coordinators
+from kmirror.cluster.writing.transaction_coordinators import (
+    FENCED,
+    HINT,
+    begin,
+    last_transaction,
+    transaction_coordinators,
+)
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
 #: Over a distance bytes cost round trips. Of all codecs a broker reads this one without native code.
@@ -55,6 +66,14 @@ _PASSING = LEADER_MOVED | {
     Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
     Code.UNKNOWN_PRODUCER_ID,
     *_LATER,
+}
+
+#: How a transaction in this state has ended, or will.
+_ENDS = {
+    "PrepareCommit": transactions.commit,
+    "CompleteCommit": transactions.commit,
+    "PrepareAbort": transactions.abort,
+    "CompleteAbort": transactions.abort,
 }
 
 #: Seconds that are left.
@@ -109,6 +128,8 @@ class TransactionalWriter:
         self._coordinator: Coordinator | None = None
         self._metadata: ClusterMetadata | None = None
         self._sequences: dict[TopicPartition, int] = defaultdict(int)
+        #: How the id's last transaction had ended when its epoch was taken; None: unknown.
+        self._last_end: Callable[..., bytes] | None = None
 
     def begin(self, topics: Sequence[str], remaining: Remaining, *, patiently: bool) -> None:
         """Fence whoever used the id before, and wait until its transaction has ended; look up these topics' leaders.
@@ -157,6 +178,40 @@ class TransactionalWriter:
         self._commit(place, remaining)
         return place
 
+    def end_forgotten(self, partitions: Sequence[TopicPartition], remaining: Remaining) -> bool:
+        """End what the coordinator has left open in partitions before `begin`; return whether there was something.
+
+        Where it is unknown how the transaction ended, it stays open.
+
+        Raises:
+            BrokerError: refused.
+            FencedError: another writer has begun with the id.
+            UnreachableError: no answer in time.
+        """
+        producer_id, producer_epoch = self._producer
+        known = describe_producers(self._client, partitions, timeout=_patience(remaining))
+        # of an older epoch: the coordinator gave a new one only when it had ended all that it knew of
+        forgotten = [
+            partition
+            for partition, answer in known.items()
+            for one in answer.producers
+            if one.producer_id == producer_id
+            and one.producer_epoch < producer_epoch
+            and one.current_txn_start_offset is not None
+        ]
+        if not forgotten or self._last_end is None:
+            return False
+        try:
+            self._add(forgotten, remaining)
+            code, _, _ = self._ask(partial(self._end, self._last_end), remaining)
+        except (_NotAnsweredError, _PassingError) as trouble:
+            raise UnreachableError(f"a forgotten transaction is still open: {trouble}", HINT) from trouble
+        if code in _ENDED:
+            raise FencedError(code_name(code))
+        if code:
+            raise BrokerError(code, code_name(code), f"ending a forgotten transaction of {self._id}")
+        return True
+
     def _look_up(self, topics: Sequence[str], remaining: Remaining) -> None:
         self._metadata = self._client.metadata(topics, timeout=_patience(remaining))
         for topic in topics:
@@ -191,9 +246,14 @@ class TransactionalWriter:
     def _take_epoch(self, remaining: Remaining) -> None:
         """Take a new epoch; with the one we have only if it is still the id's last."""
         request = begin(self._id, self._timeout_ms, self._producer)
+        question = last_transaction(self._id)
 
         def ask(connection: Connection, seconds: float) -> tuple[int, Any]:
-            answer = connection.request(request, timeout=seconds)
+            # together: a new epoch makes the coordinator forget how the last transaction ended
+            both = [question, request] if question.api_key in connection.api_versions else [request]
+            *described, answer = connection.request_all(both, timeout=seconds)
+            states = [one.transaction_state for found in described for one in found.transaction_states]
+            self._last_end = _ENDS.get(states[0]) if states else None
             return answer.error_code, answer
 
         what = f"taking the transactional id {self._id}"
