@@ -20,7 +20,7 @@ from kmirror.cluster.protocol import transactions
 from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
-from kmirror.cluster.writing.transactional_writer import FencedError, TransactionalWriter
+from kmirror.cluster.writing.transactional_writer import FencedError, TransactionalWriter, _PassingError
 from kmirror.engine.clock import now_ms
 from kmirror.errors import Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.state.lease import EngineIdentity, Lease
@@ -285,7 +285,7 @@ def leave_open(client: ClusterClient, transactional_id: str, record: MirrorRecor
         writer.begin([STATE_TOPIC, EVENTS_TOPIC], lambda: left.remaining, patiently=False)
         writer._add([events], lambda: left.remaining)
         # the broker may still verify the partitions
-        with suppress(FencedError):
+        with suppress(FencedError, _PassingError):
             writer._append(batches, lambda: left.remaining)
             break
     end = transactions.commit if committed else transactions.abort

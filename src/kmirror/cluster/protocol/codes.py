@@ -62,6 +62,7 @@ class Code(IntEnum):
     UNKNOWN_TOPIC_ID = 100
     INCONSISTENT_TOPIC_ID = 103
     FETCH_SESSION_TOPIC_ID_ERROR = 106
+    TRANSACTION_ABORTABLE = 120
 
 
 #: The leader has moved or is not ready: look it up and retry.
