@@ -29,7 +29,8 @@ from kmirror.errors import (
 from kmirror.ops.add.add import add
 from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import ErrorInfo, GroupResult, Outcome, StopTotals, TopicResult, VerbResult
+from kmirror.ops.base.results import ErrorInfo, StopTotals, VerbResult
+from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.failback.failback import failback

@@ -14,7 +14,8 @@ from kmirror.cluster.security.properties import literal_secrets
 from kmirror.errors import ExitCode, KmirrorError, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.context import Destination, cluster_id_of
 from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult, KeyRow, rows_of
-from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import ErrorInfo, VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.mirrors.create import check_name, create
 from kmirror.settings.parsing import is_setting, setting_of
 from kmirror.words import counted

@@ -32,7 +32,8 @@ from kmirror.ops.base.blocked_producers import BlockedTopic, Denial, blocked_sen
 from kmirror.ops.base.client_gaps import ClientGaps, gap_sentences
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.converted_keys import KEYS, KeyRow
-from kmirror.ops.base.results import PARTITION_RESULTS, RESULTS, ErrorInfo, TopicResult
+from kmirror.ops.base.results import ErrorInfo
+from kmirror.ops.base.topic_results import PARTITION_RESULTS, RESULTS, TopicResult
 from kmirror.ops.check.findings import CHECKS, CheckLine, Findings
 from kmirror.ops.check.powers import Power
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow

@@ -14,7 +14,8 @@ from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.bulk.runner import Where
 from kmirror.errors import ExitCode, Reason, RefusedError
-from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import ErrorInfo, VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.stop.report import stopped_row, totals_of
 from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow

@@ -15,7 +15,8 @@ from kmirror.cli.terminal.screen import Screen
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.columns import Table
 from kmirror.errors import Reason
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
 from kmirror.ops.show.describe_groups import GROUPS, GroupRow
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, TopicSettingRow

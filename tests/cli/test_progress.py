@@ -15,7 +15,8 @@ from kmirror.engine.driver.driver import RunView
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.status.journal import Level, Note
 from kmirror.errors import Reason
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.status.topic_state import TopicState
 from kmirror.work import Speed, WorkView
 from tests.support.screens import piped, terminal, written

@@ -19,7 +19,8 @@ from kmirror.engine.driver.driver import RunView
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.status.journal import Level, Note
 from kmirror.errors import Reason, UnreachableError
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TopicStatus
 from tests.cli.conftest import Run

@@ -12,7 +12,7 @@ import pytest
 from kmirror.ops.add.add import add
 from kmirror.ops.append.append_file import append
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.show.events import events
 from kmirror.ops.stop.failover import failover

@@ -13,7 +13,8 @@ import pytest
 
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, now_ms
-from kmirror.ops.base.results import Outcome, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import PENDING_ADD, DesiredState, Guard, PartitionRecord, TopicOrigin, TopicRecord

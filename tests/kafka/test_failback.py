@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from kmirror.cli.main import main
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.failback.carry_out import MIRROR
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest, Strategy

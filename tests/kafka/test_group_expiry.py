@@ -18,7 +18,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.check.check import check
 from kmirror.ops.groups import expiry
 from kmirror.ops.groups.expiry import OffsetsRetention, offsets_retention

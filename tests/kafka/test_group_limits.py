@@ -12,7 +12,7 @@ from kmirror.cluster.groups.cluster_groups import OFFSETS_TOPIC, ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.show.describe_groups import describe_groups
 from kmirror.ops.stop.promote import promote

@@ -25,8 +25,9 @@ from kmirror.engine.spark.conf import SparkOptions
 from kmirror.errors import ExitCode, Reason, UnreachableError, UsageError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
-from kmirror.ops.base.results import GroupResult, Outcome, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.run_request import RunRequest
+from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups import commit as group_commit
 from kmirror.ops.groups import group_facts as group_look
 from kmirror.ops.groups import sync as group_sync

@@ -18,8 +18,8 @@ from kmirror.engine.driver.driver import Ending
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import change, require_mirror
-from kmirror.ops.base.results import Outcome
 from kmirror.ops.base.run_request import RunRequest
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.check.check import check
 from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.failback.switchover import SwitchoverRequest, switchover

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.ops.base.context import change
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import DesiredState, PartitionState

@@ -16,7 +16,7 @@ from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.stop.failover import remove

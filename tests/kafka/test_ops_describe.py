@@ -18,7 +18,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, now_ms
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.show import open_transactions
 from kmirror.ops.show.describe import describe

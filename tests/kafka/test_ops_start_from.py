@@ -13,7 +13,7 @@ from kmirror.errors import ExitCode
 from kmirror.ops.add import add_steps
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, now_ms
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.settings.value_types import parse_start_from
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, unique_topic

@@ -12,7 +12,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote

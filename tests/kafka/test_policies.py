@@ -22,7 +22,7 @@ from kmirror.engine.driver.side_jobs import JobView
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import change, require_mirror
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.check.check import check
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.run.engine_start import LEASE_TTL_MS
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover

@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.writing.fence import FenceResult, log_ends
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.promote import promote

@@ -21,7 +21,7 @@ from kmirror.cluster.topics.topic_requests import delete_topics, topic_errors
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.gone import gone_topics
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.failback.plan import is_there
 from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.ops.stop.promote_readiness import check_source_after_stop

@@ -320,6 +320,29 @@ def test_a_transaction_that_its_coordinator_left_open_ends_as_the_rest_of_it(
     assert store.read_complete(Deadline(60)).mirror(name) == mirror(name, 2)
 
 
+def test_an_engine_that_could_not_read_everything_reads_it_before_it_writes(
+    cluster: SandboxCluster, admin: Any, store: StateStore, name: str
+) -> None:
+    """A take-over that an open transaction hides is found at the next heartbeat, not written over."""
+    write_mirror(store, name)
+    lease = Lease.acquire(store, name, EngineIdentity.of_this_process())
+    other, left = replace(lease.record, lease_id="another"), Deadline(60)
+    with ClusterClient(config_of(cluster)) as client:
+        writer = TransactionalWriter(client, f"other-{name}", transaction_timeout_ms=60_000)
+        state = TopicPartition(STATE_TOPIC, 0)
+        writer.begin([STATE_TOPIC], lambda: left.remaining, patiently=False)
+        writer._add([state], lambda: left.remaining)
+        writer._append({state: [[Record(0, now_ms(), *encode(other))]]}, lambda: left.remaining)
+        lease.close()
+        with pytest.raises(TimedOutError, match="has an unfinished transaction"):
+            lease.heartbeat({}, timeout=3)
+        assert writer._ask(partial(writer._end, transactions.commit), lambda: left.remaining).code == 0
+    with pytest.raises(RefusedError) as refused:
+        lease.heartbeat({}, timeout=60)
+    assert refused.value.reason is Reason.FENCED
+    assert store.read_complete(Deadline(60)).engine(name) == other
+
+
 def test_a_transaction_of_another_program_is_not_ended(
     cluster: SandboxCluster, admin: Any, store: StateStore, name: str
 ) -> None:

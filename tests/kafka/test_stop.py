@@ -22,7 +22,8 @@ from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
-from kmirror.ops.base.results import Outcome, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove

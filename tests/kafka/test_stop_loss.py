@@ -20,7 +20,8 @@ from kmirror.engine.clock import now_ms
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.promote import promote

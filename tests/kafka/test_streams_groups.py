@@ -8,7 +8,7 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.failback.groups import live_groups
 from kmirror.ops.groups import expiry
 from kmirror.ops.groups.at_stop import clamp_groups

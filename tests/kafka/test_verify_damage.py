@@ -13,7 +13,7 @@ import pytest
 
 from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.errors import ExitCode
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
 from kmirror_sandbox.cluster import SandboxCluster

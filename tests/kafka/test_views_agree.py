@@ -21,7 +21,7 @@ from kmirror.engine.lane import log_end_checks
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause
 from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe

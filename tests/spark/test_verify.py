@@ -19,7 +19,7 @@ from kmirror.engine.bulk.runner import Where
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.verify.verify import VerifyRequest, explain, verify
 from kmirror.ops.verify.verify_results import VERIFY_PLAN, VerifyOutcome, VerifyRow
 from kmirror.settings.patterns import TopicSelector

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason, UnreachableError
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.stop.report import stopped_row
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryPoint, TimedPoint

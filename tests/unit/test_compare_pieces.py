@@ -28,7 +28,7 @@ from kmirror.engine.compare.verification import (
 )
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.bulk import slots_of
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.verify.verify_results import VERIFIED, Subject, VerifyRow, error_of, exit_code_of, row_of
 from kmirror.work import Meter, WorkView
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.drained import Ends, GroupOffsets, judge_drained, unread_topics
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 

@@ -13,8 +13,8 @@ from kmirror.engine.driver.engines import Engines, NotCopied
 from kmirror.engine.driver.mirror import MirrorEngine
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
-from kmirror.ops.base.results import Outcome
 from kmirror.ops.base.run_request import RunRequest
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.run.outcome import outcome
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TopicStatus

@@ -31,7 +31,7 @@ from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.status.counters import Counters
 from kmirror.engine.status.history import Sample
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason, UnreachableError
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.listing import Overview
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.record_kinds import Record

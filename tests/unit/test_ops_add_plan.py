@@ -15,7 +15,8 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import ExitCode, Reason, UsageError
 from kmirror.ops.add.add_plan import Action, AddFacts, Selection, TopicPlan, decide, select
 from kmirror.ops.add.topic_admin import requests_of
-from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
+from kmirror.ops.base.results import exit_code_of
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import Upstream, follow, links_of
 from kmirror.settings.parsing import parse_settings
 from kmirror.settings.patterns import TopicSelector

@@ -8,7 +8,8 @@ import pytest
 
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.base.context import NamedClusterError, naming_cluster
-from kmirror.ops.base.results import GroupResult, Outcome, TopicResult, VerbResult, exit_code_of
+from kmirror.ops.base.results import VerbResult, exit_code_of
+from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.status.mirror_status import MIRRORS
 
 

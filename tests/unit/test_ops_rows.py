@@ -11,7 +11,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (

@@ -8,7 +8,8 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
-from kmirror.ops.base.results import Outcome, exit_code_of
+from kmirror.ops.base.results import exit_code_of
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.wait import Condition, is_over, judge, progress
 from kmirror.state.records import PartitionState
 from kmirror.status.partition_row import PartitionRow

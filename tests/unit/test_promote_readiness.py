@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, Partition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.base.context import Destination, now_ms
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop.promote_checks import FinalCheck
 from kmirror.ops.stop.promote_readiness import ReadinessChecker, check_source_after_stop
 from kmirror.ops.stop.promote_request import PromoteRequest, dry_run_rows

@@ -19,8 +19,8 @@ from kmirror.errors import (
     UsageError,
 )
 from kmirror.ops.base.context import naming_cluster
-from kmirror.ops.base.results import GroupResult, Outcome
 from kmirror.ops.base.retrying import Interrupted, Retries, is_transient
+from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.run.last_group_sync import judged
 from kmirror.state.group_records import GroupReason
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.errors import Reason
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop.mirrored_end import MirroredEnd
 from kmirror.ops.stop.report import (
     Failure,

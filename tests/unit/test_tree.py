@@ -17,8 +17,6 @@ MOST_MODULES, MOST_LINES = 25, 500
 
 LARGE_ROOMS: set[str] = set()
 LARGE_MODULES = {
-    "kmirror/ops/base/results.py",
-    "kmirror/state/store.py",
     "kmirror/web/metrics.py",
 }
 SHARED_MODULE_NAMES = {"facts", "steps", "work"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.errors import PartlyDoneError, RefusedError
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.failback.truncate_logs import truncate_logs, undo_truncation
 from kmirror.work import WorkView
 from tests.support.cutting import CUT_AT_40, SEGMENTS, KillAfter, Killed, cut, outcomes, plan

@@ -10,7 +10,7 @@ import pytest
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.errors import KmirrorError, Reason
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.records import DesiredState, Lacking
 from kmirror.state.snapshot import State

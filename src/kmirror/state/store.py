@@ -29,14 +29,7 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.errors import (
-    BrokerError,
-    OutcomeUnknown,
-    Reason,
-    RefusedError,
-    TimedOutError,
-    UnreachableError,
-)
+from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.state.event_records import Event, EventPage, decode_event
 from kmirror.state.internal_topics import (
     EVENTS_TOPIC_SETTINGS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kmirror.engine.driver.live_status import Known, own_health
 from kmirror.engine.driver.snapshots import MirrorSnapshot
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.table import Settings

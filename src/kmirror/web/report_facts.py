@@ -10,7 +10,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.archive.archive_topic import archives_of
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import REACH_TIMEOUT_S, Destination, actor, now_ms, require_mirror
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.versions import Role, broker_version
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import read_status, with_open_transactions

@@ -10,7 +10,7 @@ from typing import Any
 from kmirror import __version__
 from kmirror.columns import Column
 from kmirror.commands import on_mirror
-from kmirror.ops.base.results import TopicResult
+from kmirror.ops.base.topic_results import TopicResult
 from kmirror.settings.durations import format_duration
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryPoint, TimedPoint

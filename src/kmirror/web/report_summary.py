@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kmirror.ops.base.results import TopicResult, estimated_in_all, is_current
+from kmirror.ops.base.topic_results import TopicResult, estimated_in_all, is_current
 from kmirror.ops.stop.report import totals_of, totals_sentences
 from kmirror.settings.durations import format_duration
 from kmirror.state.event_records import Event

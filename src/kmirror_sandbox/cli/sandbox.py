@@ -198,7 +198,8 @@ def _trust(folder: Path, mirror_file: Path) -> list[str]:
 
 def _show(call: Call, name: str, steps: Sequence[SandboxStep], status: SandboxStatus) -> int:
     """Show what was done, or with `--dry-run` would be done."""
-    from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+    from kmirror.ops.base.results import VerbResult
+    from kmirror.ops.base.topic_results import Outcome, TopicResult
 
     would = "would " if call.dry_run else ""
     rows = [TopicResult(None, None, Outcome.DONE, f"{would}{step.text}") for step in steps]

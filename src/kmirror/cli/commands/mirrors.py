@@ -249,7 +249,7 @@ def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, 
     dry_run=True,
 )
 def delete_verb(call: Call, mirror: str) -> int:
-    from kmirror.ops.base.results import Outcome
+    from kmirror.ops.base.topic_results import Outcome
     from kmirror.ops.mirrors.delete import delete
 
     with call.destination() as destination:

@@ -19,7 +19,8 @@ from kmirror.words import counted, json_text, one_line
 
 if TYPE_CHECKING:
     from kmirror.engine.driver.driver import RunView
-    from kmirror.ops.base.results import ErrorInfo, StopTotals, TopicResult, VerbResult
+    from kmirror.ops.base.results import ErrorInfo, StopTotals, VerbResult
+    from kmirror.ops.base.topic_results import TopicResult
     from kmirror.ops.check.findings import CheckLine, CheckReport
     from kmirror.ops.stop.promote_request import PromoteView
     from kmirror.ops.verify.verify_results import VerifyOutcome
@@ -107,7 +108,7 @@ class TableOutput:
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
         from kmirror.ops.base.converted_keys import KEYS
-        from kmirror.ops.base.results import PARTITION_RESULTS, RESULTS, Outcome, planned
+        from kmirror.ops.base.topic_results import PARTITION_RESULTS, RESULTS, Outcome, planned
 
         if result.keys:
             self._table(KEYS, result.keys)

@@ -17,7 +17,7 @@ from kmirror.columns import Column, document, one_of
 from kmirror.engine.driver.driver import COPYING
 from kmirror.engine.status.journal import Level
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.words import at_time, byte_rate, counted, json_text, one_line, visible
 
 if TYPE_CHECKING:

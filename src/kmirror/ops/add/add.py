@@ -37,8 +37,9 @@ from kmirror.ops.base.context import (
     require_same_cluster,
     source_client,
 )
-from kmirror.ops.base.results import TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.source_settings import source_settings
+from kmirror.ops.base.topic_results import TopicResult
 from kmirror.ops.base.upstream import Upstream, upstream_of
 from kmirror.ops.rights.producer_block import unblock_mirrored
 from kmirror.settings.parsing import stored_settings

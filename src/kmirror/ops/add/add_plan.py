@@ -15,7 +15,7 @@ from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import Reason, RefusedError, UsageError
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import Upstream
 from kmirror.settings.parsing import canonical
 from kmirror.settings.patterns import TopicSelector

@@ -27,7 +27,8 @@ from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.add.settle import settle_new
 from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
 from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
-from kmirror.ops.base.results import Outcome, TopicResult, exit_code_of
+from kmirror.ops.base.results import exit_code_of
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.protection import settle

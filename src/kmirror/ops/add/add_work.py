@@ -9,7 +9,7 @@ from kmirror.cluster.topics.topic_requests import NewTopic
 from kmirror.errors import KmirrorError
 from kmirror.ops.add.add_plan import Action, FilterChange, TopicPlan
 from kmirror.ops.add.topic_admin import QUOTA_WAIT_S
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.settings.table import Settings
 from kmirror.state.records import MirrorRecord
 

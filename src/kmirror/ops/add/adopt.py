@@ -14,7 +14,7 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, TimedOutError
 from kmirror.ops.add.add_plan import TopicPlan
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import as_kmirror_error
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.verify.comparing import Bounds, PartitionPairs, carry_out
 from kmirror.words import counted
 from kmirror.work import Watch

@@ -21,7 +21,8 @@ from kmirror.engine.spec import own_producer_id
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.ops.append.lines import Line, OffsetSpan, read_lines, spans_of
 from kmirror.ops.base.context import Destination, actor, as_kmirror_error, change, naming_cluster, now_ms
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult, exit_code_of
+from kmirror.ops.base.results import VerbResult, exit_code_of
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.describe import describe
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.event_records import Event

@@ -12,7 +12,8 @@ from kmirror.ops.base.blocked_producers import BLOCKED
 from kmirror.ops.base.client_gaps import CLIENTS
 from kmirror.ops.base.context import Destination, actor, now_ms
 from kmirror.ops.base.divergence import FORK
-from kmirror.ops.base.results import ERROR_OR_NULL, EXIT_CODE, GROUP_RESULTS, RESULTS, TOTALS, VerbResult
+from kmirror.ops.base.results import ERROR_OR_NULL, EXIT_CODE, TOTALS, VerbResult
+from kmirror.ops.base.topic_results import GROUP_RESULTS, RESULTS
 from kmirror.state.records import MirrorRecord
 
 

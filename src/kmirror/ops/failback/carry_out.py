@@ -13,7 +13,7 @@ from kmirror.errors import ExitCode, Reason, UnreachableError, settled
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import CREATION_S, PAUSE_S, await_topics
 from kmirror.ops.base.context import Destination, actor, change, now_ms, source_client
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import adopt_offsets

@@ -18,7 +18,8 @@ from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, now_ms, source_client
 from kmirror.ops.base.evidence import evidence_of
-from kmirror.ops.base.results import ErrorInfo, Outcome, VerbResult
+from kmirror.ops.base.results import ErrorInfo, VerbResult
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.base.versions import Role, require_supported
 from kmirror.ops.failback.carry_out import carry_out_plan

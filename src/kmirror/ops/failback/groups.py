@@ -20,7 +20,7 @@ from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedG
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import TimedOutError, UnreachableError
 from kmirror.ops.base.context import Destination, change, now_ms
-from kmirror.ops.base.results import GroupResult, Outcome
+from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.group_facts import reason_of
 from kmirror.ops.groups.restore import CommittedOffsets, known_committed
 from kmirror.settings.table import Settings

@@ -19,7 +19,7 @@ from kmirror.ops.base.bulk import Bulk, SparkChoice
 from kmirror.ops.base.context import Destination, actor, naming_cluster, now_ms
 from kmirror.ops.base.divergence import FORK, Divergence, KnownFork
 from kmirror.ops.base.gone import not_described
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.failback.facts import (
     NewPrimary,
     TopicComparison,

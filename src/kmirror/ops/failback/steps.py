@@ -23,7 +23,7 @@ from kmirror.ops.add.topic_admin import create_archive, delete_topic
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, as_kmirror_error
 from kmirror.ops.base.divergence import Divergence
-from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
+from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import restore_offsets
 from kmirror.ops.failback.plan import Plan, is_there, rows_of

@@ -25,8 +25,9 @@ from kmirror.ops.base.context import (
     source_client,
 )
 from kmirror.ops.base.evidence import evidence_of
-from kmirror.ops.base.results import ErrorInfo, Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import ErrorInfo, VerbResult
 from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import WATCH_S, FailbackRequest

@@ -25,7 +25,8 @@ from kmirror.offline.truncate import (
     undo_cut,
 )
 from kmirror.offline.truncation_journal import Journal, Phase
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.failback.truncation_plan import TruncationPlan
 from kmirror.words import counted
 from kmirror.work import Watch, unwatched

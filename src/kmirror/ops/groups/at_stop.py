@@ -12,7 +12,7 @@ from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import GroupResult, Outcome
+from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out, reason_text, refused_sentences
 from kmirror.ops.groups.group_facts import group_views
 from kmirror.state.group_records import GroupReason, GroupRecord

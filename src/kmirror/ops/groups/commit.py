@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms
-from kmirror.ops.base.results import GroupResult, Outcome
+from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.group_facts import reason_of
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.snapshot import Changes, State

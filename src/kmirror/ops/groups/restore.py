@@ -14,7 +14,7 @@ from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import UnreachableError
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import Outcome
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out, reason_text
 from kmirror.ops.groups.group_facts import reason_of
 from kmirror.settings.parsing import stored_settings

@@ -18,7 +18,7 @@ from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, require_mirror, source_client
-from kmirror.ops.base.results import GroupResult, Outcome
+from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.commit import CommitResult, Refusals, carry_out, reason_text
 from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals
 from kmirror.ops.groups.group_facts import (

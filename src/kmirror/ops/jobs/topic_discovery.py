@@ -19,7 +19,7 @@ from kmirror.ops.add.add import add_discovered
 from kmirror.ops.add.add_plan import owner_of
 from kmirror.ops.base.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
 from kmirror.ops.base.destination_job import DestinationJob
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import by_reason, unknown_loop, upstream_of
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.table import Settings

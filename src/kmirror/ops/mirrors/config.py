@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from kmirror.columns import FLAG, TEXT, Column, Table
 from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.base.context import Destination, actor, change, known_mirror, now_ms, require_mirror
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.mirrors.create import checked_properties, source_cluster_id
 from kmirror.ops.rights.acl_sync import require_possible
 from kmirror.settings.client_keys import is_client_key

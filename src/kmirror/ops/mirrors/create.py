@@ -25,7 +25,8 @@ from kmirror.ops.base.context import (
     require_own_brokers,
     require_same_cluster,
 )
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.trust_checks import refusal_once_stored, unlimited_sources
 from kmirror.ops.base.versions import Role, require_supported
 from kmirror.ops.mirrors.replication import replication_of, weak_replication

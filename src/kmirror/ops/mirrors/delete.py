@@ -13,7 +13,8 @@ from kmirror.commands import option
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.base.gone import gone_topics
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.state.event_records import Event
 from kmirror.state.records import PENDING_ADD, DesiredState, PartitionState, TopicRecord

@@ -8,8 +8,9 @@ from dataclasses import replace
 from kmirror.errors import ExitCode
 from kmirror.ops.base.context import Destination, actor, change, now_ms, require_mirror
 from kmirror.ops.base.handover import Handover, await_handover
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.event_records import Event
 from kmirror.state.record_kinds import Record

@@ -16,8 +16,9 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
 from kmirror.errors import Reason
 from kmirror.ops.base.context import Destination, actor, change, now_ms, require_mirror
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import read_status
 from kmirror.settings.patterns import TopicSelector

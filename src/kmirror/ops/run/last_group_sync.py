@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kmirror.commands import on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, as_kmirror_error
-from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
+from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.groups.commit import reason_text, refused_sentences
 from kmirror.ops.groups.sync import final_sync
 from kmirror.state.group_records import GroupReason

@@ -10,8 +10,9 @@ from kmirror.engine.driver.driver import Ending
 from kmirror.engine.driver.engines import Engines, NotCopied
 from kmirror.engine.status.journal import Level
 from kmirror.errors import Reason
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.run_request import RunRequest
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.state.records import PartitionState
 from kmirror.words import counted
 

@@ -17,8 +17,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.columns import COUNT, DURATION, END, TEXT, TIME, Column, Table, one_of
 from kmirror.errors import Reason
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms
-from kmirror.ops.base.results import GROUP_REASON
 from kmirror.ops.base.selection import select_stored_topics
+from kmirror.ops.base.topic_results import GROUP_REASON
 from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.group_facts import SourceGroups, group_views, mirrored_topics, plan_groups, read_source_groups
 from kmirror.ops.show.cluster_view import Prober

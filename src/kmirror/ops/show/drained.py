@@ -22,7 +22,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.state.records import TopicRecord

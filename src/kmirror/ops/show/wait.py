@@ -21,8 +21,9 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import on_mirror
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, require_mirror, require_same_cluster
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import read_status
 from kmirror.ops.show.drained import NO_READER, judge_drained, read_committed_offsets, read_ends, unread_topics

@@ -21,8 +21,9 @@ from kmirror.ops.base.client_gaps import gap_sentences
 from kmirror.ops.base.context import Destination, as_kmirror_error, now_ms, require_mirror
 from kmirror.ops.base.evidence import Batch, evidence_of
 from kmirror.ops.base.own_engine import OwnEngine
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.promote import promote

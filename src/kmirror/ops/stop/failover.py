@@ -12,8 +12,9 @@ from contextlib import closing
 from kmirror.errors import Reason
 from kmirror.ops.base.context import Destination, now_ms, require_mirror
 from kmirror.ops.base.evidence import evidence_of
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.report import VerbReport, sorted_rows, totals_of
 from kmirror.ops.stop.steps import Checkpoint, StepRunner

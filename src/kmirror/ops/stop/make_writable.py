@@ -24,7 +24,7 @@ from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.base.context import as_kmirror_error, now_ms
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.groups.at_stop import clamp_groups
 from kmirror.ops.groups.commit import refused_sentences
 from kmirror.ops.groups.group_facts import log_bounds

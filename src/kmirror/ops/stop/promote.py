@@ -37,8 +37,9 @@ from kmirror.ops.base.context import (
 )
 from kmirror.ops.base.evidence import evidence_of
 from kmirror.ops.base.own_engine import OwnEngine
-from kmirror.ops.base.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.groups.commit import refused_sentences
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import is_mirrored

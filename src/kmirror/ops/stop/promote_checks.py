@@ -18,7 +18,7 @@ from kmirror.commands import on_topics
 from kmirror.engine.driver.side_jobs import JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, as_kmirror_error, naming_cluster, require_mirror, source_client
-from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
+from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob

@@ -12,7 +12,7 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.commands import on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms, source_client
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.open_transactions import abort_command, open_transactions
 from kmirror.ops.stop.report import LastReport, last_reports
 from kmirror.ops.stop.work import StopResults

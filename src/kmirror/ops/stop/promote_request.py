@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kmirror.commands import on_topics
 from kmirror.errors import Reason
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop.promote_claim import has_unfinished_promote
 from kmirror.ops.stop.promote_readiness import Missing, Readiness
 from kmirror.settings.patterns import TopicSelector

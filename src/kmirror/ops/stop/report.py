@@ -12,15 +12,8 @@ from typing import Any
 
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.errors import Reason
-from kmirror.ops.base.results import (
-    STALE_MS,
-    Outcome,
-    StopTotals,
-    TopicResult,
-    VerbResult,
-    estimated_in_all,
-    is_current,
-)
+from kmirror.ops.base.results import StopTotals, VerbResult
+from kmirror.ops.base.topic_results import STALE_MS, Outcome, TopicResult, estimated_in_all, is_current
 from kmirror.ops.stop.mirrored_end import MirroredEnd
 from kmirror.ops.stop.source_ends import SourceEnd, SourceEnds
 from kmirror.settings.durations import format_duration

@@ -18,7 +18,7 @@ from kmirror.engine.spec import own_producer_id
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.base.gone import gone_topics, not_described
-from kmirror.ops.base.results import Outcome, TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.stop import fencing, make_writable
 from kmirror.ops.stop.report import (

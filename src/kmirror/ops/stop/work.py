@@ -10,7 +10,7 @@ from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.writing.fence import FenceResult, Writer
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import GroupResult, Outcome, TopicResult
+from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.source_ends import SourceEnds

@@ -21,8 +21,8 @@ from kmirror.errors import Reason, UsageError
 from kmirror.ops.base.bulk import Bulk, SparkChoice
 from kmirror.ops.base.context import Destination, now_ms, require_mirror, source_client
 from kmirror.ops.base.evidence import VERB_RUN, VerbRun
-from kmirror.ops.base.results import Outcome
 from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.verify.comparing import ComparisonPlan, carry_out, differing, indivisible_topics, plan_comparison
 from kmirror.ops.verify.verify_results import (

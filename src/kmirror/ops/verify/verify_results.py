@@ -31,7 +31,8 @@ from kmirror.engine.bulk.runner import Where
 from kmirror.engine.compare.difference import Difference, DifferenceKind, RecordSummary
 from kmirror.engine.compare.verification import PartitionVerdict
 from kmirror.errors import UNMET_REASONS, ExitCode, KmirrorError, Reason, TimedOutError
-from kmirror.ops.base.results import ERROR_OR_NULL, EXIT_CODE, OUTCOME, ErrorInfo, Outcome
+from kmirror.ops.base.results import ERROR_OR_NULL, EXIT_CODE, ErrorInfo
+from kmirror.ops.base.topic_results import OUTCOME, Outcome
 from kmirror.words import counted, one_line
 
 #: Kinds of difference that show what happened; for others either side may have been changed.
