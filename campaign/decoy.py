@@ -14,6 +14,7 @@ from confluent_kafka.admin import NewTopic
 from campaign.logins import admin, settings_of
 from campaign.reading import bounds
 from campaign.world import World
+from tests.support.new_topics import create_and_wait
 
 _ANSWER_S = 20.0
 _RECORDS = 500
@@ -32,8 +33,7 @@ class Decoy:
         """Create the topics of the world, and write to them."""
         client = admin(self._servers)
         new = [NewTopic(topic.name, topic.partitions, 1) for topic in self._world.topics]
-        for made in client.create_topics(new).values():
-            made.result(_ANSWER_S)
+        create_and_wait(client, *new)
         producer = Producer({"bootstrap.servers": self._servers, "log_level": 0})
         for topic in self._world.topics:
             for number in range(_RECORDS):

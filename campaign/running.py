@@ -24,6 +24,7 @@ from campaign.logins import admin, change_settings, settings_of
 from campaign.nemesis import Nemesis
 from campaign.overseer import Overseer
 from campaign.world import DESERVED, Act, Condition, Ending, Kind, World
+from tests.support.new_topics import create_and_wait
 
 #: A finding of the campaign, not of the product; its clusters are not used again.
 NOT_RUN = "the world could not be run"
@@ -207,9 +208,7 @@ class _WorldRun:
             if topic.tiered:
                 config |= _TIERED
             new.append(NewTopic(topic.name, topic.partitions, world.ground.replicas(brokers), config=config))
-        client = admin(scene.source.direct)
-        for made in client.create_topics(new).values():
-            made.result(30)
+        create_and_wait(admin(scene.source.direct), *new)
         self._acks.touch()
         self._no_acks.touch()
         self._load.begin(scene.source.direct, self._acks)
