@@ -22,6 +22,8 @@ ENGINE_SILENCE_MS = 10_000
 #: Lanes end by themselves half a minute after their engine's last heartbeat: after this long nothing is copied, and an
 #: engine on another machine counts as gone.
 ENGINE_GONE_MS = 60_000
+#: For this long a lane that has just been started may not have reported, and is no trouble yet.
+LANE_SILENCE_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def is_reported(health: EngineHealth, report: ProgressRecord | None) -> bool:
 def copy_trouble(health: EngineHealth, report: ProgressRecord | None, now_ms: int) -> tuple[Reason, str] | None:
     """Return why engine or workers do not copy a partition; None if they do.
 
-    A partition that has just moved to another lane has no report for a moment: that counts only if a lane is silent.
+    A partition that has just moved to another lane, or whose lane has just been started, has no report for a moment:
+    that counts only if a lane has been silent for longer, by the engine's clock.
     """
     engine = health.record
     if health.reason is not None or engine is None:
@@ -125,10 +128,12 @@ def copy_trouble(health: EngineHealth, report: ProgressRecord | None, now_ms: in
         return None
     if not engine.lanes:
         return Reason.NO_WORKERS, f"the engine {engine.name} has not started a worker for it yet"
-    if not engine.silent_lanes:
+    before_ms = engine.last_seen_ms - LANE_SILENCE_MS
+    lasting = {lane: since_ms for lane, since_ms in (engine.silent_lanes or {}).items() if since_ms <= before_ms}
+    if not lasting:
         return None
-    since_ms = min(engine.silent_lanes.values())
-    return Reason.NO_WORKERS, no_workers_text(engine.silent_lanes, max(0, now_ms - since_ms), engine.master)
+    silent_ms = max(0, now_ms - min(lasting.values()))
+    return Reason.NO_WORKERS, no_workers_text(lasting, silent_ms, engine.master)
 
 
 def no_workers_text(lanes: Iterable[int], silent_ms: int, master: str | None) -> str:

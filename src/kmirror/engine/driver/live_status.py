@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
 from kmirror.engine.lanes.lanes import Lanes
-from kmirror.engine.status.health import KNOWN_SECONDS, LANE_SILENCE_SECONDS, MirrorHealth
+from kmirror.engine.status.health import KNOWN_SECONDS, MirrorHealth
 from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import StoredRecords
@@ -246,10 +246,6 @@ class LiveStatus:
 
     def _now(self, at: float, time_ms: int) -> Known:
         record = self._lease.record
-        # a lane that has just been started has not reported either; the log says what lasts
-        before = time_ms - int(1000 * LANE_SILENCE_SECONDS)
-        lasting = {lane: since for lane, since in (record.silent_lanes or {}).items() if since <= before}
-        record = replace(record, silent_lanes=lasting or None)
         if self._lanes.stopping:
             record = replace(record, lanes=self._claims)
         else:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRecord, ProgressRow
+from kmirror.status.engine_health import LANE_SILENCE_MS
 
-LANE_SILENCE_SECONDS = 10.0
+LANE_SILENCE_SECONDS = LANE_SILENCE_MS / 1000
 KNOWN_SECONDS = 10.0
 #: While a lane is late by this much, the source monitor reads the source's ends.
 LATE_SECONDS = 4.0
