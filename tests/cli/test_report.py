@@ -13,7 +13,7 @@ import pytest
 from kmirror.cli.commands.evidence_files import AtomicFile, Report
 from kmirror.cli.commands.report_command import require_own
 from kmirror.errors import KmirrorError, UsageError
-from kmirror.web.report_page import GENERATOR
+from kmirror.web.look import GENERATOR
 from tests.cli.conftest import Run
 
 

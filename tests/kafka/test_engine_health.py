@@ -29,6 +29,7 @@ from tests.support.clusters import freeze, unique_topic
 from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.page_script import drawn
 from tests.support.scraped import asking, assert_all_say, describing, value
 from tests.support.strict_html import StrictHtml
 from tests.support.waiting import wait_until
@@ -110,6 +111,6 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
         assert [p.phase for p in points if p.lag_unknown][:1] == ["SOURCE_UNREACHABLE"]
         facts = report_facts(destination, mirror)
         assert facts.engine.reason is Reason.NO_ENGINE
-        document = StrictHtml(page(facts))
+        document = StrictHtml(drawn(page(facts)))
         assert document.count("rect", "bad") > 0
         assert "all that the source had" in document.text()

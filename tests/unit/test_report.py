@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kmirror.errors import Reason
 from kmirror.state.history_records import HistoryPoint, TimedPoint
 from kmirror.status.engine_health import engine_health
-from kmirror.web.charts import Health, Span, line, spans_of, strip
-from kmirror.web.html import Html, join, tag
+from kmirror.web.look import GENERATOR
 from kmirror.web.report_facts import ReportFacts
-from kmirror.web.report_page import GENERATOR, page
+from kmirror.web.report_page import page
 from kmirror.web.report_summary import losses_of, period_of, summary
+from kmirror.web.spans import Health, Span, spans_of
+from kmirror.words import visible_lines
+from tests.support.page_script import drawn, inlined, text_of
 from tests.support.report_facts import HOUR, MINUTE, NOW, history, report_facts
 from tests.support.strict_html import StrictHtml
 
@@ -29,16 +36,7 @@ def summary_text(facts: ReportFacts) -> str:
     return "\n".join(summary(facts, period_of(facts)))
 
 
-# -- markup ------------------------------------------------------------------------------------------------------------
-
-
-def test_text_is_escaped_and_markup_is_not() -> None:
-    made = tag("td", "<b>&", [Html("<i>x</i>"), None], class_='"', data_head="'")
-    assert made == '<td class="&quot;" data-head="&#x27;">&lt;b&gt;&amp;<i>x</i></td>'
-    assert join("a", ["<", [">"]]) == "a&lt;&gt;"
-
-
-# -- charts ------------------------------------------------------------------------------------------------------------
+# -- health over time --------------------------------------------------------------------------------------------------
 
 
 def spans(*points: TimedPoint, until: float = 60) -> list[tuple[float, float, Health | None]]:
@@ -69,35 +67,6 @@ def test_a_time_without_points_is_not_known_also_at_the_end() -> None:
 )
 def test_a_point_says_how_it_went(point: HistoryPoint, health: Health, what: str) -> None:
     assert spans_of([at(1, point)], BEGAN, BEGAN + MINUTE) == [Span(BEGAN, BEGAN + MINUTE, health, what)]
-
-
-def drawn(*points: TimedPoint) -> list[tuple[str | None, int]]:
-    """Return the class of each line that is drawn, and its number of points."""
-    found = StrictHtml(line(points, lambda p: p.lag, BEGAN, BEGAN + HOUR, lambda p: not p.lag_unknown)).found
-    return [(attributes["class"], (attributes["d"] or "").count(",")) for name, attributes in found if name == "path"]
-
-
-def test_a_line_ends_where_nothing_is_known() -> None:
-    unknown, least = FINE._replace(lag=None), FINE._replace(lag_unknown=1)
-    assert drawn() == []
-    assert drawn(at(1), at(2)) == [("line", 2)]
-    assert drawn(at(1), at(2, unknown), at(3), at(4)) == [("line", 1), ("line", 2)]
-    assert drawn(at(1), at(2), at(12), at(13)) == [("line", 2), ("line", 2)]
-    assert drawn(at(1), at(2), at(3, least), at(4, least)) == [("line", 2), ("line least", 3)]
-
-
-def test_a_nothing_that_is_known_is_drawn_at_the_bottom() -> None:
-    (path,) = [
-        a
-        for name, a in StrictHtml(line([at(0, FINE._replace(lag=0))], lambda p: p.lag, BEGAN, NOW)).found
-        if name == "path"
-    ]
-    assert path["d"] == "M0.0,98.0 h0.01"
-
-
-def test_a_strip_leaves_its_ground_where_nothing_is_known() -> None:
-    bars = StrictHtml(strip(spans_of([at(1), at(30, FINE._replace(failed=1))], BEGAN, NOW)))
-    assert (bars.count("rect"), bars.count("rect", "ok"), bars.count("rect", "bad")) == (2, 1, 1)
 
 
 # -- the summary -------------------------------------------------------------------------------------------------------
@@ -145,14 +114,13 @@ def test_a_missing_history_is_not_reported_as_a_quiet_time() -> None:
     assert "There is no history of the last 48 hours" in summary_text(facts)
     old = [(time_ms - 72 * HOUR, point) for time_ms, point in history()]
     assert period_of(replace(facts, history=tuple(old))) is None
-    assert StrictHtml(page(facts)).count("svg") == 0
+    assert StrictHtml(drawn(page(facts))).count("svg") == 0
 
 
-def shown_loss(facts: ReportFacts, topic: str) -> str:
-    """Return what the table of topics shows of a topic's loss."""
-    text = StrictHtml(page(replace(facts, history=())).replace("</td>", "|</td>").replace("</tr>", "\n</tr>")).text()
-    (row,) = [line for line in text.splitlines() if line.startswith(f"{topic}|") and line.count("|") == 9]
-    return row.split("|")[8]
+def shown_loss(facts: ReportFacts, topic: str) -> str | None:
+    """Return what the table of losses shows of a topic; None if it is not there."""
+    rows = [line.split("|") for line in text_of(page(facts)).splitlines() if line.count("|") == 3]
+    return next((row[2] for row in rows if row[0] == topic), None)
 
 
 def test_an_unknown_loss_is_not_zero() -> None:
@@ -170,7 +138,7 @@ def test_an_unknown_loss_is_not_zero() -> None:
         assert shown_loss(replace(facts, stops=(changed,)), "shop.payments") == shown
     # what is skipped is lost also where nothing was stopped; and what is not stopped has not lost nothing
     assert shown_loss(facts, "shop.orders-0001") == "20"
-    assert shown_loss(facts, "shop.orders-0002") == "-"
+    assert shown_loss(facts, "shop.orders-0002") is None
     assert [loss.records for loss in losses_of(facts.events)] == [20]
 
 
@@ -188,7 +156,7 @@ def test_a_mirror_that_is_stopped_needs_no_engine() -> None:
 
 
 def test_topics_that_need_a_look_come_first() -> None:
-    text = StrictHtml(page(report_facts())).text().partition("KNOWN LOST")[2]
+    text = text_of(page(report_facts())).partition("ETA")[2]
     assert text.index("shop.orders-0000") < text.index("shop.orders-0001") < text.index("shop.users")
 
 
@@ -198,43 +166,115 @@ def test_topics_that_need_a_look_come_first() -> None:
 def test_a_page_is_whole_and_needs_nothing_else() -> None:
     document = page(report_facts())
     found = StrictHtml(document)
-    assert found.count("script") == found.count("link") == 0
+    assert found.count("link") == found.count("a") == found.count("img") == 0
     assert "@import" not in document
     assert "url(" not in document
     assert document.index(GENERATOR) < 2_000
-    assert '"message": "<b>& \\"</b>"' in found.text()
-    assert found.count("b") == 0
-    assert found.count("svg", "chart") == 4
-    assert found.count("svg", "strip") == 1
+    shown = StrictHtml(drawn(document))
+    assert '"message": "<b>& \\"</b>"' in shown.text()
+    assert shown.count("b") == 0
+    assert shown.count("svg", "chart") == 4
+    assert shown.count("svg", "strip") == 1
+
+
+def test_the_summary_needs_no_script() -> None:
+    facts = report_facts()
+    text = StrictHtml(page(facts)).text()
+    for sentence in summary(facts, period_of(facts)):
+        assert sentence in text
+    assert "Tables and charts need JavaScript." in text
+
+
+def test_a_page_may_run_only_its_own_script_and_asks_no_one() -> None:
+    document = page(report_facts())
+    (policy,) = [
+        attributes["content"] or ""
+        for name, attributes in StrictHtml(document).found
+        if name == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "connect-src" not in rules
+    assert document.index(policy) < document.index("<style>")
+    for name in ("script", "style"):
+        (part,) = re.findall(f"<{name}>(.*?)</{name}>", document, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        assert rules[f"{name}-src"] == f"'sha256-{digest}'"
 
 
 def test_an_hour_without_an_engine_is_a_gap_in_every_line() -> None:
-    found = StrictHtml(page(report_facts()))
-    # an hour without an engine, ten minutes without workers, and partitions whose lag is unknown in the end
+    found = StrictHtml(drawn(page(report_facts())))
+    # an hour without an engine, and ten minutes without workers; and two more of partitions whose lag is unknown then,
+    # and in the end
     assert found.count("path", "line") == 4 * 3
-    # one more where a pixel has both minutes with all lanes and minutes with none
-    assert found.count("path", "line least") == 2 * 2
+    assert found.count("path", "line least") == 2
+
+
+def test_every_point_and_span_is_drawn_at_its_time() -> None:
+    facts = report_facts()
+    (mirror,) = json.loads(inlined(page(facts)))["history"]["mirrors"]
+    assert [row[0] for row in mirror["points"]] == [time_ms for time_ms, _ in facts.history]
+    period = period_of(facts)
+    assert period is not None
+    assert mirror["spans"] == [[one.from_ms, one.until_ms, one.health] for one in period.spans]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ("Db2Xy, b1:9092, Kafka 4.0 or later", "less than 1s before this report, by node-7/app-1", "up to 30s")),
+        ({"engine_age_ms": 7_000}, ("7s before this report, by node-7/app-1",)),
+        ({"source_trouble_text": "down"}, ("Sa1Qk, a1:9092,a2:9092, Kafka 3.9; does not answer now", "2s before")),
+    ],
+)
+def test_clusters_and_ages_are_shown(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    text = text_of(page(report_facts(**changes)))
+    for one in ("Made by eve@ops with kmirror 0.1.0: kmirror report --mirror dr --html FILE", *words):
+        assert one in text
+
+
+def test_what_failed_was_stopped_or_rebuilt_has_a_row() -> None:
+    facts = report_facts()
+    gone = replace(facts.topics[0], archive="orders.archive")
+    text = text_of(page(replace(facts, topics=(gone, *facts.topics[1:]))))
+    for row in (
+        "shop.orders-0000-0|SOURCE_DIVERGED|2026-01-02T03:05:59Z|0|the logs differ from offset 900 on; FAILED since",
+        "shop.payments-0|2026-01-02T01:06:00Z|FAILED_OVER|880|4|20|3.5s|shop.payments-0 is stopped at 880; 20 records",
+        "shop.payments|880|20|",
+        "shop.users|2026-01-01T22:06:00Z|shop.users.kmirror-archive.1, shop.users.kmirror-archive.2|-|",
+        "shop.orders-0000|never|-|orders.archive|",
+        "2025-12-31T23:05:30Z|1h|not known: no engine recorded anything|",
+        "2026-01-01T21:06:00Z|dr|svc@node-7|partition|LOSS_ACCEPTED|",
+    ):
+        assert row in text
 
 
 def test_what_a_cluster_says_cannot_become_markup() -> None:
     facts = report_facts()
-    evil = "<script>alert(1)</script>"
-    told = facts.status.changed(lambda row: replace(row, error_message=evil, reason=Reason.SOURCE_DIVERGED))
-    facts = replace(
-        facts,
-        status=replace(told, record=replace(facts.mirror, created_by=evil)),
-        source=replace(facts.source, release=evil, trouble=evil),
-        archives={"shop.users": (evil,)},
-        made_by=evil,
-    )
-    found = StrictHtml(page(facts))
-    assert found.count("script") == 0
-    assert found.text().count(evil) >= 5
+    for evil in ("<script>alert(1)</script>", "</script><script>alert(1)</script>", "<!--<script>", "\u2028$title</p>"):
+        told = facts.status.changed(lambda row: replace(row, error_message=evil, reason=Reason.SOURCE_DIVERGED))  # noqa: B023
+        document = page(
+            replace(
+                facts,
+                status=replace(told, record=replace(facts.mirror, created_by=evil)),
+                source=replace(facts.source, release=evil, trouble=evil),
+                archives={"shop.users": (evil,)},
+                made_by=evil,
+            )
+        )
+        assert evil not in document
+        assert not set("<>&\u2028") & set(inlined(document))
+        sound, found = StrictHtml(drawn(page(facts))), StrictHtml(drawn(document))
+        assert found.count("script") == sound.count("script")
+        assert found.text().count(visible_lines(evil).replace("\\u2028", "")[-8:]) >= 5
 
 
 def test_a_page_of_5000_partitions_stays_small_and_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     document = page(report_facts(1000, 5))
     assert len(document.encode()) < 3_000_000
-    assert "Left out here" not in document
-    monkeypatch.setattr("kmirror.web.report_page._MOST_TOPICS", 2)
-    assert "Left out here: 4 topics." in page(report_facts())
+    assert "Left out here" not in text_of(document)
+    monkeypatch.setattr("kmirror.web.report_page._MOST_ROWS", 1)
+    monkeypatch.setattr("kmirror.web.report_page._MOST_EVENTS", 3)
+    text = text_of(page(report_facts()))
+    assert "Left out here: 1 topic." in text
+    assert "Left out here: 2 earlier events." in text

@@ -7,31 +7,15 @@ import re
 from typing import Any
 
 import pytest
-from py_mini_racer import MiniRacer
 
 from kmirror.ops.show.events import EVENTS
 from kmirror.state.event_records import Event
 from kmirror.status.topic_status import TOPICS_ON_PAGE
 from kmirror.web.look import page_text, script
+from tests.support.page_script import BROWSER, Script
 from tests.support.page_server import history, point, status
 from tests.support.report_facts import NOW
 from tests.support.strict_html import StrictHtml
-
-
-class Script:
-    """Call the functions of the page."""
-
-    def __init__(self, before: str = "") -> None:
-        self._engine = MiniRacer()
-        self._engine.eval(before + script())
-
-    def run(self, code: str) -> Any:
-        """Return what an expression gives, once all promises are kept that can be."""
-        return json.loads(str(self._engine.eval(f"JSON.stringify({code})")))
-
-    def __call__(self, function: str, *arguments: object) -> Any:
-        given = ", ".join(json.dumps(one) for one in arguments)
-        return self.run(f"{function}({given}) ?? null")
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +26,10 @@ def js() -> Script:
 def test_the_page_is_self_contained() -> None:
     document = page_text().decode()
     found = StrictHtml(document)
-    assert found.count("script") == found.count("style") == 1
-    assert "/* page.js */" not in document
-    assert "/* style.css */" not in document
+    # the page's own script, and the place of a report's data
+    assert (found.count("script"), found.count("style")) == (2, 1)
+    assert [text for tag, text in found.texts if tag == "script"] == [script()]
+    assert "$" not in document.replace(script(), "")
     links = [attributes.get("href") for name, attributes in found.found if name == "a"]
     assert links == ["status.json", "history.json", "metrics", "readyz", "healthz"]
     # every place that the script fills is there
@@ -68,6 +53,7 @@ def test_the_page_is_self_contained() -> None:
         ("rate", [12], "12 B/s"),
         ("rate", [2_400_000], "2.4 MB/s"),
         ("atTime", [NOW], "2026-01-02T03:06:00Z"),
+        ("atTime", [9e15], "9000000000000000 ms"),
         ("counted", [1, "offset"], "1 offset"),
         ("prose", ["<since 2026-01-02T03:06:00Z"], "&#60;since <time>2026-01-02T03:06:00Z</time>"),
         ("escaped", ["<a href='x'>&\""], "&#60;a href=&#39;x&#39;&#62;&#38;&#34;"),
@@ -130,23 +116,41 @@ def test_what_is_not_known_may_be_the_largest_and_what_has_stopped_is_not_behind
     assert (found[0], found[-1]) == ("shop.orders-0001", "shop.payments")
 
 
-def test_a_line_ends_where_nothing_is_known(js: Script) -> None:
-    def lines(*points: dict[str, object]) -> list[int]:
-        found = StrictHtml(js("spark", points, "lag", NOW)).found
-        return [(attributes["d"] or "").count(",") for name, attributes in found if name == "path"]
+HOUR = [NOW - 3_600_000, NOW]
 
-    assert lines() == []
-    assert lines(point(1), point(1.25), point(2)) == [3]
-    assert lines(point(1), point(2, lag=None), point(3)) == [1, 1]
-    assert lines(point(1), point(9), point(10)) == [1, 2]
-    assert lines(point(-1), point(61)) == []
-    assert 'd="M0.0,98.0 h0.01"' in js("spark", [point(0, lag=0)], "lag", NOW)
+
+def lines(js: Script, *points: dict[str, object], key: str = "lag") -> list[tuple[str | None, int]]:
+    """Return the class of each line that is drawn, and its number of points."""
+    found = StrictHtml(js("line", points, key, *HOUR)).found
+    return [(attributes["class"], (attributes["d"] or "").count(",")) for name, attributes in found if name == "path"]
+
+
+def test_a_line_ends_where_nothing_is_known(js: Script) -> None:
+    assert lines(js) == []
+    assert lines(js, point(1), point(1.25), point(2)) == [("line", 3)]
+    assert lines(js, point(1), point(2, lag=None), point(3)) == [("line", 1), ("line", 1)]
+    assert lines(js, point(1), point(9), point(10)) == [("line", 1), ("line", 2)]
+    assert lines(js, point(-1), point(61)) == []
+    assert 'd="M0.0,98.0 h0.01"' in js("line", [point(0, lag=0)], "lag", *HOUR)
+
+
+def test_a_line_is_dashed_where_the_lag_of_partitions_is_not_known(js: Script) -> None:
+    points = [point(1), point(2), point(3, lagUnknown=1), point(4, lagUnknown=1)]
+    assert lines(js, *points) == [("line", 2), ("line least", 3)]
+    assert lines(js, *points, key="bytesPerSecond") == [("line", 4)]
+
+
+def test_a_strip_leaves_its_ground_where_nothing_is_known(js: Script) -> None:
+    spans = [(HOUR[0], NOW - 60_000, "bad"), (NOW - 60_000, NOW - 30_000, "ok"), (NOW - 30_000, NOW, None)]
+    bars = StrictHtml(js("strip", spans, *HOUR))
+    # the worst is drawn last
+    assert [attributes["class"] for name, attributes in bars.found if name == "rect"] == ["ok", "bad"]
 
 
 def test_a_mirror_is_shown_with_its_hour(js: Script) -> None:
     history = {"asOf": NOW, "mirrors": [{"mirror": "dr", "points": [point(1), point(2)]}]}
     found = StrictHtml(js("mirrorsShown", status(), history))
-    assert found.count("svg", "spark") == 3
+    assert found.count("svg", "chart") == 4
     for words in ("Mirror dr", "FAILED (SOURCE_DIVERGED)", "120 offsets", "1 FAILED", "most: 5 offsets", "most: 9 B/s"):
         assert words in found.text()
     assert (
@@ -194,7 +198,7 @@ def test_what_a_cluster_says_cannot_become_markup(js: Script) -> None:
     shown["mirrors"][0] |= {"mirror": evil, "state": evil, "reason": evil, "sourceBootstrapServer": evil}
     topics = [row | {"topic": evil, "errorMessage": evil, "reasons": [evil], "state": evil} for row in shown["topics"]]
     event = EVENTS.document(Event(NOW, evil, evil, evil, evil, {"message": evil}))
-    made = js("mirrorsShown", shown, {"asOf": NOW, "mirrors": []}) + js("eventRow", event)
+    made = js("mirrorsShown", shown, {"asOf": NOW, "mirrors": []}) + js("eventsTable", [event])
     made += "".join(js("topicRow", topic, True) for topic in topics)
     found = StrictHtml(made)
     assert found.count("img") == 0
@@ -203,32 +207,6 @@ def test_what_a_cluster_says_cannot_become_markup(js: Script) -> None:
 
 def test_an_engine_that_answers_slowly_is_asked_less_often(js: Script) -> None:
     assert [js("pause", took, 2000) for took in (5, 500, 60_000)] == [2000, 10_000, 60_000]
-
-
-#: As much of a browser as the page touches: elements by id, questions and timers that the test answers.
-BROWSER = """
-const elements = {}, questions = [], timers = [];
-let clock = NOW;
-Date.now = () => clock;
-class AbortController { signal = { aborted: false }; abort() { this.signal.aborted = true; } }
-function setTimeout(work, ms) { timers.push([work, ms]); return timers.length - 1; }
-function setInterval(work, ms) { globalThis.everySecond = work; }
-function clearTimeout(timer) {}
-function fetch(path) { return new Promise((answer, fail) => questions.push({ path, answer, fail })); }
-function element(id) {
-  return { id, innerHTML: "", textContent: "", hidden: false, value: "", checked: false, className: "", heard: {},
-           addEventListener(what, work) { this.heard[what] = work; } };
-}
-const document = {
-  hidden: false, title: "", getElementById: id => elements[id] ||= element(id), querySelector: () => element("form"),
-};
-function answer(path, status, text) {
-  const asked = questions.splice(questions.findIndex(one => one.path === path), 1)[0];
-  const headers = { get: () => new Date(NOW).toUTCString() };
-  asked.answer({ ok: status === 200, status, text: async () => text, headers });
-}
-function turn() { for (const [work, ms] of timers.splice(0)) if (ms < 15000) work(); }
-""".replace("NOW", str(NOW))
 
 
 def test_the_page_refreshes_and_shows_when_it_gets_no_answer() -> None:

@@ -1,27 +1,31 @@
-"""How the page of a running engine and a report look: their style sheet, their colours, their table of topics.
+"""The page: that of a running engine, which asks it, and that of a report, which has its data within itself.
 
-Both are made from the same declarations; the script of the page gets them as JSON. The page is one document that needs
-only the other paths of its server. Its policy names its script and its style by their hashes: no other one is run,
-whatever becomes part of the page.
+Both are one document, with one script and one style sheet, and are made from the declarations of columns. Its policy
+names its script and its style by their hashes: no other one is run, whatever becomes part of the page. A report needs
+nothing else, and may ask no one.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Collection
+import re
+from collections.abc import Sequence
 from functools import cache
+from html import escape
 from importlib.resources import files
+from string import Template
+from typing import Any
 
-from kmirror.columns import DURATION, Column
-from kmirror.errors import Reason
+from kmirror.columns import DURATION, TIME, Column
+from kmirror.ops.show.events import EVENTS
 from kmirror.status.partition_row import RATE
 from kmirror.status.topic_state import TopicState
-from kmirror.status.topic_status import TOPICS_ON_PAGE, TopicStatus
-from kmirror.words import json_text
+from kmirror.status.topic_status import TOPICS_ON_PAGE
+from kmirror.words import json_text, visible_lines
 
 #: The order in which topics are shown: those that need attention first.
-ORDER = (
+_ORDER = (
     TopicState.FAILED,
     TopicState.LINK_FAILED,
     TopicState.SOURCE_UNAVAILABLE,
@@ -34,7 +38,7 @@ ORDER = (
 _BAD = (TopicState.FAILED, TopicState.LINK_FAILED, TopicState.SOURCE_UNAVAILABLE)
 _FINE = (TopicState.ACTIVE, TopicState.STOPPED)
 #: The results of events that need attention.
-BAD_RESULTS = (
+_BAD_RESULTS = (
     "FAILED",
     "LOSS_ACCEPTED",
     "DESTINATION_TRUNCATED",
@@ -44,59 +48,100 @@ BAD_RESULTS = (
     "died",
 )
 #: How values are shown, by their units; others that are numbers as numbers.
-_KINDS = {DURATION.words: "duration", RATE.words: "rate"}
-
-
-def kind_of(column: Column[TopicStatus]) -> str:
-    """Return how a column's values are shown and sorted: duration, rate, number or text."""
-    return _KINDS.get(column.type.words, "number") if column.is_number else "text"
-
-
-def color_of(state: TopicState, reasons: Collection[Reason], failed: int) -> str:
-    """Return the colour of a topic or mirror in this state, with so many FAILED partitions: a class of the style."""
-    if state in _BAD or failed:
-        return "bad"
-    if state not in _FINE or (state is TopicState.ACTIVE and reasons):
-        return "warn"
-    return "soft" if state is TopicState.STOPPED else "ok"
+_KINDS = {DURATION.words: "duration", RATE.words: "rate", TIME.words: "time"}
+#: Marks a page that `kmirror report` may overwrite.
+GENERATOR = '<meta name="generator" content="kmirror report">'
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z")
+_OF_AN_ENGINE = (
+    'The same for programs: <a href="status.json">status.json</a>, <a href="history.json">history.json</a>,'
+    ' <a href="metrics">metrics</a>, <a href="readyz">readyz</a>, <a href="healthz">healthz</a>. Nothing can be changed'
+    " here."
+)
+_OF_A_REPORT = (
+    "State, lag and offsets are those of kmirror describe at the time of this report; lag, rates and states over time"
+    " were recorded by engines once a minute (the worst of it, and average rates) and are kept for two days; events are"
+    " kept forever."
+)
 
 
 @cache
 def page_text() -> bytes:
-    """Return the document."""
-    text = _part("live_page.html").replace("/* style.css */", style()).replace("/* page.js */", script())
-    return text.encode()
+    """Return the page of a running engine."""
+    return _page(
+        head="",
+        title="kmirror",
+        age="asking the engine …",
+        summary="",
+        events="Events of the last hour",
+        about=_OF_AN_ENGINE,
+        report="",
+    ).encode()
 
 
 @cache
 def page_policy() -> str:
-    """Return the page's Content-Security-Policy."""
-    return (
-        f"default-src 'none'; script-src {_hash(script())}; style-src {_hash(style())}; img-src data:;"
-        " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    """Return its Content-Security-Policy."""
+    return f"{_policy()}; connect-src 'self'; frame-ancestors 'none'"
+
+
+def report_text(title: str, made: str, summary: Sequence[str], data: dict[str, Any]) -> str:
+    """Return the page of a report: its title, how it was made, its summary, and the data that the script shows.
+
+    The summary is part of the document, for readers that run no script, such as the preview of a mail.
+    """
+    sentences = "".join(f"<p>{_prose(sentence)}</p>\n" for sentence in summary)
+    return _page(
+        head=f'{GENERATOR}\n<meta http-equiv="Content-Security-Policy" content="{_policy()}">\n',
+        title=escape(visible_lines(title)),
+        age=_prose(made),
+        summary=f"<section>\n<h2>Summary</h2>\n{sentences}</section>\n",
+        events="Events",
+        about=_OF_A_REPORT,
+        report=_inert(json_text(data)),
     )
+
+
+def _page(**parts: str) -> str:
+    return Template(_part("page.html")).substitute(parts, style=_part("style.css"), script=script())
+
+
+def _prose(text: str) -> str:
+    """Return a text as markup, in which no time is broken at the end of a line."""
+    return _TIME.sub(r"<time>\g<0></time>", escape(visible_lines(text)))
+
+
+def _inert(text: str) -> str:
+    """Return JSON that is the same, and that neither ends the element it is in nor begins another."""
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def script() -> str:
     """Return the script of the page, with the declarations that it needs."""
-    return _part("live_page.js").replace("{/* look */}", _for_script())
+    declared = {
+        "BAD": _BAD,
+        "FINE": _FINE,
+        "ORDER": _ORDER,
+        "BAD_RESULTS": _BAD_RESULTS,
+        "COLUMNS": [(one.key, one.header, kind_of(one)) for one in TOPICS_ON_PAGE.shown],
+        "EVENTS": [(one.key, one.header, kind_of(one)) for one in EVENTS.shown],
+    }
+    return _part("page.js").replace("{/* look */}", json_text(declared))
+
+
+def kind_of(column: Column[Any]) -> str:
+    """Return how a column's values are shown and sorted: duration, rate, time, number or text."""
+    return _KINDS.get(column.type.words, "number" if column.is_number else "text")
+
+
+def _policy() -> str:
+    hashes = f"script-src {_hash(script())}; style-src {_hash(_part('style.css'))}"
+    return f"default-src 'none'; {hashes}; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _for_script() -> str:
-    """Return the declarations for the script of the page."""
-    columns = [(one.key, one.header, kind_of(one)) for one in TOPICS_ON_PAGE.shown]
-    return json_text({"BAD": _BAD, "FINE": _FINE, "ORDER": ORDER, "BAD_RESULTS": BAD_RESULTS, "COLUMNS": columns})
-
-
 def _part(name: str) -> str:
     """Return a file of this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def style() -> str:
-    """Return the style sheet."""
-    return _part("style.css")

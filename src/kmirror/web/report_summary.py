@@ -15,8 +15,8 @@ from kmirror.settings.durations import format_duration
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS
 from kmirror.status.partition_row import PartitionRow
-from kmirror.web.charts import Health, Span, spans_of
 from kmirror.web.report_facts import ReportFacts
+from kmirror.web.spans import Health, Span, spans_of
 from kmirror.words import at_time, counted, one_line
 
 #: Events that engines record about themselves; the others are commands, or decisions about topics.

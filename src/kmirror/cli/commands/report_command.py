@@ -48,7 +48,7 @@ def report_verb(call: Call, mirror: str, html: str) -> int:
 
 def require_own(path: Path) -> None:
     """Raise UsageError if a file exists that is not empty and not a report of this command."""
-    from kmirror.web.report_page import GENERATOR
+    from kmirror.web.look import GENERATOR
 
     try:
         with path.open("rb") as found:

@@ -1,15 +1,16 @@
 "use strict";
-// What the page of a running engine shows. The functions up to `start` are pure: documents in, markup out.
+// What the page of a running engine and a report show. The functions up to `start` are pure: documents in, markup out.
 
-const HOUR_MS = 3600000, GAP_MS = 150000, STALE_MS = 10000, MOST_ROWS = 500, UNKNOWN = "-";
-// From the declarations in Python: states by their colour and order, results of events, and key, heading and kind of columns.
-const { BAD, FINE, ORDER, BAD_RESULTS, COLUMNS } = {/* look */};
+const HOUR_MS = 3600000, GAP_MS = 150000, STALE_MS = 10000, MOST_ROWS = 1500, UNKNOWN = "-";
+// From the declarations in Python: states by their colour and order, results of events, and key, heading and kind of the columns
+// of topics and of events.
+const { BAD, FINE, ORDER, BAD_RESULTS, COLUMNS, EVENTS } = {/* look */};
 
 // -- words ---------------------------------------------------------------------------------------------------------
 
 /** Return text in which characters that are not shown, or turn others around, are escapes. */
 function visible(text) {
-  return String(text).replace(/(?!\n)[\p{C}\p{Zl}\p{Zp}]/gu, found => "\\u{" + found.codePointAt(0).toString(16) + "}");
+  return String(text ?? UNKNOWN).replace(/(?!\n)[\p{C}\p{Zl}\p{Zp}]/gu, found => "\\u{" + found.codePointAt(0).toString(16) + "}");
 }
 
 function escaped(text) {
@@ -46,12 +47,47 @@ function rate(bytes) {
   return Math.round(bytes) + " B/s";
 }
 
+/** Return a time; one out of range, which a record may carry, as milliseconds. */
 function atTime(ms) {
-  return ms === null || ms === undefined ? UNKNOWN : new Date(ms).toISOString().slice(0, 19) + "Z";
+  if (ms === null || ms === undefined) return UNKNOWN;
+  return Math.abs(ms) < 6e13 ? new Date(ms).toISOString().slice(0, 19) + "Z" : ms + " ms";
 }
 
 function counted(count, noun) {
   return number(count) + " " + noun + (count === 1 ? "" : "s");
+}
+
+// -- tables --------------------------------------------------------------------------------------------------------
+
+const SHOWN = { text: escaped, prose, number, duration, rate, time: atTime };
+
+/** Return a row: each value by the kind of its column, `[text, colour]`, or by `special` functions the markup and its class. */
+function tableRow(columns, row, special = {}) {
+  const cells = columns.map(([key, head, kind]) => {
+    const value = row[key], isNumber = !["text", "prose", "time"].includes(kind);
+    const [content, style] = special[key] ? special[key](row)
+      : Array.isArray(value) ? [prose(value[0]), value[1]] : [SHOWN[kind](value), kind === "prose" ? kind : ""];
+    return `<td data-head="${head}"${isNumber ? ' class="number"' : ""}><span class="${style}">${content}</span></td>`;
+  });
+  return "<tr>" + cells.join("") + "</tr>";
+}
+
+function tableHead([, head, kind], content = head, more = "") {
+  return `<th${["text", "prose", "time"].includes(kind) ? "" : ' class="number"'}${more}>${content}</th>`;
+}
+
+/** Return a table; on a narrow screen each row becomes a list of its cells. */
+function table(columns, rows, special) {
+  return `<table><thead><tr>${columns.map(column => tableHead(column)).join("")}</tr></thead><tbody>` +
+    rows.map(row => tableRow(columns, row, special)).join("") + "</tbody></table>";
+}
+
+/** Return a table of a report, with its title and notes. */
+function tableSection({ title, note, columns, rows, more, folded }) {
+  const keyed = columns.map(([head, kind], index) => [index, head, kind]);
+  const made = `<div class="table wide">${table(keyed, rows)}</div>`, words = text => text && `<p class="soft">${text}</p>`;
+  return `<section><h2>${title}</h2>` + words(note) +
+    (folded ? `<details><summary>${counted(rows.length, "time")}</summary>${made}</details>` : made) + words(more) + "</section>";
 }
 
 // -- topics --------------------------------------------------------------------------------------------------------
@@ -87,24 +123,20 @@ function kindOf(state, reasons, failed) {
   return !FINE.includes(state) || (state === "ACTIVE" && reasons.length) ? "warn" : state === "STOPPED" ? "soft" : "ok";
 }
 
-function cell(head, content, kind, isNumber) {
-  return `<td data-head="${head}"${isNumber ? ' class="number"' : ""}><span class="${kind}">${content}</span></td>`;
-}
-
-const SHOWN = { text: escaped, number, duration, rate };
-
-function topicCell(row, [key, head, kind], several) {
-  if (key === "topic") return cell(head, escaped(row.topic) + (several ? ` <small>${escaped(row.mirror)}</small>` : ""), "prose");
-  if (key !== "state") return cell(head, SHOWN[kind](row[key], key === "lag" && row.lagUnknown ? "≥ " : ""), "", kind !== "text");
+function stateCell(row) {
   const failed = row.failed ? `, ${row.failed} FAILED` : "", color = kindOf(row.state, row.reasons, row.failed);
   const state = [row.state, ...row.reasons.slice(0, 3).map(reason => `(${reason})`)].join(" ") + failed;
   const message = row.errorMessage && color !== "ok" && row.state !== "STOPPED" ? `<small class="prose">${prose(row.errorMessage)}</small>` : "";
   const filling = row.offsetsToFill ? `<small class="prose">${counted(row.offsetsToFill, "offset")} without records to fill</small>` : "";
-  return cell(head, escaped(state) + message + filling, color + " words");
+  return [escaped(state) + message + filling, color + " words"];
 }
 
 function topicRow(row, several) {
-  return "<tr>" + COLUMNS.map(column => topicCell(row, column, several)).join("") + "</tr>";
+  return tableRow(COLUMNS, row, {
+    topic: () => [escaped(row.topic) + (several ? ` <small>${escaped(row.mirror)}</small>` : ""), "prose"],
+    state: stateCell,
+    lag: () => [number(row.lag, row.lagUnknown ? "≥ " : ""), ""],
+  });
 }
 
 /** Return what the run does now, in words. */
@@ -115,41 +147,70 @@ function phaseOf(status) {
 
 // -- mirrors -------------------------------------------------------------------------------------------------------
 
-/** Draw a value over the hour until `until` as lines that end where it is not known. */
-function spark(points, key, until) {
-  const from = until - HOUR_MS, known = points.filter(point => point.timeMs >= from && point.timeMs <= until);
-  const top = Math.max(0, ...known.map(point => point[key] === null ? 0 : point[key])) || 1;
+const CHARTS = [
+  ["Total lag", "lag", value => counted(value, "offset")],
+  ["Time lag", "timeLagMs", value => duration(value)],
+  ["Copied", "bytesPerSecond", rate],
+  ["Records copied", "recordsPerSecond", value => (value < 10 ? Number(value.toPrecision(3)) : number(value)) + " records/s"],
+];
+
+function svg(kind, content) {
+  return `<svg class="${kind}" viewBox="0 0 720 100" preserveAspectRatio="none" aria-hidden="true">${content}</svg>`;
+}
+
+/** Draw a value over a time as lines that end where it is not known, dashed where partitions with unknown lag are left out. */
+function line(points, key, from, until) {
+  const known = points.filter(point => point.timeMs >= from && point.timeMs <= until), isLag = key === "lag" || key === "timeLagMs";
+  const top = Math.max(0, ...known.map(point => point[key] ?? 0)) || 1;
   const paths = [];
-  let path = [], before = null;
+  let path = [], before = null, isLeast = false;
   const end = () => {
-    if (path.length) paths.push(`<path class="line" d="M${path.join(" ")}${path.length === 1 ? " h0.01" : ""}"/>`);
+    if (path.length) paths.push(`<path class="line${isLeast ? " least" : ""}" d="M${path.join(" ")}${path.length === 1 ? " h0.01" : ""}"/>`);
     path = [];
   };
   for (const point of known) {
-    if (point[key] === null || (before !== null && point.timeMs - before > GAP_MS)) end();
-    if (point[key] === null) { before = null; continue; }
-    before = point.timeMs;
-    path.push(`${((point.timeMs - from) / HOUR_MS * 720).toFixed(1)},${(98 - point[key] / top * 96).toFixed(1)}`);
+    const value = point[key] ?? null, least = isLag && point.lagUnknown > 0, last = path[path.length - 1];
+    const ends = value === null || (before !== null && point.timeMs - before > GAP_MS);
+    if (ends || least !== isLeast) end();
+    if (!ends && least !== isLeast && last) path.push(last);
+    isLeast = least;
+    before = value === null ? null : point.timeMs;
+    if (value !== null) path.push(`${((point.timeMs - from) / (until - from) * 720).toFixed(1)},${(98 - value / top * 96).toFixed(1)}`);
   }
   end();
-  return `<svg class="spark" viewBox="0 0 720 100" preserveAspectRatio="none" aria-hidden="true">${paths.join("")}</svg>`;
+  return svg("chart", paths.join(""));
 }
 
-function sparks(points, until) {
-  const from = until - HOUR_MS, ofHour = points.filter(point => point.timeMs >= from && point.timeMs <= until);
+/** Draw spans `[from, until, health]` as a coloured strip, empty where nothing is known; the worst are above their neighbours. */
+function strip(spans, from, until) {
+  const order = ["ok", "warn", "bad"], x = ms => ms / (until - from) * 720;
+  const bars = spans.filter(([, , health]) => health).sort((a, b) => order.indexOf(a[2]) - order.indexOf(b[2]));
+  return svg("strip", bars.map(([begin, end, health]) =>
+    `<rect x="${x(begin - from).toFixed(2)}" y="0" width="${Math.max(1, x(end - begin)).toFixed(2)}" height="100" class="${health}"/>`).join(""));
+}
+
+const LEGEND = '<span><span class="ok">■ copied</span> <span class="warn">■ some partitions not copied or unknown</span> ' +
+  '<span class="bad">■ FAILED, or nothing copied</span> <span class="soft">□ not known</span></span>';
+
+/** Draw a mirror's points between two times, and above them the spans of its health where there are some. */
+function charts({ points, spans }, from, until) {
+  const named = ms => until - from > HOUR_MS ? atTime(ms).slice(5, 16).replace("T", " ") + " UTC" : atTime(ms).slice(11, 16) + " UTC";
+  const axis = `<div class="axis">${[from, (from + until) / 2, until].map(ms => `<span>${named(ms)}</span>`).join("")}</div>`;
+  const figure = (title, words, drawn) => `<figure><figcaption><strong>${title}</strong>${words}</figcaption>${drawn}${axis}</figure>`;
+  const ofTime = points.filter(point => point.timeMs >= from && point.timeMs <= until);
   const most = (key, words) => {
-    const known = ofHour.map(point => point[key]).filter(value => value !== null);
-    return known.length ? "most: " + words(Math.max(...known)) : "not known";
+    const known = ofTime.map(point => point[key] ?? null).filter(value => value !== null);
+    return `<span>${known.length ? "most: " + words(Math.max(...known)) : "not known"}</span>`;
   };
-  const figure = (title, key, words) => `<figure><figcaption><strong>${title}</strong><span>${most(key, words)}</span></figcaption>` +
-    spark(points, key, until) + `<div class="axis"><span>${atTime(from).slice(11, 16)}</span><span>${atTime(until).slice(11, 16)} UTC</span></div></figure>`;
-  return '<div class="sparks">' + figure("Total lag", "lag", value => counted(value, "offset")) + figure("Time lag", "timeLagMs", value => duration(value)) +
-    figure("Copied", "bytesPerSecond", rate) + "</div>";
+  return (spans ? figure("States", LEGEND, strip(spans, from, until)) : "") +
+    `<div class="charts">${CHARTS.map(([title, key, words]) => figure(title, most(key, words), line(ofTime, key, from, until))).join("")}</div>` +
+    '<p class="soft">What is not known is not drawn; a dashed line leaves out partitions whose lag was not known.</p>';
 }
 
-function mirrorSection(row, topics, points, until) {
-  const own = topics.filter(one => one.mirror === row.mirror), failed = sumOf(own.map(one => one.failed)) || 0;
-  const lag = sumOf(own.map(one => one.lag)), unknown = sumOf(own.map(one => one.lagUnknown)) || 0;
+/** Show a mirror; `own` facts, with a colour each, stand in for those of the same name. */
+function mirrorSection(row, topics, history, own) {
+  const ofMirror = topics.filter(one => one.mirror === row.mirror), failed = sumOf(ofMirror.map(one => one.failed)) || 0;
+  const lag = sumOf(ofMirror.map(one => one.lag)), unknown = sumOf(ofMirror.map(one => one.lagUnknown)) || 0;
   const state = (row.state || "no topics") + (row.reason ? ` (${row.reason})` : "");
   const facts = [
     ["State", `<strong class="${kindOf(row.state || "ACTIVE", row.reason ? [row.reason] : [], failed)}">${escaped(state)}</strong>`],
@@ -158,27 +219,34 @@ function mirrorSection(row, topics, points, until) {
     ["Topics", number(row.topics) + (row.stoppedTopics ? ` (${number(row.stoppedTopics)} stopped)` : "") + ` with ${counted(row.partitions, "partition")}` + (failed ? `, <span class="bad">${failed} FAILED</span>` : "")],
     ["Source", escaped([row.sourceClusterId, row.sourceBootstrapServer].filter(part => part).join(", ") || UNKNOWN)],
     ["Last heartbeat", row.engineAgeMs === null ? UNKNOWN : duration(row.engineAgeMs) + " before"],
+    ...(row.throttleBytesPerSecond ? [["Limit", rate(row.throttleBytesPerSecond)]] : []),
+    ...own.map(([name, text, color]) => [name, `<span class="${color}">${prose(text)}</span>`]),
   ];
-  if (row.throttleBytesPerSecond) facts.push(["Limit", rate(row.throttleBytesPerSecond)]);
-  return `<h2>Mirror ${escaped(row.mirror)}</h2><dl>` + facts.map(([name, value]) => `<dt>${name}</dt><dd>${value}</dd>`).join("") +
-    "</dl>" + (points ? sparks(points, until) : "");
+  const shown = history && history.mirrors.find(one => one.mirror === row.mirror);
+  return `<h2>Mirror ${escaped(row.mirror)}</h2><dl>` + [...new Map(facts)].map(([name, value]) => `<dt>${name}</dt><dd>${value}</dd>`).join("") +
+    "</dl>" + (shown ? charts(shown, history.from ?? history.asOf - HOUR_MS, history.asOf) : "");
 }
 
-function mirrorsShown(status, history) {
+function mirrorsShown(status, history, own = []) {
   if (status.mirrors === null) return `<p>Nothing is copied yet: ${escaped(status.missing || status.phase)}.</p>`;
-  const points = new Map(((history && history.mirrors) || []).map(one => [one.mirror, one.points]));
-  return status.mirrors.map(row => mirrorSection(row, status.topics, points.get(row.mirror), history && history.asOf)).join("") ||
-    "<p>There is no mirror to copy.</p>";
+  return status.mirrors.map(row => mirrorSection(row, status.topics, history, own)).join("") || "<p>There is no mirror to copy.</p>";
 }
 
 // -- events and alarms ---------------------------------------------------------------------------------------------
 
-function eventRow(event) {
-  const details = JSON.stringify(event.details, null, 1).replace(/\n */g, " ");
-  const kind = BAD_RESULTS.includes(event.result) ? "bad" : "";
-  return "<tr>" + cell("TIME", atTime(event.timeMs), "") + cell("MIRROR", escaped(event.mirror), "prose") + cell("WHO", escaped(event.actor), "prose") +
-    cell("WHAT", escaped(event.what), "") + cell("RESULT", escaped(event.result), kind) +
-    cell("DETAILS", details === "{}" ? UNKNOWN : escaped(details.length > 400 ? details.slice(0, 400) + "…" : details), "prose") + "</tr>";
+const EVENT_CELLS = {
+  mirror: event => [escaped(event.mirror), "prose"],
+  actor: event => [escaped(event.actor), "prose"],
+  result: event => [escaped(event.result), BAD_RESULTS.includes(event.result) ? "bad" : ""],
+  details: event => {
+    const text = JSON.stringify(event.details, null, 1).replace(/\n */g, " ");
+    return [text === "{}" ? UNKNOWN : escaped(text.length > 400 ? text.slice(0, 400) + "… (kmirror events shows all)" : text), "prose"];
+  },
+};
+
+/** Return a table of events, the newest first. */
+function eventsTable(events) {
+  return table(EVENTS, [...events].reverse(), EVENT_CELLS);
 }
 
 /** Say what is wrong, null where nothing is. `trouble` is why the last question was not answered, `ageMs` how old the numbers are. */
@@ -199,7 +267,7 @@ function pause(tookMs, least) {
 
 function start() {
   const by = id => document.getElementById(id);
-  const shown = { status: null, statusAt: 0, ageAtOnce: 0, trouble: null, history: null, historyTrouble: null, column: "STATE", topics: [] };
+  const shown = { status: null, statusAt: 0, ageAtOnce: 0, trouble: null, history: null, historyTrouble: null, column: "STATE", topics: [], facts: [], tables: [] };
 
   async function ask(path) {
     const control = new AbortController(), timer = setTimeout(() => control.abort(), 15000);
@@ -239,9 +307,9 @@ function start() {
     const found = chosen(shown.topics, by("filter").value, shown.column, by("down").checked);
     const several = new Set(shown.topics.map(row => row.mirror)).size > 1;
     put("rows", found.slice(0, MOST_ROWS).map(row => topicRow(row, several)).join(""));
-    put("heads", COLUMNS.map(([, head, kind]) => {
-      const sorted = head === shown.column ? ` aria-sort="${by("down").checked ? "descending" : "ascending"}"` : "";
-      return `<th${kind !== "text" ? ' class="number"' : ""}${sorted}><button type="button" data-head="${head}">${head}</button></th>`;
+    put("heads", COLUMNS.map(column => {
+      const head = column[1], sorted = head === shown.column ? ` aria-sort="${by("down").checked ? "descending" : "ascending"}"` : "";
+      return tableHead(column, `<button type="button" data-head="${head}">${head}</button>`, sorted);
     }).join(""));
     by("more").textContent = found.length > MOST_ROWS ? `${number(found.length - MOST_ROWS)} more topics; filter to see them.`
       : found.length < shown.topics.length ? `${number(found.length)} of ${counted(shown.topics.length, "topic")}` : "";
@@ -252,24 +320,26 @@ function start() {
     if (shown.status) {
       shown.topics = shown.status.topics || [];
       by("topics").hidden = shown.status.topics === null;
-      put("mirrors", mirrorsShown(shown.status, shown.history));
+      put("mirrors", mirrorsShown(shown.status, shown.history, shown.facts));
+      put("tables", shown.tables.map(tableSection).join(""));
       showTopics();
     }
     if (shown.history) {
       const events = shown.history.events;
-      put("events", (events || []).map(eventRow).reverse().join(""));
-      by("no-events").textContent = events && !events.length ? "None." : "";
+      put("events", eventsTable(events || []));
+      by("more-events").textContent = events && !events.length ? "None." : shown.history.leftOut || "";
     }
     const trouble = shown.historyTrouble ? `What is shown of the last hour is not of now: ${shown.historyTrouble}` : shown.history && shown.history.eventsTrouble;
     by("events-trouble").hidden = !trouble;
     by("events-trouble").textContent = trouble || "";
-    showAge();
   }
 
   async function follow(path, least, take) {
     for (;;) {
       const asked = Date.now();
       if (!document.hidden) await take(path);
+      showAll();
+      showAge();
       await new Promise(done => setTimeout(done, pause(Date.now() - asked, least)));
     }
   }
@@ -286,6 +356,15 @@ function start() {
     shown.column = head;
     showTopics();
   });
+  by("shown").hidden = false;
+  const report = by("report").textContent;
+  if (report) {
+    Object.assign(shown, JSON.parse(report));
+    for (const one of shown.history.mirrors)
+      one.points = one.points.map(row => Object.fromEntries(one.keys.map((key, index) => [key, row[index]])));
+    showAll();
+    return;
+  }
   setInterval(showAge, 1000);
   follow("status.json", 2000, async path => {
     try {
@@ -294,7 +373,6 @@ function start() {
     } catch (error) {
       shown.trouble = error.message;
     }
-    showAll();
   });
   follow("history.json", 15000, async path => {
     try {
@@ -302,7 +380,6 @@ function start() {
     } catch (error) {
       shown.historyTrouble = error.message;
     }
-    showAll();
   });
 }
 
