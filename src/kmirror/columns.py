@@ -87,6 +87,23 @@ def list_of(items: Type) -> Type:
 
 
 @dataclass(frozen=True, slots=True)
+class Gauge(Generic[R]):
+    """The metric of a column, whose value it has, durations in seconds; it has no sample while that is None.
+
+    `absent` says when that is; `kip_1279` and `cluster_linking` name the closest metric in Apache Kafka's proposal and
+    at Confluent. `is_known`, if given, decides for a row whether it has a sample.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    absent: str = ""
+    kip_1279: str = ""
+    cluster_linking: str = ""
+    is_known: Callable[[R], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Only(Generic[R]):
     """Which rows have a key: `where` says it in words, `has` decides for one row."""
 
@@ -111,6 +128,7 @@ class Column(Generic[R]):
     is_number: bool = False
     #: Which rows have the key; None if all do.
     only: Only[R] | None = None
+    gauge: Gauge[R] | None = None
 
     def shown(self, row: R, longest: int) -> Cell:
         """Return the cell of a row in this column, of at most `longest` characters."""
@@ -133,13 +151,15 @@ def shown(
     of_row: Callable[[Any], object] | None = None,
     code: Callable[[Any], str | None] | None = None,
     after: str = "",
+    gauge: Gauge[Any] | None = None,
 ) -> Mapping[str, Any]:
     """Return the metadata that make a field of a row a column: `field(metadata=shown(COUNT, "how many", "COUNT"))`.
 
     The key is the field's name in camel case, unless one is given. `cell` makes the text in tables of the value,
-    `of_row` of the whole row, like `code`. A property comes `after` a field, by default after all of them.
+    `of_row` of the whole row, like `code`. A property comes `after` a field, by default after all of them. `gauge` is
+    the metric of the value.
     """
-    return {_COLUMN: (kind, meaning, header, key, cell, of_row, code), "after": after}
+    return {_COLUMN: (kind, meaning, header, key, cell, of_row, code, gauge), "after": after}
 
 
 def showing(metadata: Mapping[str, Any]) -> Callable[[Getter], Getter]:
@@ -176,6 +196,7 @@ def _declared(
     cell: Callable[[Any], object] | None,
     of_row: Callable[[Any], object] | None,
     code: Callable[[Any], str | None] | None,
+    gauge: Gauge[Any] | None,
 ) -> Column[Any]:
     value: Callable[[Any], Any] = attrgetter(name)
     first, *others = name.split("_")
@@ -186,7 +207,7 @@ def _declared(
 
     is_number = kind.json in ("integer", "number") and kind.words != TIME.words
     in_table = of_row if cell is None else cell_of
-    return Column(key or camel, kind, meaning, value, header, in_table, code, is_number)
+    return Column(key or camel, kind, meaning, value, header, in_table, code, is_number, gauge=gauge)
 
 
 def document(fields: Iterable[Column[R]], row: R) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from kmirror.columns import (
     REASON,
     TEXT,
     TIME,
+    Gauge,
     Table,
     Type,
     columns_of,
@@ -78,6 +79,8 @@ NO_ENGINE = "no engine is in charge"
 _NO_LANE = "no lane reports on the partition"
 RATE = Type("integer", "bytes per second", minimum=0)
 LIMIT = Type("integer", "bytes per second").null_when("there is no limit")
+#: When partitions have no metrics of their own.
+PER_PARTITION = "unless the mirror has `metrics.per.partition=true`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,12 @@ class PartitionRow:
             END.null_when("the partition's leader does not answer, or the destination lacks the partition or topic"),
             "the destination's log end",
             "DESTINATION-OFFSET",
+            gauge=Gauge(
+                "kmirror_partition_destination_offset",
+                "offset, exclusive",
+                "the destination's log end, as the lane that copies the partition last reported it",
+                f"{PER_PARTITION}; before a lane has reported; if STOPPED",
+            ),
         )
     )
     lag: int | None = field(
@@ -107,6 +116,14 @@ class PartitionRow:
             "offsets that the destination is behind: sourceOffset - destinationOffset; of a partition that the"
             " destination lacks its whole log, sourceOffset - sourceLogStart",
             "LAG",
+            gauge=Gauge(
+                "kmirror_partition_lag_offsets",
+                "offsets",
+                "offsets that the destination lacks",
+                f"{PER_PARTITION}; while it is unknown; if STOPPED",
+                "`ConsumerLag` of `FetcherLagMetrics`",
+                "`ConsumerLag` of `FetcherLagMetrics`",
+            ),
         )
     )
     state: PartitionState = field(
@@ -139,6 +156,12 @@ class PartitionRow:
             "upper bound of the time for which the destination has been behind; 0 if lag is 0",
             "TIME-LAG",
             cell=shown_duration,
+            gauge=Gauge(
+                "kmirror_partition_lag_seconds",
+                "seconds",
+                "`timeLagMs` of `describe`",
+                f"{PER_PARTITION}; while it is unknown; if STOPPED",
+            ),
         )
     )
     last_known_lag: int | None = field(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from kmirror.columns import COUNT, DURATION, REASON, TEXT, Table, columns_of, list_of, one_of, showing, shown
+from kmirror.columns import COUNT, DURATION, REASON, TEXT, Gauge, Table, columns_of, list_of, one_of, showing, shown
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.state.records import PartitionState
 from kmirror.status.partition_row import RATE, PartitionRow, eta_ms, shown_duration, shown_rate
@@ -149,7 +149,18 @@ class TopicStatus:
         return len(self.partitions)
 
     @property
-    @showing(shown(COUNT, "how many of them are FAILED"))
+    @showing(
+        shown(
+            COUNT,
+            "how many of them are FAILED",
+            gauge=Gauge(
+                "kmirror_topic_partitions_failed",
+                "partitions",
+                "partitions of the topic that are FAILED",
+                cluster_linking="`failed-mirror-partition-count`",
+            ),
+        )
+    )
     def failed(self) -> int:
         """How many of its partitions are FAILED."""
         return sum(row.failed for row in self.partitions)
@@ -161,6 +172,15 @@ class TopicStatus:
             "offsets that the destination is behind, summed over the partitions where that is known",
             "LAG",
             of_row=lambda topic: topic.totals.shown_lag,
+            gauge=Gauge(
+                "kmirror_topic_lag_offsets",
+                "offsets",
+                "offsets that the destination lacks, summed over the partitions",
+                "while the lag of one of its partitions is unknown, and if all are STOPPED",
+                "`MaxLag` of `MirrorFetcherManager`",
+                "`MaxLag` of `ClusterLinkFetcherManager`",
+                is_known=lambda topic: not topic.lag_unknown,
+            ),
         )
     )
     def lag(self) -> int | None:
@@ -175,7 +195,18 @@ class TopicStatus:
 
     @property
     @showing(
-        shown(DURATION.null_when(_UNKNOWN), "the largest timeLagMs of its partitions", "TIME-LAG", cell=shown_duration)
+        shown(
+            DURATION.null_when(_UNKNOWN),
+            "the largest timeLagMs of its partitions",
+            "TIME-LAG",
+            cell=shown_duration,
+            gauge=Gauge(
+                "kmirror_topic_lag_seconds",
+                "seconds",
+                "`timeLagMs` of `describe`, the largest of its partitions",
+                "while it is unknown for one of its partitions, and if all are STOPPED",
+            ),
+        )
     )
     def time_lag_ms(self) -> int | None:
         """The largest time lag."""

@@ -1,5 +1,7 @@
 """The metrics of a running engine: each is declared once, with its meaning and its value. Pure.
 
+Those of what topics and partitions show are declared with their columns (`kmirror.status`); the others are here.
+
 A value that is not known has no sample: an absent series cannot be taken for a zero. /metrics and docs/metrics.md are
 both made from these declarations.
 """
@@ -10,18 +12,20 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
 
 from kmirror import __version__
+from kmirror.columns import DURATION, Column
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.status.health import KNOWN_SECONDS
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.state.group_records import LASTING_REASONS
 from kmirror.state.records import Latencies, PartitionState
 from kmirror.status.mirror_status import throttle_of
-from kmirror.status.partition_row import PartitionRow
+from kmirror.status.partition_row import PARTITIONS, PER_PARTITION, PartitionRow
 from kmirror.status.topic_state import TopicState
-from kmirror.status.topic_status import TopicStatus
+from kmirror.status.topic_status import TOPICS
 from kmirror.web.live_mirror import LiveMirror
 
 #: The values of its labels except `mirror`, and its own: that of a histogram are the latencies of requests.
@@ -69,7 +73,6 @@ class Metric(Generic[T]):
     """
 
     name: str
-    kind: Literal["gauge", "counter", "histogram"]
     unit: str
     meaning: str
     values: Callable[[T], Iterable[Value]]
@@ -78,6 +81,12 @@ class Metric(Generic[T]):
     kip_1279: str = ""
     cluster_linking: str = ""
     labels: tuple[str, ...] = ()
+    is_histogram: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The type, in Prometheus' words: the names of counters say that they are."""
+        return "histogram" if self.is_histogram else "counter" if self.name.endswith("_total") else "gauge"
 
 
 def _one(value: float | Latencies | None) -> list[Value]:
@@ -90,7 +99,7 @@ def _total(counter: str, unit: str, meaning: str) -> Metric[LiveMirror]:
     def values(mirror: LiveMirror) -> list[Value]:
         return _one(getattr(mirror.snapshot.counters, counter))
 
-    return Metric(f"kmirror_{counter}_total", "counter", unit, meaning, values)
+    return Metric(f"kmirror_{counter}_total", unit, meaning, values)
 
 
 def _counted(codes: Iterable[str], found: Iterable[str | None]) -> Iterator[Value]:
@@ -114,17 +123,6 @@ def _is_lag_missing(row: PartitionRow) -> bool:
     return row.lag is None and not is_idle
 
 
-def _topics(value: Callable[[TopicStatus], float | None]) -> Callable[[LiveMirror], Iterator[Value]]:
-    def values(mirror: LiveMirror) -> Iterator[Value]:
-        return (((topic.topic,), found) for topic in mirror.topics if (found := value(topic)) is not None)
-
-    return values
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
-
-
 def _copied(of: Literal["records", "bytes"]) -> Callable[[LiveMirror], Iterator[Value]]:
     def values(mirror: LiveMirror) -> Iterator[Value]:
         copied = mirror.snapshot.counters.copied
@@ -133,22 +131,37 @@ def _copied(of: Literal["records", "bytes"]) -> Callable[[LiveMirror], Iterator[
     return values
 
 
-def _partitions(value: Callable[[PartitionRow], float | None]) -> Callable[[LiveMirror], Iterator[Value]]:
-    def values(mirror: LiveMirror) -> Iterator[Value]:
-        if mirror.settings is None or not mirror.settings.metrics_per_partition:
-            return
-        for row in mirror.partitions:
-            if (found := value(row)) is not None and row.state is not PartitionState.STOPPED:
-                yield (row.topic, str(row.partition)), found
+def _partitions(mirror: LiveMirror) -> list[PartitionRow]:
+    """Return the partitions that have metrics of their own."""
+    if mirror.settings is None or not mirror.settings.metrics_per_partition:
+        return []
+    return [row for row in mirror.partitions if not row.is_stopped]
 
-    return values
+
+def _of_rows(
+    columns: Iterable[Column[T]], labels: tuple[str, ...], rows: Callable[[LiveMirror], Iterable[T]]
+) -> Iterator[Metric[LiveMirror]]:
+    """Yield the metrics that columns declare, of these rows of a mirror; `labels` are fields of theirs."""
+
+    def values(column: Column[T], mirror: LiveMirror) -> Iterator[Value]:
+        is_known = column.gauge.is_known if column.gauge is not None else None
+        parts = 1000 if column.type.words == DURATION.words else 1
+        for row in rows(mirror):
+            value: Any = column.value(row) if is_known is None or is_known(row) else None
+            if value is not None:
+                yield tuple(str(getattr(row, label)) for label in labels), value / parts
+
+    for column in columns:
+        if (gauge := column.gauge) is not None:
+            same = gauge.absent, gauge.kip_1279, gauge.cluster_linking, labels
+            yield Metric(gauge.name, gauge.unit, gauge.meaning, partial(values, column), *same)
 
 
 def _source_offsets(mirror: LiveMirror) -> Iterator[Value]:
     known_ms = mirror.snapshot.time_ms - KNOWN_SECONDS * 1000
-    return _partitions(
-        lambda row: row.source_offset if row.as_of_ms is not None and row.as_of_ms >= known_ms else None
-    )(mirror)
+    for row in _partitions(mirror):
+        if row.source_offset is not None and row.as_of_ms is not None and row.as_of_ms >= known_ms:
+            yield (row.topic, str(row.partition)), row.source_offset
 
 
 def _source_up(mirror: LiveMirror) -> list[Value]:
@@ -205,14 +218,12 @@ JOBS = {"group offsets": "groups", "topic settings": "settings", "rights": "righ
 PARTITION_STATES = (*PartitionState, *sorted(NOT_COPYING))
 _FETCHER = "of `MirrorFetcherManager`"
 _LINK = "of `ClusterLinkFetcherManager`"
-_SETTING = "unless the mirror has `metrics.per.partition=true`"
 
 #: The values of `phase`.
 PHASES = ("waiting", "starting", "copying", "stopping")
 RUN_METRICS: tuple[Metric[RunStatus], ...] = (
     Metric(
         "kmirror_build_info",
-        "gauge",
         "1",
         "1; its labels are the versions of kmirror and of Python",
         lambda _: [((__version__, sys.version.split()[0]), 1)],
@@ -220,7 +231,6 @@ RUN_METRICS: tuple[Metric[RunStatus], ...] = (
     ),
     Metric(
         "kmirror_run_phase",
-        "gauge",
         "1 or 0",
         f"1 for the current phase of `run`: {', '.join(PHASES)}; a mirror has metrics only while `run` is copying",
         lambda run: (((one,), one == run.phase) for one in PHASES),
@@ -228,7 +238,6 @@ RUN_METRICS: tuple[Metric[RunStatus], ...] = (
     ),
     Metric(
         "kmirror_healthy",
-        "gauge",
         "1 or 0",
         "1 while `wait --for healthy` would succeed: records flow; with `--all` 0 for each mirror without an engine",
         _healthy,
@@ -239,21 +248,18 @@ RUN_METRICS: tuple[Metric[RunStatus], ...] = (
 METRICS: tuple[Metric[LiveMirror], ...] = (
     Metric(
         "kmirror_engine_start_time_seconds",
-        "gauge",
         "epoch seconds",
         "when the engine took charge of the mirror",
         lambda mirror: _one(mirror.snapshot.engine.since_ms / 1000),
     ),
     Metric(
         "kmirror_engine_heartbeat_age_seconds",
-        "gauge",
         "seconds",
         "since the destination last accepted a heartbeat of the engine; one is due every second",
         _heartbeat_age,
     ),
     Metric(
         "kmirror_source_up",
-        "gauge",
         "1 or 0",
         "1 while the source answers the engine and may be mirrored",
         _source_up,
@@ -262,7 +268,6 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_source_answer_age_seconds",
-        "gauge",
         "seconds",
         "since the source last answered the source monitor; one answer is due every `refresh.interval.seconds`",
         _source_age,
@@ -270,7 +275,6 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_topics",
-        "gauge",
         "topics",
         "topics by topic state",
         lambda mirror: _counted(TopicState, (topic.state for topic in mirror.topics)),
@@ -279,7 +283,6 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_partitions",
-        "gauge",
         "partitions",
         "partitions by state; those that are not copied now count as "
         f"{', '.join(f'`{code}`' for code in sorted(NOT_COPYING))}, whatever their stored state is",
@@ -290,7 +293,6 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_partitions_by_reason",
-        "gauge",
         "partitions",
         "partitions by reason code; those without a reason are not counted",
         lambda mirror: _counted(Reason, (row.reason for row in mirror.partitions)),
@@ -298,43 +300,13 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_partitions_lag_unknown",
-        "gauge",
         "partitions",
         "partitions that must be copied and whose lag is unknown now; the lag of their topics is absent",
         lambda mirror: _one(sum(map(_is_lag_missing, mirror.partitions))),
     ),
-    Metric(
-        "kmirror_topic_lag_offsets",
-        "gauge",
-        "offsets",
-        "offsets that the destination lacks, summed over the partitions",
-        _topics(lambda topic: None if topic.lag_unknown else topic.lag),
-        "while the lag of one of its partitions is unknown, and if all are STOPPED",
-        f"`MaxLag` {_FETCHER}",
-        f"`MaxLag` {_LINK}",
-        labels=("topic",),
-    ),
-    Metric(
-        "kmirror_topic_lag_seconds",
-        "gauge",
-        "seconds",
-        "`timeLagMs` of `describe`, the largest of its partitions",
-        _topics(lambda topic: _seconds(topic.time_lag_ms)),
-        "while it is unknown for one of its partitions, and if all are STOPPED",
-        labels=("topic",),
-    ),
-    Metric(
-        "kmirror_topic_partitions_failed",
-        "gauge",
-        "partitions",
-        "partitions of the topic that are FAILED",
-        _topics(lambda topic: topic.failed),
-        cluster_linking="`failed-mirror-partition-count`",
-        labels=("topic",),
-    ),
+    *_of_rows(TOPICS.columns, ("topic",), lambda mirror: mirror.topics),
     Metric(
         "kmirror_topic_records_copied_total",
-        "counter",
         "records",
         "records copied since the engine began",
         _copied("records"),
@@ -342,7 +314,6 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_topic_bytes_copied_total",
-        "counter",
         "bytes",
         "bytes of the batches copied since the engine began, as they are stored",
         _copied("bytes"),
@@ -351,42 +322,13 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "`BytesPerSec`",
         labels=("topic",),
     ),
-    Metric(
-        "kmirror_partition_lag_offsets",
-        "gauge",
-        "offsets",
-        "offsets that the destination lacks",
-        _partitions(lambda row: row.lag),
-        f"{_SETTING}; while it is unknown; if STOPPED",
-        "`ConsumerLag` of `FetcherLagMetrics`",
-        "`ConsumerLag` of `FetcherLagMetrics`",
-        labels=("topic", "partition"),
-    ),
-    Metric(
-        "kmirror_partition_lag_seconds",
-        "gauge",
-        "seconds",
-        "`timeLagMs` of `describe`",
-        _partitions(lambda row: _seconds(row.time_lag_ms)),
-        f"{_SETTING}; while it is unknown; if STOPPED",
-        labels=("topic", "partition"),
-    ),
+    *_of_rows(PARTITIONS.columns, ("topic", "partition"), _partitions),
     Metric(
         "kmirror_partition_source_offset",
-        "gauge",
         "offset, exclusive",
         "the source's last stable offset, as the source returned it within the last 10 seconds",
         _source_offsets,
-        f"{_SETTING}; while the source does not return it; if STOPPED",
-        labels=("topic", "partition"),
-    ),
-    Metric(
-        "kmirror_partition_destination_offset",
-        "gauge",
-        "offset, exclusive",
-        "the destination's log end, as the lane that copies the partition last reported it",
-        _partitions(lambda row: row.destination_offset),
-        f"{_SETTING}; before a lane has reported; if STOPPED",
+        f"{PER_PARTITION}; while the source does not return it; if STOPPED",
         labels=("topic", "partition"),
     ),
     _total("batches_copied", "batches", "batches appended since the engine began"),
@@ -404,14 +346,12 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     _total("fetched_bytes", "bytes", "bytes fetched from the source"),
     Metric(
         "kmirror_throttled_seconds_total",
-        "counter",
         "seconds",
         "how long lanes have waited for `throttle.bytes.per.second`, summed over the lanes",
         lambda mirror: _one(mirror.snapshot.counters.throttled_ms / 1000),
     ),
     Metric(
         "kmirror_throttle_limit_bytes_per_second",
-        "gauge",
         "bytes per second",
         "the mirror's `throttle.bytes.per.second`",
         _throttle,
@@ -419,28 +359,26 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_fetch_duration_seconds",
-        "histogram",
         "seconds",
         "from request to answer of fetches that returned records; includes the source's wait for records",
         lambda mirror: _one(mirror.snapshot.counters.fetch_latencies),
+        is_histogram=True,
     ),
     Metric(
         "kmirror_produce_duration_seconds",
-        "histogram",
         "seconds",
         "from request to answer of appends at the destination",
         lambda mirror: _one(mirror.snapshot.counters.produce_latencies),
+        is_histogram=True,
     ),
     Metric(
         "kmirror_lanes",
-        "gauge",
         "lanes",
         "lanes that should be copying",
         lambda mirror: _one(len(mirror.snapshot.lanes)),
     ),
     Metric(
         "kmirror_lanes_silent",
-        "gauge",
         "lanes",
         "lanes that no worker has reported on for 10 seconds",
         lambda mirror: _one(len(mirror.snapshot.silent_lanes)),
@@ -449,7 +387,6 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_lane_report_age_seconds",
-        "gauge",
         "seconds",
         "since a lane last reported; a report is due every 2 seconds",
         _lane_ages,
@@ -458,14 +395,12 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_lane_restarts_total",
-        "counter",
         "restarts",
         "lanes that died, stopped responding or lost their worker, and were started again",
         lambda mirror: _one(mirror.snapshot.lane_restarts),
     ),
     Metric(
         "kmirror_job_success_age_seconds",
-        "gauge",
         "seconds",
         "since a side job last succeeded, or since the engine started if it has not yet; a job that is switched off has"
         " nothing to do and succeeds",
@@ -475,7 +410,6 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_groups",
-        "gauge",
         "groups",
         "groups of the source whose offsets are synced or would be, when they were last counted (about once a minute)",
         _groups,
@@ -483,7 +417,6 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_groups_skipped",
-        "gauge",
         "groups",
         "groups whose offsets or metadata are not synced until someone acts, by the reason of `describe --groups`",
         _groups_skipped,
@@ -491,42 +424,36 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
     ),
     Metric(
         "kmirror_failures_total",
-        "counter",
         "failures",
         "how often a partition became FAILED, or FAILED for another reason",
         lambda mirror: _one(mirror.snapshot.events["partition", "FAILED"]),
     ),
     Metric(
         "kmirror_losses_total",
-        "counter",
         "losses",
         "how often copying resumed after records that the source had lost before they were copied",
         lambda mirror: _one(mirror.snapshot.events["partition", "LOSS_ACCEPTED"]),
     ),
     Metric(
         "kmirror_lost_records_total",
-        "counter",
         "offsets",
         "how many offsets these losses skipped",
         lambda mirror: _one(mirror.snapshot.lost_records),
     ),
     Metric(
         "kmirror_rebuilds_total",
-        "counter",
         "rebuilds",
         "topics rebuilt because their source was recreated or its history rewritten",
         lambda mirror: _one(mirror.snapshot.rebuilds),
     ),
     Metric(
         "kmirror_topics_rebuilding",
-        "gauge",
         "topics",
         "topics that are being rebuilt now",
         lambda mirror: _one(_topic_records(mirror, "rebuild")),
     ),
     Metric(
         "kmirror_topics_archived",
-        "gauge",
         "topics",
         "topics whose records from before their last rebuild are in an archive",
         lambda mirror: _one(_topic_records(mirror, "archive")),
