@@ -10,10 +10,10 @@ ours; control characters are shown as escapes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack, dataclass_transform
 
 from kmirror.errors import Reason
 from kmirror.words import UNKNOWN, visible
@@ -141,39 +141,48 @@ class Column(Generic[R]):
 _COLUMN = "column"
 
 
-def shown(
-    kind: Type,
-    meaning: str,
-    header: str = "",
-    *,
-    key: str = "",
-    cell: Callable[[Any], object] | None = None,
-    of_row: Callable[[Any], object] | None = None,
-    code: Callable[[Any], str | None] | None = None,
-    after: str = "",
-    gauge: Gauge[Any] | None = None,
-) -> Mapping[str, Any]:
-    """Return the metadata that make a field of a row a column: `field(metadata=shown(COUNT, "how many", "COUNT"))`.
+class _How(TypedDict, total=False):
+    """What else a column may declare."""
+
+    key: str
+    cell: Callable[[Any], object]
+    of_row: Callable[[Any], object]
+    code: Callable[[Any], str | None]
+    gauge: Gauge[Any]
+
+
+def shown(kind: Type, meaning: str, header: str = "", *, default: Any = MISSING, **how: Unpack[_How]) -> Any:
+    """Make a field of a row a column: `count: int = shown(COUNT, "how many", "COUNT")`.
 
     The key is the field's name in camel case, unless one is given. `cell` makes the text in tables of the value,
-    `of_row` of the whole row, like `code`. A property comes `after` a field, by default after all of them. `gauge` is
-    the metric of the value.
+    `of_row` of the whole row, like `code`. `gauge` is the metric of the value.
     """
-    return {_COLUMN: (kind, meaning, header, key, cell, of_row, code, gauge), "after": after}
+    return field(default=default, metadata={_COLUMN: (kind, meaning, header, how)})
 
 
-def showing(metadata: Mapping[str, Any]) -> Callable[[Getter], Getter]:
-    """Make a property a column: `@property`, then `@showing(shown(...))`."""
+def showing(
+    kind: Type, meaning: str, header: str = "", *, after: str = "", **how: Unpack[_How]
+) -> Callable[[Getter], Getter]:
+    """Make a property of a row a column: `@property`, then `@showing(…)`, like `shown`.
+
+    It comes `after` a field, by default after all of them.
+    """
 
     def mark(getter: Getter) -> Getter:
-        vars(getter).update(metadata)
+        vars(getter).update({_COLUMN: (kind, meaning, header, how), "after": after})
         return getter
 
     return mark
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(shown,))
+def table_row(declared: type[R]) -> type[R]:
+    """Make a class a row: a frozen dataclass, whose values are given by name."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(declared)
+
+
 def columns_of(row: type[R]) -> tuple[Column[R], ...]:
-    """Return the columns that a dataclass declares, in the order of its fields."""
+    """Return the columns that a row declares, in the order of its fields."""
     found: list[tuple[str, Mapping[str, Any]]] = [
         (one.name, one.metadata)
         for one in fields(row)  # type: ignore[arg-type]
@@ -187,27 +196,18 @@ def columns_of(row: type[R]) -> tuple[Column[R], ...]:
     return tuple(_declared(name, *metadata[_COLUMN]) for name, metadata in found)
 
 
-def _declared(
-    name: str,
-    kind: Type,
-    meaning: str,
-    header: str,
-    key: str,
-    cell: Callable[[Any], object] | None,
-    of_row: Callable[[Any], object] | None,
-    code: Callable[[Any], str | None] | None,
-    gauge: Gauge[Any] | None,
-) -> Column[Any]:
+def _declared(name: str, kind: Type, meaning: str, header: str, how: _How) -> Column[Any]:
     value: Callable[[Any], Any] = attrgetter(name)
     first, *others = name.split("_")
-    camel = first + "".join(map(str.capitalize, others))
+    key = how.get("key") or first + "".join(map(str.capitalize, others))
+    cell = how.get("cell")
 
     def cell_of(row: Any) -> object:
         return cell(value(row)) if cell is not None else None
 
     is_number = kind.json in ("integer", "number") and kind.words != TIME.words
-    in_table = of_row if cell is None else cell_of
-    return Column(key or camel, kind, meaning, value, header, in_table, code, is_number, gauge=gauge)
+    in_table = how.get("of_row") if cell is None else cell_of
+    return Column(key, kind, meaning, value, header, in_table, how.get("code"), is_number, gauge=how.get("gauge"))
 
 
 def document(fields: Iterable[Column[R]], row: R) -> dict[str, Any]:

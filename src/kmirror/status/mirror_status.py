@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kmirror.columns import COUNT, DURATION, REASON, TEXT, TIME, Table, columns_of, one_of, shown
+from kmirror.columns import COUNT, DURATION, REASON, TEXT, TIME, Table, columns_of, one_of, shown, table_row
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord
@@ -28,7 +28,7 @@ _WORST_FIRST = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@table_row
 class MirrorRow:
     """One mirror, as `list` shows it.
 
@@ -37,70 +37,54 @@ class MirrorRow:
     largest known lag. `reason` is why nothing is copied.
     """
 
-    mirror: str = field(metadata=shown(TEXT, "the mirror", "MIRROR"))
-    topics: int = field(metadata=shown(COUNT, "how many topics it has", "TOPICS"))
-    partitions: int = field(metadata=shown(COUNT, "how many partitions the topics have", "PARTITIONS"))
-    source_cluster_id: str | None = field(
-        metadata=shown(TEXT.null_when("not recorded"), "id of the source cluster", "SOURCE-CLUSTER-ID")
+    mirror: str = shown(TEXT, "the mirror", "MIRROR")
+    topics: int = shown(COUNT, "how many topics it has", "TOPICS")
+    partitions: int = shown(COUNT, "how many partitions the topics have", "PARTITIONS")
+    source_cluster_id: str | None = shown(
+        TEXT.null_when("not recorded"), "id of the source cluster", "SOURCE-CLUSTER-ID"
     )
-    source_bootstrap_server: str | None = field(
-        metadata=shown(TEXT.null_when("not recorded"), "addresses of the source, comma-separated", "SOURCE")
+    source_bootstrap_server: str | None = shown(
+        TEXT.null_when("not recorded"), "addresses of the source, comma-separated", "SOURCE"
     )
-    state: TopicState | None = field(
-        metadata=shown(
-            one_of("topic state", TopicState).null_when("it has no topics, and its source answers"),
-            "the worst state among its topics; STOPPED if all of them are",
-            "STATE",
-        )
+    state: TopicState | None = shown(
+        one_of("topic state", TopicState).null_when("it has no topics, and its source answers"),
+        "the worst state among its topics; STOPPED if all of them are",
+        "STATE",
     )
-    engine: str | None = field(metadata=shown(TEXT.null_when(NO_ENGINE), "the engine in charge", "ENGINE"))
-    max_lag: int | None = field(
-        metadata=shown(COUNT.null_when("no lag is known"), "the largest lag among its partitions", "MAX-LAG")
+    engine: str | None = shown(TEXT.null_when(NO_ENGINE), "the engine in charge", "ENGINE")
+    max_lag: int | None = shown(COUNT.null_when("no lag is known"), "the largest lag among its partitions", "MAX-LAG")
+    reason: Reason | None = shown(
+        REASON.null_when("all is well"), "the reason of the first partition that is not copied", "REASON", default=None
     )
-    reason: Reason | None = field(
+    engine_last_seen_ms: int | None = shown(
+        TIME.null_when("no engine ever ran"), "the last heartbeat of an engine", default=None
+    )
+    engine_age_ms: int | None = shown(
+        DURATION.null_when("no engine ever ran, or its clock is ahead"),
+        "how long ago that was",
+        "HEARTBEAT-AGE",
+        cell=shown_duration,
         default=None,
-        metadata=shown(
-            REASON.null_when("all is well"), "the reason of the first partition that is not copied", "REASON"
+    )
+    throttle_bytes_per_second: int | None = shown(LIMIT, "the mirror's throttle.bytes.per.second", default=None)
+    bytes_per_second: int | None = shown(
+        RATE.null_when("no lane reports on any of its partitions"), "how fast it is copied", default=None
+    )
+    max_time_lag_ms: int | None = shown(
+        DURATION.null_when("unknown for a partition that is not STOPPED, or there is no such partition"),
+        "the largest timeLagMs among its partitions",
+        default=None,
+    )
+    eta_ms: int | None = shown(
+        DURATION.null_when(
+            "it has no partitions but STOPPED ones, one that lags is not being copied, its lag or speed is unknown,"
+            " or the source grows faster than the copy"
         ),
-    )
-    engine_last_seen_ms: int | None = field(
-        default=None, metadata=shown(TIME.null_when("no engine ever ran"), "the last heartbeat of an engine")
-    )
-    engine_age_ms: int | None = field(
+        "time until the lag of all its partitions is 0 at the present speed",
         default=None,
-        metadata=shown(
-            DURATION.null_when("no engine ever ran, or its clock is ahead"),
-            "how long ago that was",
-            "HEARTBEAT-AGE",
-            cell=shown_duration,
-        ),
     )
-    throttle_bytes_per_second: int | None = field(
-        default=None, metadata=shown(LIMIT, "the mirror's throttle.bytes.per.second")
-    )
-    bytes_per_second: int | None = field(
-        default=None,
-        metadata=shown(RATE.null_when("no lane reports on any of its partitions"), "how fast it is copied"),
-    )
-    max_time_lag_ms: int | None = field(
-        default=None,
-        metadata=shown(
-            DURATION.null_when("unknown for a partition that is not STOPPED, or there is no such partition"),
-            "the largest timeLagMs among its partitions",
-        ),
-    )
-    eta_ms: int | None = field(
-        default=None,
-        metadata=shown(
-            DURATION.null_when(
-                "it has no partitions but STOPPED ones, one that lags is not being copied, its lag or speed is unknown,"
-                " or the source grows faster than the copy"
-            ),
-            "time until the lag of all its partitions is 0 at the present speed",
-        ),
-    )
-    stopped_topics: int = field(
-        metadata=shown(COUNT, "how many of its topics are STOPPED: promoted, failed over or removed", "STOPPED")
+    stopped_topics: int = shown(
+        COUNT, "how many of its topics are STOPPED: promoted, failed over or removed", "STOPPED"
     )
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from kmirror.columns import (
@@ -28,6 +28,7 @@ from kmirror.columns import (
     one_of,
     showing,
     shown,
+    table_row,
 )
 from kmirror.commands import on_mirror
 from kmirror.errors import HISTORY_REASONS, NOT_COPYING, Reason
@@ -83,7 +84,7 @@ LIMIT = Type("integer", "bytes per second").null_when("there is no limit")
 PER_PARTITION = "unless the mirror has `metrics.per.partition=true`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@table_row
 class PartitionRow:
     """One mirror partition.
 
@@ -91,170 +92,126 @@ class PartitionRow:
     when the source's numbers were read.
     """
 
-    mirror: str = field(metadata=shown(TEXT, "the mirror", "MIRROR"))
-    topic: str = field(metadata=shown(TEXT, "the topic on the destination", "TOPIC"))
-    partition: int = field(metadata=shown(COUNT, "the partition", "PARTITION"))
-    source_offset: int | None = field(
-        metadata=shown(END.null_when(_UNSEEN), "the source's last stable offset, the newest one known", "SOURCE-OFFSET")
+    mirror: str = shown(TEXT, "the mirror", "MIRROR")
+    topic: str = shown(TEXT, "the topic on the destination", "TOPIC")
+    partition: int = shown(COUNT, "the partition", "PARTITION")
+    source_offset: int | None = shown(
+        END.null_when(_UNSEEN), "the source's last stable offset, the newest one known", "SOURCE-OFFSET"
     )
-    destination_offset: int | None = field(
-        metadata=shown(
-            END.null_when("the partition's leader does not answer, or the destination lacks the partition or topic"),
-            "the destination's log end",
-            "DESTINATION-OFFSET",
-            gauge=Gauge(
-                "kmirror_partition_destination_offset",
-                "offset, exclusive",
-                "the destination's log end, as the lane that copies the partition last reported it",
-                f"{PER_PARTITION}; before a lane has reported; if STOPPED",
-            ),
-        )
-    )
-    lag: int | None = field(
-        metadata=shown(
-            COUNT.null_when("the source does not answer now, or the partition is STOPPED"),
-            "offsets that the destination is behind: sourceOffset - destinationOffset; of a partition that the"
-            " destination lacks its whole log, sourceOffset - sourceLogStart",
-            "LAG",
-            gauge=Gauge(
-                "kmirror_partition_lag_offsets",
-                "offsets",
-                "offsets that the destination lacks",
-                f"{PER_PARTITION}; while it is unknown; if STOPPED",
-                "`ConsumerLag` of `FetcherLagMetrics`",
-                "`ConsumerLag` of `FetcherLagMetrics`",
-            ),
-        )
-    )
-    state: PartitionState = field(
-        metadata=shown(
-            one_of("partition state", PartitionState),
-            "state of the partition",
-            "STATE",
-            # if nothing is copied, the reason comes first: the state is only the last known
-            of_row=lambda row: f"{row.reason} ({row.shown_state})" if row.is_idle else row.shown_state,
-            code=lambda row: row.reason if row.is_idle else row.shown_state,
-        )
-    )
-    retry_attempt: int = field(metadata=shown(COUNT, "how often copying was retried", "RETRY"))
-    error_message: str | None = field(
-        metadata=shown(TEXT.null_when("there is nothing to report"), "the reason as a sentence", "ERROR", cell=one_line)
-    )
-    source_topic: str = field(metadata=shown(TEXT, "the topic on the source"))
-    topic_state: TopicState = field(metadata=shown(one_of("topic state", TopicState), "state of the whole topic"))
-    reason: Reason | None = field(
-        metadata=shown(REASON.null_when("all is well"), "why the partition is not copied", "REASON")
-    )
-    state_time_ms: int | None = field(
-        metadata=shown(
-            TIME.null_when("unknown"), "since when the partition is in this state", "STOPPED", cell=_shown_time
-        )
-    )
-    time_lag_ms: int | None = field(
-        metadata=shown(
-            DURATION.null_when("lag is null, or nothing was copied yet"),
-            "upper bound of the time for which the destination has been behind; 0 if lag is 0",
-            "TIME-LAG",
-            cell=shown_duration,
-            gauge=Gauge(
-                "kmirror_partition_lag_seconds",
-                "seconds",
-                "`timeLagMs` of `describe`",
-                f"{PER_PARTITION}; while it is unknown; if STOPPED",
-            ),
-        )
-    )
-    last_known_lag: int | None = field(
-        metadata=shown(COUNT.null_when("never known"), "the lag, or its last known value")
-    )
-    source_log_start: int | None = field(metadata=shown(OFFSET.null_when(_UNSEEN), "the source's log start"))
-    destination_log_start: int | None = field(
-        metadata=shown(
-            OFFSET.null_when("the partition's leader does not answer, or the topic is gone"),
-            "the destination's log start",
-        )
-    )
-    source_high_watermark: int | None = field(metadata=shown(END.null_when(_UNSEEN), "the source's high watermark"))
-    last_mirrored_offset: int | None = field(
-        metadata=shown(
-            END.null_when("the partition was never stopped"),
-            "the end of what came from the source",
-            "LAST-MIRRORED-OFFSET",
-        )
-    )
-    last_mirrored_epoch: int | None = field(
-        metadata=shown(
-            Type("integer", "leader epoch").null_when("the partition was never stopped, or the epoch is unknown"),
-            "the source's leader epoch of the last mirrored batch",
-            "LAST-MIRRORED-EPOCH",
-        )
-    )
-    initial_copy_complete: bool = field(metadata=shown(FLAG, "whether the copy has ever reached the source's end"))
-    rebuilt_at_ms: int | None = field(
-        metadata=shown(
-            TIME.null_when("the topic was never rebuilt"), "when the topic was last rebuilt", key="rebuiltAt"
-        )
-    )
-    archive: str | None = field(
-        metadata=shown(TEXT.null_when("there is none"), "the topic with the records from before the last rebuild")
-    )
-    offsets_to_archive: int | None = field(
-        default=None,
-        metadata=shown(
-            COUNT.null_when("the topic is not being rebuilt, or that is not known yet"),
-            "while the topic is being rebuilt: how many offsets of the old log are archived first",
+    destination_offset: int | None = shown(
+        END.null_when("the partition's leader does not answer, or the destination lacks the partition or topic"),
+        "the destination's log end",
+        "DESTINATION-OFFSET",
+        gauge=Gauge(
+            "kmirror_partition_destination_offset",
+            "offset, exclusive",
+            "the destination's log end, as the lane that copies the partition last reported it",
+            f"{PER_PARTITION}; before a lane has reported; if STOPPED",
         ),
     )
-    archive_log_end: int | None = field(
-        default=None,
-        metadata=shown(
-            COUNT.null_when("the topic is not being rebuilt, or has no archive yet"),
-            "while the topic is being rebuilt: log end of the partition's archive so far, markers of transactions"
-            " included",
+    lag: int | None = shown(
+        COUNT.null_when("the source does not answer now, or the partition is STOPPED"),
+        "offsets that the destination is behind: sourceOffset - destinationOffset; of a partition that the"
+        " destination lacks its whole log, sourceOffset - sourceLogStart",
+        "LAG",
+        gauge=Gauge(
+            "kmirror_partition_lag_offsets",
+            "offsets",
+            "offsets that the destination lacks",
+            f"{PER_PARTITION}; while it is unknown; if STOPPED",
+            "`ConsumerLag` of `FetcherLagMetrics`",
+            "`ConsumerLag` of `FetcherLagMetrics`",
         ),
     )
-    as_of_ms: int | None = field(
-        metadata=shown(TIME.null_when(_UNSEEN), "when the source's offsets were read", key="asOf")
+    state: PartitionState = shown(
+        one_of("partition state", PartitionState),
+        "state of the partition",
+        "STATE",
+        # if nothing is copied, the reason comes first: the state is only the last known
+        of_row=lambda row: f"{row.reason} ({row.shown_state})" if row.is_idle else row.shown_state,
+        code=lambda row: row.reason if row.is_idle else row.shown_state,
     )
-    engine: str | None = field(default=None, metadata=shown(TEXT.null_when(NO_ENGINE), "the engine in charge"))
-    engine_last_seen_ms: int | None = field(
-        default=None, metadata=shown(TIME.null_when("no engine ever ran"), "the last heartbeat of an engine")
+    retry_attempt: int = shown(COUNT, "how often copying was retried", "RETRY")
+    error_message: str | None = shown(
+        TEXT.null_when("there is nothing to report"), "the reason as a sentence", "ERROR", cell=one_line
     )
-    engine_age_ms: int | None = field(
-        default=None,
-        metadata=shown(DURATION.null_when("no engine ever ran, or its clock is ahead"), "how long ago that was"),
+    source_topic: str = shown(TEXT, "the topic on the source")
+    topic_state: TopicState = shown(one_of("topic state", TopicState), "state of the whole topic")
+    reason: Reason | None = shown(REASON.null_when("all is well"), "why the partition is not copied", "REASON")
+    state_time_ms: int | None = shown(
+        TIME.null_when("unknown"), "since when the partition is in this state", "STOPPED", cell=_shown_time
     )
-    throttle_bytes_per_second: int | None = field(
-        default=None, metadata=shown(LIMIT, "the mirror's throttle.bytes.per.second")
-    )
-    bytes_per_second: int | None = field(
-        default=None,
-        metadata=shown(RATE.null_when(_NO_LANE), "how fast the partition is copied", "RATE", cell=shown_rate),
-    )
-    records_per_second: float | None = field(
-        default=None,
-        metadata=shown(
-            Type("number", "offsets per second", minimum=0).null_when(f"{_NO_LANE}, or not for five seconds yet"),
-            "the same in records, averaged over some ten seconds; offsets at which a log holds none count, too",
+    time_lag_ms: int | None = shown(
+        DURATION.null_when("lag is null, or nothing was copied yet"),
+        "upper bound of the time for which the destination has been behind; 0 if lag is 0",
+        "TIME-LAG",
+        cell=shown_duration,
+        gauge=Gauge(
+            "kmirror_partition_lag_seconds",
+            "seconds",
+            "`timeLagMs` of `describe`",
+            f"{PER_PARTITION}; while it is unknown; if STOPPED",
         ),
     )
-    offsets_to_fill: int | None = field(
-        default=None,
-        metadata=shown(
-            COUNT.null_when(f"{_NO_LANE}, or there are few or none"),
-            "offsets at which the source has no records, before the next one: they are filled first",
-        ),
+    last_known_lag: int | None = shown(COUNT.null_when("never known"), "the lag, or its last known value")
+    source_log_start: int | None = shown(OFFSET.null_when(_UNSEEN), "the source's log start")
+    destination_log_start: int | None = shown(
+        OFFSET.null_when("the partition's leader does not answer, or the topic is gone"), "the destination's log start"
     )
-    lane: int | None = field(
-        default=None, metadata=shown(COUNT.null_when(_NO_LANE), "the lane that copies the partition")
+    source_high_watermark: int | None = shown(END.null_when(_UNSEEN), "the source's high watermark")
+    last_mirrored_offset: int | None = shown(
+        END.null_when("the partition was never stopped"), "the end of what came from the source", "LAST-MIRRORED-OFFSET"
     )
-    worker: str | None = field(
+    last_mirrored_epoch: int | None = shown(
+        Type("integer", "leader epoch").null_when("the partition was never stopped, or the epoch is unknown"),
+        "the source's leader epoch of the last mirrored batch",
+        "LAST-MIRRORED-EPOCH",
+    )
+    initial_copy_complete: bool = shown(FLAG, "whether the copy has ever reached the source's end")
+    rebuilt_at_ms: int | None = shown(
+        TIME.null_when("the topic was never rebuilt"), "when the topic was last rebuilt", key="rebuiltAt"
+    )
+    archive: str | None = shown(
+        TEXT.null_when("there is none"), "the topic with the records from before the last rebuild"
+    )
+    offsets_to_archive: int | None = shown(
+        COUNT.null_when("the topic is not being rebuilt, or that is not known yet"),
+        "while the topic is being rebuilt: how many offsets of the old log are archived first",
         default=None,
-        metadata=shown(
-            TEXT.null_when(_NO_LANE),
-            "where that lane runs: the host, and on a Spark cluster the executor there",
-            "WORKER",
-        ),
+    )
+    archive_log_end: int | None = shown(
+        COUNT.null_when("the topic is not being rebuilt, or has no archive yet"),
+        "while the topic is being rebuilt: log end of the partition's archive so far, markers of transactions included",
+        default=None,
+    )
+    as_of_ms: int | None = shown(TIME.null_when(_UNSEEN), "when the source's offsets were read", key="asOf")
+    engine: str | None = shown(TEXT.null_when(NO_ENGINE), "the engine in charge", default=None)
+    engine_last_seen_ms: int | None = shown(
+        TIME.null_when("no engine ever ran"), "the last heartbeat of an engine", default=None
+    )
+    engine_age_ms: int | None = shown(
+        DURATION.null_when("no engine ever ran, or its clock is ahead"), "how long ago that was", default=None
+    )
+    throttle_bytes_per_second: int | None = shown(LIMIT, "the mirror's throttle.bytes.per.second", default=None)
+    bytes_per_second: int | None = shown(
+        RATE.null_when(_NO_LANE), "how fast the partition is copied", "RATE", cell=shown_rate, default=None
+    )
+    records_per_second: float | None = shown(
+        Type("number", "offsets per second", minimum=0).null_when(f"{_NO_LANE}, or not for five seconds yet"),
+        "the same in records, averaged over some ten seconds; offsets at which a log holds none count, too",
+        default=None,
+    )
+    offsets_to_fill: int | None = shown(
+        COUNT.null_when(f"{_NO_LANE}, or there are few or none"),
+        "offsets at which the source has no records, before the next one: they are filled first",
+        default=None,
+    )
+    lane: int | None = shown(COUNT.null_when(_NO_LANE), "the lane that copies the partition", default=None)
+    worker: str | None = shown(
+        TEXT.null_when(_NO_LANE),
+        "where that lane runs: the host, and on a Spark cluster the executor there",
+        "WORKER",
+        default=None,
     )
     #: When both ends that `lag` compares were last known; None without a lag.
     lag_as_of_ms: int | None = None
@@ -271,15 +228,11 @@ class PartitionRow:
 
     @property
     @showing(
-        shown(
-            DURATION.null_when(
-                "lag is null, the partition is not being copied, or its source grows faster than the copy"
-            ),
-            "time until lag is 0 at the present speed",
-            "ETA",
-            cell=shown_duration,
-            after="records_per_second",
-        )
+        DURATION.null_when("lag is null, the partition is not being copied, or its source grows faster than the copy"),
+        "time until lag is 0 at the present speed",
+        "ETA",
+        cell=shown_duration,
+        after="records_per_second",
     )
     def eta_ms(self) -> int | None:
         """Return the milliseconds until the lag is 0 at the present speed; None if unknown."""
@@ -289,11 +242,9 @@ class PartitionRow:
 
     @property
     @showing(
-        shown(
-            COUNT.null_when("unknown, or the partition is STOPPED"),
-            "offsets that the mirror keeps and the source has deleted",
-            after="engine_age_ms",
-        )
+        COUNT.null_when("unknown, or the partition is STOPPED"),
+        "offsets that the mirror keeps and the source has deleted",
+        after="engine_age_ms",
     )
     def kept_beyond_source_log_start(self) -> int | None:
         """How many offsets the mirror keeps that the source has deleted; None if unknown or STOPPED."""
@@ -303,11 +254,8 @@ class PartitionRow:
 
     @property
     @showing(
-        shown(
-            TEXT.null_when("nothing is known to limit the copy"),
-            "what limits how fast the partition is copied: the path to the source, with its connections and their"
-            " speed",
-        )
+        TEXT.null_when("nothing is known to limit the copy"),
+        "what limits how fast the partition is copied: the path to the source, with its connections and their speed",
     )
     def limited_by(self) -> str | None:
         """What limits how fast the partition is copied; None if nothing is known to."""

@@ -5,7 +5,7 @@ copies it, and the snapshots. Offsets come from the snapshots, or from the repor
 state is the newer one of record and report, unless a snapshot disproves it (the topic is gone).
 
 `describe`, `list`, `top`, `wait`, `report`, the pages and metrics of `run --http` and the log of `run` all show what is
-decided here. A running engine gives what it knows in place of the snapshots (`engine.control.live_status`).
+decided here. A running engine gives what it knows in place of the snapshots (`engine.driver.live_status`).
 """
 
 from __future__ import annotations

@@ -7,9 +7,22 @@ except sums. Each column is declared with its field or property, also those of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from kmirror.columns import COUNT, DURATION, REASON, TEXT, Gauge, Table, columns_of, list_of, one_of, showing, shown
+from kmirror.columns import (
+    COUNT,
+    DURATION,
+    REASON,
+    TEXT,
+    Gauge,
+    Table,
+    columns_of,
+    list_of,
+    one_of,
+    showing,
+    shown,
+    table_row,
+)
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.state.records import PartitionState
 from kmirror.status.partition_row import RATE, PartitionRow, eta_ms, shown_duration, shown_rate
@@ -73,20 +86,18 @@ def _eta_of(rows: Sequence[PartitionRow]) -> int | None:
     return eta_ms(sum(row.lag or 0 for row in behind), sum(row.closing_speed or 0 for row in behind))
 
 
-@dataclass(frozen=True, slots=True)
+@table_row
 class TopicStatus:
     """One topic with its partitions, which are at least one."""
 
-    mirror: str = field(metadata=shown(TEXT, "the mirror", "MIRROR"))
-    topic: str = field(metadata=shown(TEXT, "the topic on the destination", "TOPIC"))
-    state: TopicState = field(
-        metadata=shown(
-            one_of("topic state", TopicState),
-            "state of the topic",
-            "STATE",
-            of_row=lambda topic: shown_state(topic.state, topic.reason),
-            code=lambda topic: topic.code,
-        )
+    mirror: str = shown(TEXT, "the mirror", "MIRROR")
+    topic: str = shown(TEXT, "the topic on the destination", "TOPIC")
+    state: TopicState = shown(
+        one_of("topic state", TopicState),
+        "state of the topic",
+        "STATE",
+        of_row=lambda topic: shown_state(topic.state, topic.reason),
+        code=lambda topic: topic.code,
     )
     #: Whether lanes should copy it: it is not paused, stopped or being rebuilt.
     is_wanted: bool
@@ -101,13 +112,13 @@ class TopicStatus:
         first = partitions[0]
         as_of = [row.lag_as_of_ms for row in partitions if row.lag_as_of_ms is not None]
         return cls(
-            first.mirror,
-            first.topic,
-            first.topic_state,
-            is_wanted,
-            tuple(partitions),
-            totals(partitions),
-            min(as_of) if len(as_of) == len(partitions) else None,
+            mirror=first.mirror,
+            topic=first.topic,
+            state=first.topic_state,
+            is_wanted=is_wanted,
+            partitions=tuple(partitions),
+            totals=totals(partitions),
+            lag_as_of_ms=min(as_of) if len(as_of) == len(partitions) else None,
         )
 
     def changed(self, change: Callable[[PartitionRow], PartitionRow]) -> TopicStatus:
@@ -125,41 +136,39 @@ class TopicStatus:
         )
 
     @property
-    @showing(shown(REASON.null_when("all is well"), "the reason of the first partition that is not copied"))
+    @showing(REASON.null_when("all is well"), "the reason of the first partition that is not copied")
     def reason(self) -> Reason | None:
         """Why the first of the partitions that are not copied is not."""
         return self._telling.reason
 
     @property
-    @showing(shown(list_of(one_of("reason", Reason)), "the reasons of all its partitions"))
+    @showing(list_of(one_of("reason", Reason)), "the reasons of all its partitions")
     def reasons(self) -> list[Reason]:
         """The different reasons of its partitions."""
         return list(dict.fromkeys(row.reason for row in self.partitions if row.reason is not None))
 
     @property
-    @showing(shown(TEXT.null_when("there is nothing to report"), "the reason as a sentence"))
+    @showing(TEXT.null_when("there is nothing to report"), "the reason as a sentence")
     def error_message(self) -> str | None:
         """The sentence for the reason."""
         return self._telling.error_message
 
     @property
-    @showing(shown(COUNT, "how many partitions it has", "PARTITIONS", key="partitions"))
+    @showing(COUNT, "how many partitions it has", "PARTITIONS", key="partitions")
     def partition_count(self) -> int:
         """How many partitions it has."""
         return len(self.partitions)
 
     @property
     @showing(
-        shown(
-            COUNT,
-            "how many of them are FAILED",
-            gauge=Gauge(
-                "kmirror_topic_partitions_failed",
-                "partitions",
-                "partitions of the topic that are FAILED",
-                cluster_linking="`failed-mirror-partition-count`",
-            ),
-        )
+        COUNT,
+        "how many of them are FAILED",
+        gauge=Gauge(
+            "kmirror_topic_partitions_failed",
+            "partitions",
+            "partitions of the topic that are FAILED",
+            cluster_linking="`failed-mirror-partition-count`",
+        ),
     )
     def failed(self) -> int:
         """How many of its partitions are FAILED."""
@@ -167,76 +176,66 @@ class TopicStatus:
 
     @property
     @showing(
-        shown(
-            COUNT.null_when("no lag is known, or all are STOPPED"),
-            "offsets that the destination is behind, summed over the partitions where that is known",
-            "LAG",
-            of_row=lambda topic: topic.totals.shown_lag,
-            gauge=Gauge(
-                "kmirror_topic_lag_offsets",
-                "offsets",
-                "offsets that the destination lacks, summed over the partitions",
-                "while the lag of one of its partitions is unknown, and if all are STOPPED",
-                "`MaxLag` of `MirrorFetcherManager`",
-                "`MaxLag` of `ClusterLinkFetcherManager`",
-                is_known=lambda topic: not topic.lag_unknown,
-            ),
-        )
+        COUNT.null_when("no lag is known, or all are STOPPED"),
+        "offsets that the destination is behind, summed over the partitions where that is known",
+        "LAG",
+        of_row=lambda topic: topic.totals.shown_lag,
+        gauge=Gauge(
+            "kmirror_topic_lag_offsets",
+            "offsets",
+            "offsets that the destination lacks, summed over the partitions",
+            "while the lag of one of its partitions is unknown, and if all are STOPPED",
+            "`MaxLag` of `MirrorFetcherManager`",
+            "`MaxLag` of `ClusterLinkFetcherManager`",
+            is_known=lambda topic: not topic.lag_unknown,
+        ),
     )
     def lag(self) -> int | None:
         """The sum of the known lags."""
         return self.totals.lag
 
     @property
-    @showing(shown(COUNT, "for how many partitions it is unknown"))
+    @showing(COUNT, "for how many partitions it is unknown")
     def lag_unknown(self) -> int:
         """For how many partitions the lag is unknown."""
         return self.totals.unknown_lags
 
     @property
     @showing(
-        shown(
-            DURATION.null_when(_UNKNOWN),
-            "the largest timeLagMs of its partitions",
-            "TIME-LAG",
-            cell=shown_duration,
-            gauge=Gauge(
-                "kmirror_topic_lag_seconds",
-                "seconds",
-                "`timeLagMs` of `describe`, the largest of its partitions",
-                "while it is unknown for one of its partitions, and if all are STOPPED",
-            ),
-        )
+        DURATION.null_when(_UNKNOWN),
+        "the largest timeLagMs of its partitions",
+        "TIME-LAG",
+        cell=shown_duration,
+        gauge=Gauge(
+            "kmirror_topic_lag_seconds",
+            "seconds",
+            "`timeLagMs` of `describe`, the largest of its partitions",
+            "while it is unknown for one of its partitions, and if all are STOPPED",
+        ),
     )
     def time_lag_ms(self) -> int | None:
         """The largest time lag."""
         return self.totals.time_lag_ms
 
     @property
-    @showing(shown(RATE.null_when("no lane reports on it"), "how fast it is copied", "RATE", cell=shown_rate))
+    @showing(RATE.null_when("no lane reports on it"), "how fast it is copied", "RATE", cell=shown_rate)
     def bytes_per_second(self) -> int | None:
         """How fast it is copied."""
         return self.totals.bytes_per_second
 
     @property
     @showing(
-        shown(
-            DURATION.null_when(f"{_UNKNOWN}, or the source grows faster than the copy"),
-            "time until the lag of all its partitions is 0 at the present speed",
-            "ETA",
-            cell=shown_duration,
-        )
+        DURATION.null_when(f"{_UNKNOWN}, or the source grows faster than the copy"),
+        "time until the lag of all its partitions is 0 at the present speed",
+        "ETA",
+        cell=shown_duration,
     )
     def eta_ms(self) -> int | None:
         """The time until all is copied."""
         return self.totals.eta_ms
 
     @property
-    @showing(
-        shown(
-            COUNT.null_when("there are few or none"), "offsets at which the source has no records, still to be filled"
-        )
-    )
+    @showing(COUNT.null_when("there are few or none"), "offsets at which the source has no records, still to be filled")
     def offsets_to_fill(self) -> int | None:
         """How many offsets are to be filled."""
         return sum(row.offsets_to_fill or 0 for row in self.partitions if not row.is_stopped) or None
