@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
+from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack, dataclass_transform
 
@@ -198,6 +199,8 @@ def columns_of(row: type[R]) -> tuple[Column[R], ...]:
 
 def _declared(name: str, kind: Type, meaning: str, header: str, how: _How) -> Column[Any]:
     value: Callable[[Any], Any] = attrgetter(name)
+    if kind.json == "array":
+        value = partial(_list_of, name)
     first, *others = name.split("_")
     key = how.get("key") or first + "".join(map(str.capitalize, others))
     cell = how.get("cell")
@@ -208,6 +211,11 @@ def _declared(name: str, kind: Type, meaning: str, header: str, how: _How) -> Co
     is_number = kind.json in ("integer", "number") and kind.words != TIME.words
     in_table = how.get("of_row") if cell is None else cell_of
     return Column(key, kind, meaning, value, header, in_table, how.get("code"), is_number, gauge=how.get("gauge"))
+
+
+def _list_of(name: str, row: Any) -> list[Any] | None:
+    found = getattr(row, name)
+    return None if found is None else list(found)
 
 
 def document(fields: Iterable[Column[R]], row: R) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kmirror.columns import FLAG, REASON, TEXT, Column, Table, document, one_of
+from kmirror.columns import FLAG, REASON, TEXT, Column, Table, columns_of, document, one_of, shown, table_row
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
 from kmirror.ops.base.results import EXIT_CODE
 from kmirror.ops.probe.guarantees import Guarantee, Verdict
@@ -32,18 +32,26 @@ class Grade(StrEnum):
     FAIL = "FAIL"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@table_row
 class CheckLine:
     """One line of `check`: what was checked, on which side, and whether it is ok."""
 
-    cluster: str
-    what: str
-    ok: bool
-    message: str
-    hint: str | None = None
-    reason: Reason | None = None
-    #: Only what `--probe` found.
-    guarantee: Verdict | None = None
+    cluster: str = shown(TEXT, "the side: source or destination", "CLUSTER")
+    what: str = shown(TEXT, "what was checked", "CHECK", key="check")
+    ok: bool = shown(FLAG, "whether it is well", "RESULT", of_row=lambda line: line.grade)
+    message: str = shown(
+        TEXT,
+        "what was found; may have several lines",
+        "MESSAGE",
+        of_row=lambda line: one_line(line.message.partition("\n")[0]),
+    )
+    hint: str | None = shown(TEXT.null_when("there is nothing to advise"), "what to do about it", default=None)
+    reason: Reason | None = shown(REASON.null_when("there is no code for it"), "why, as a code", default=None)
+    guarantee: Verdict | None = shown(
+        one_of("guarantee", Verdict).null_when("it is not what `--probe` tries"),
+        "whether a guarantee that the copy relies on holds; WEAKER: kmirror copes, as the message says",
+        default=None,
+    )
 
     @property
     def grade(self) -> Grade:
@@ -55,27 +63,7 @@ class CheckLine:
 
 #: Tables show the first line of a message only.
 CHECKS: Table[CheckLine] = Table(
-    (
-        Column("cluster", TEXT, "the side: source or destination", lambda line: line.cluster, "CLUSTER"),
-        Column("check", TEXT, "what was checked", lambda line: line.what, "CHECK"),
-        Column("ok", FLAG, "whether it is well", lambda line: line.ok, "RESULT", cell=lambda line: line.grade),
-        Column(
-            "message",
-            TEXT,
-            "what was found; may have several lines",
-            lambda line: line.message,
-            "MESSAGE",
-            cell=lambda line: one_line(line.message.partition("\n")[0]),
-        ),
-        Column("hint", TEXT.null_when("there is nothing to advise"), "what to do about it", lambda line: line.hint),
-        Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda line: line.reason),
-        Column(
-            "guarantee",
-            one_of("guarantee", Verdict).null_when("it is not what `--probe` tries"),
-            "whether a guarantee that the copy relies on holds; WEAKER: kmirror copes, as the message says",
-            lambda line: line.guarantee,
-        ),
-    ),
+    columns_of(CheckLine),
     "RESULT CLUSTER CHECK MESSAGE",
 )
 

@@ -14,7 +14,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.columns import COUNT, DURATION, END, TEXT, TIME, Column, Table, one_of
+from kmirror.columns import COUNT, DURATION, END, TEXT, TIME, Table, columns_of, one_of, showing, shown, table_row
 from kmirror.errors import Reason
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms
 from kmirror.ops.base.selection import select_stored_topics
@@ -32,30 +32,47 @@ from kmirror.state.snapshot import State
 from kmirror.sync.group_changes import GroupPlan, MirroredTopics
 from kmirror.words import one_line
 
+_UNSYNCED = "kmirror never set it"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@table_row
 class GroupRow:
     """One group's offset of one mirror partition; `group` and `topic` are the destination's names.
 
     `last_synced_offset` is what kmirror committed last, `last_sync_ms` when it last did so, or found it correct.
     """
 
-    mirror: str
-    group: str
-    source_group: str
-    kind: GroupKind
-    topic: str
-    partition: int
-    source_offset: int | None
-    destination_offset: int | None
-    last_synced_offset: int | None
-    last_sync_ms: int | None
-    last_sync_age_ms: int | None
-    reason: GroupReason | None
+    mirror: str = shown(TEXT, "the mirror", "MIRROR")
+    # the last column alone may hold spaces
+    group: str = shown(
+        TEXT, "the group on the destination", "GROUP", of_row=lambda row: row.group.replace(" ", "\u00b7")
+    )
+    source_group: str = shown(TEXT, "the group on the source")
+    kind: GroupKind = shown(one_of("group type", GroupKind), "what kind of group it is", key="type")
+    topic: str = shown(TEXT, "the topic on the destination", "TOPIC")
+    partition: int = shown(COUNT, "the partition", "PARTITION")
+    source_offset: int | None = shown(
+        END.null_when("there is none, or the source does not answer"),
+        "the offset committed on the source",
+        "SOURCE-OFFSET",
+    )
+    destination_offset: int | None = shown(
+        END.null_when("there is none"), "the offset committed on the destination", "DESTINATION-OFFSET"
+    )
+    last_synced_offset: int | None = shown(END.null_when(_UNSYNCED), "the offset that kmirror last set")
+    last_sync_ms: int | None = shown(TIME.null_when(_UNSYNCED), "when kmirror last set it, or found it as it should be")
+    last_sync_age_ms: int | None = shown(
+        DURATION.null_when(_UNSYNCED),
+        "how long ago that was",
+        "LAST-SYNC",
+        of_row=lambda row: None if row.last_sync_age_ms is None else format_duration(row.last_sync_age_ms),
+    )
+    reason: GroupReason | None = shown(GROUP_REASON.null_when("it is synced"), "why the offset is left alone", "REASON")
     #: The limit for which brokers refuse it.
     detail: str | None = None
 
     @property
+    @showing(TEXT.null_when("it is synced"), "the same as a sentence")
     def message(self) -> str | None:
         """Why the offset is left alone, in a sentence."""
         return None if self.reason is None else reason_text(self.reason, self.detail)
@@ -70,69 +87,8 @@ def _notes(rows: Sequence[GroupRow]) -> list[str]:
     return [f"{mirror}: {reason}: {message}" for (mirror, reason), message in messages.items()]
 
 
-_UNSYNCED = "kmirror never set it"
 GROUPS: Table[GroupRow] = Table(
-    (
-        Column("mirror", TEXT, "the mirror", lambda row: row.mirror, "MIRROR"),
-        Column(
-            "group",
-            TEXT,
-            "the group on the destination",
-            lambda row: row.group,
-            "GROUP",
-            # the last column alone may hold spaces
-            cell=lambda row: row.group.replace(" ", "\u00b7"),
-        ),
-        Column("sourceGroup", TEXT, "the group on the source", lambda row: row.source_group),
-        Column("type", one_of("group type", GroupKind), "what kind of group it is", lambda row: row.kind),
-        Column("topic", TEXT, "the topic on the destination", lambda row: row.topic, "TOPIC"),
-        Column("partition", COUNT, "the partition", lambda row: row.partition, "PARTITION", is_number=True),
-        Column(
-            "sourceOffset",
-            END.null_when("there is none, or the source does not answer"),
-            "the offset committed on the source",
-            lambda row: row.source_offset,
-            "SOURCE-OFFSET",
-            is_number=True,
-        ),
-        Column(
-            "destinationOffset",
-            END.null_when("there is none"),
-            "the offset committed on the destination",
-            lambda row: row.destination_offset,
-            "DESTINATION-OFFSET",
-            is_number=True,
-        ),
-        Column(
-            "lastSyncedOffset",
-            END.null_when(_UNSYNCED),
-            "the offset that kmirror last set",
-            lambda row: row.last_synced_offset,
-        ),
-        Column(
-            "lastSyncMs",
-            TIME.null_when(_UNSYNCED),
-            "when kmirror last set it, or found it as it should be",
-            lambda row: row.last_sync_ms,
-        ),
-        Column(
-            "lastSyncAgeMs",
-            DURATION.null_when(_UNSYNCED),
-            "how long ago that was",
-            lambda row: row.last_sync_age_ms,
-            "LAST-SYNC",
-            cell=lambda row: None if row.last_sync_age_ms is None else format_duration(row.last_sync_age_ms),
-            is_number=True,
-        ),
-        Column(
-            "reason",
-            GROUP_REASON.null_when("it is synced"),
-            "why the offset is left alone",
-            lambda row: row.reason,
-            "REASON",
-        ),
-        Column("message", TEXT.null_when("it is synced"), "the same as a sentence", lambda row: row.message),
-    ),
+    columns_of(GroupRow),
     "MIRROR GROUP TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAST-SYNC REASON",
     none="no group has committed offsets of these topics at the source",
     notes=_notes,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.columns import TEXT, Column, Table, one_of
+from kmirror.columns import TEXT, Table, columns_of, one_of, shown, table_row
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, naming_cluster, require_same_cluster
 from kmirror.ops.base.selection import select_stored_topics
@@ -22,19 +22,35 @@ from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.sync.setting_changes import ComparedSetting, SettingState, compare_settings
 from kmirror.words import one_line
 
+_UNREAD = "the topic's settings cannot be read"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@table_row
 class TopicSettingRow:
     """One setting of one mirror topic on both sides; `key` is None if the topic's settings cannot be read."""
 
-    mirror: str
-    topic: str
-    source_topic: str
-    key: str | None = None
-    source_value: str | None = None
-    destination_value: str | None = None
-    state: SettingState | None = None
-    why: str
+    mirror: str = shown(TEXT, "the mirror", "MIRROR")
+    topic: str = shown(TEXT, "the topic on the destination", "TOPIC")
+    source_topic: str = shown(TEXT, "the topic on the source")
+    key: str | None = shown(TEXT.null_when(_UNREAD), "the setting's name", "KEY", default=None)
+    source_value: str | None = shown(
+        TEXT.null_when("unknown, or not set there"),
+        "its value on the source",
+        "SOURCE",
+        of_row=lambda row: _one_word(row.source_value),
+        default=None,
+    )
+    destination_value: str | None = shown(
+        TEXT.null_when("unknown, or not set there"),
+        "its value on the destination",
+        "DESTINATION",
+        of_row=lambda row: _one_word(row.destination_value),
+        default=None,
+    )
+    state: SettingState | None = shown(
+        one_of("setting state", SettingState).null_when(_UNREAD), "how the two values relate", "STATE", default=None
+    )
+    why: str = shown(TEXT, "the same as a sentence", "WHY", of_row=lambda row: one_line(row.why))
 
 
 def _one_word(value: str | None) -> str | None:
@@ -42,38 +58,8 @@ def _one_word(value: str | None) -> str | None:
     return None if value is None else "".join(value.split()) or '""'
 
 
-_UNREAD = "the topic's settings cannot be read"
 TOPIC_SETTINGS: Table[TopicSettingRow] = Table(
-    (
-        Column("mirror", TEXT, "the mirror", lambda row: row.mirror, "MIRROR"),
-        Column("topic", TEXT, "the topic on the destination", lambda row: row.topic, "TOPIC"),
-        Column("sourceTopic", TEXT, "the topic on the source", lambda row: row.source_topic),
-        Column("key", TEXT.null_when(_UNREAD), "the setting's name", lambda row: row.key, "KEY"),
-        Column(
-            "sourceValue",
-            TEXT.null_when("unknown, or not set there"),
-            "its value on the source",
-            lambda row: row.source_value,
-            "SOURCE",
-            cell=lambda row: _one_word(row.source_value),
-        ),
-        Column(
-            "destinationValue",
-            TEXT.null_when("unknown, or not set there"),
-            "its value on the destination",
-            lambda row: row.destination_value,
-            "DESTINATION",
-            cell=lambda row: _one_word(row.destination_value),
-        ),
-        Column(
-            "state",
-            one_of("setting state", SettingState).null_when(_UNREAD),
-            "how the two values relate",
-            lambda row: row.state,
-            "STATE",
-        ),
-        Column("why", TEXT, "the same as a sentence", lambda row: row.why, "WHY", cell=lambda row: one_line(row.why)),
-    ),
+    columns_of(TopicSettingRow),
     "MIRROR TOPIC KEY SOURCE DESTINATION STATE WHY",
     none="no topic is mirrored: there are no settings to compare",
 )

@@ -85,7 +85,15 @@ def explain(destination: Destination, request: VerifyRequest, watch: Watch = unw
     with _Run(destination, request, watch) as run:
         _, plan = run.read_clusters()
         return [
-            PlannedRange(piece.topic, piece.partition, piece.start, piece.end, task, plan.where, run.size_of(piece))
+            PlannedRange(
+                topic=piece.topic,
+                partition=piece.partition,
+                start=piece.start,
+                end=piece.end,
+                size_in_bytes=run.size_of(piece),
+                task=task,
+                where=plan.where,
+            )
             for task, share in enumerate(plan.shares)
             for piece in share.pieces
         ]

@@ -22,10 +22,14 @@ from kmirror.columns import (
     Column,
     Table,
     Type,
+    columns_of,
     document,
     list_of,
     object_of,
     one_of,
+    showing,
+    shown,
+    table_row,
 )
 from kmirror.engine.bulk.runner import Where
 from kmirror.engine.compare.difference import Difference, DifferenceKind, RecordSummary
@@ -49,41 +53,6 @@ class ComparisonResult(StrEnum):
     EQUAL = "equal"
     DIFFERENT = "DIFFERENT"
     NOT_COMPARED = "not-compared"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyRow:
-    """The result of one partition (`partition` None: the whole topic): DONE is equal, as far as it was compared.
-
-    FAILED is `different`, or could not be compared. `end` is how far it was compared: the last mirrored offset, or the
-    destination's end when the command began. `offsets` counts those compared, `lag` what the source has after the
-    destination's end, which is not a difference.
-    """
-
-    topic: str
-    partition: int | None
-    result: Outcome
-    message: str
-    reason: Reason | None = None
-    different: bool = False
-    first_difference: Difference | None = None
-    start: int | None = None
-    end: int | None = None
-    offsets: int = 0
-    records: int = 0
-    size_in_bytes: int = 0
-    lag: int | None = None
-    last_mirrored_offset: int | None = None
-    notes: tuple[str, ...] = ()
-    hint: str | None = None
-    source_topic: str | None = None
-
-    @property
-    def verdict(self) -> ComparisonResult:
-        """The result as tables show it."""
-        if self.result is Outcome.DONE:
-            return ComparisonResult.EQUAL
-        return ComparisonResult.DIFFERENT if self.different else ComparisonResult.NOT_COMPARED
 
 
 _UNCOMPARED = "the row is about the whole topic"
@@ -111,73 +80,77 @@ _DIFFERENCE: tuple[Column[Difference], ...] = (
         lambda found: found.destination and document(_RECORD, found.destination),
     ),
 )
+
+
+@table_row
+class VerifyRow:
+    """The result of one partition (`partition` None: the whole topic): DONE is equal, as far as it was compared.
+
+    FAILED is `different`, or could not be compared. `end` is how far it was compared: the last mirrored offset, or the
+    destination's end when the command began. `offsets` counts those compared, `lag` what the source has after the
+    destination's end, which is not a difference.
+    """
+
+    topic: str = shown(TEXT, "the topic on the destination", "TOPIC")
+    partition: int | None = shown(COUNT.null_when(_UNCOMPARED), "the partition", "PARTITION")
+    result: Outcome = shown(
+        OUTCOME,
+        "DONE: equal as far as compared; FAILED: different, or not compared",
+        "RESULT",
+        of_row=lambda row: row.verdict,
+    )
+    reason: Reason | None = shown(REASON.null_when("there is no code for it"), "why, as a code", default=None)
+    message: str = shown(
+        TEXT,
+        "what was found, in a sentence",
+        "MESSAGE",
+        of_row=lambda row: "; ".join(one_line(text) for text in (row.message, *row.notes)),
+    )
+    different: bool = shown(FLAG, "whether the two logs differ", default=False)
+    start: int | None = shown(
+        OFFSET.null_when(_UNCOMPARED), "the first offset to compare", key="startOffset", default=None
+    )
+    end: int | None = shown(
+        END.null_when(_UNCOMPARED),
+        "up to where to compare: the last mirrored offset, or the destination's log end",
+        key="endOffset",
+        default=None,
+    )
+    offsets: int = shown(COUNT, "how many offsets were compared", key="offsetsCompared", default=0)
+    records: int = shown(COUNT, "how many records were compared", "RECORDS", key="recordsCompared", default=0)
+    size_in_bytes: int = shown(COUNT, "their size as the source stores them", key="bytesCompared", default=0)
+    lag: int | None = shown(COUNT.null_when("unknown"), "offsets that the destination lacks", default=None)
+    last_mirrored_offset: int | None = shown(
+        END.null_when("the partition was never stopped"), "the end of what came from the source", default=None
+    )
+    notes: tuple[str, ...] = shown(list_of(TEXT), "what else was found, in sentences", default=())
+    source_topic: str | None = shown(
+        TEXT.null_when("the topic was not looked at"), "the topic on the source", default=None
+    )
+    first_difference: Difference | None = None
+    hint: str | None = None
+
+    @property
+    @showing(
+        object_of(_DIFFERENCE).null_when("no difference was found"),
+        "the first difference",
+        key="firstDifference",
+        after="different",
+    )
+    def difference_document(self) -> dict[str, Any] | None:
+        """The first difference, as `--json` prints it."""
+        return document(_DIFFERENCE, self.first_difference) if self.first_difference is not None else None
+
+    @property
+    def verdict(self) -> ComparisonResult:
+        """The result as tables show it."""
+        if self.result is Outcome.DONE:
+            return ComparisonResult.EQUAL
+        return ComparisonResult.DIFFERENT if self.different else ComparisonResult.NOT_COMPARED
+
+
 VERIFIED: Table[VerifyRow] = Table(
-    (
-        Column("topic", TEXT, "the topic on the destination", lambda row: row.topic, "TOPIC"),
-        Column(
-            "partition",
-            COUNT.null_when(_UNCOMPARED),
-            "the partition",
-            lambda row: row.partition,
-            "PARTITION",
-            is_number=True,
-        ),
-        Column(
-            "result",
-            OUTCOME,
-            "DONE: equal as far as compared; FAILED: different, or not compared",
-            lambda row: row.result,
-            "RESULT",
-            cell=lambda row: row.verdict,
-        ),
-        Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda row: row.reason),
-        Column(
-            "message",
-            TEXT,
-            "what was found, in a sentence",
-            lambda row: row.message,
-            "MESSAGE",
-            cell=lambda row: "; ".join(one_line(text) for text in (row.message, *row.notes)),
-        ),
-        Column("different", FLAG, "whether the two logs differ", lambda row: row.different),
-        Column(
-            "firstDifference",
-            object_of(_DIFFERENCE).null_when("no difference was found"),
-            "the first difference",
-            lambda row: row.first_difference and document(_DIFFERENCE, row.first_difference),
-        ),
-        Column("startOffset", OFFSET.null_when(_UNCOMPARED), "the first offset to compare", lambda row: row.start),
-        Column(
-            "endOffset",
-            END.null_when(_UNCOMPARED),
-            "up to where to compare: the last mirrored offset, or the destination's log end",
-            lambda row: row.end,
-        ),
-        Column("offsetsCompared", COUNT, "how many offsets were compared", lambda row: row.offsets),
-        Column(
-            "recordsCompared",
-            COUNT,
-            "how many records were compared",
-            lambda row: row.records,
-            "RECORDS",
-            is_number=True,
-        ),
-        Column("bytesCompared", COUNT, "their size as the source stores them", lambda row: row.size_in_bytes),
-        Column("lag", COUNT.null_when("unknown"), "offsets that the destination lacks", lambda row: row.lag),
-        Column(
-            "lastMirroredOffset",
-            END.null_when("the partition was never stopped"),
-            "the end of what came from the source",
-            lambda row: row.last_mirrored_offset,
-        ),
-        Column("notes", list_of(TEXT), "what else was found, in sentences", lambda row: list(row.notes)),
-        Column(
-            "sourceTopic",
-            TEXT.null_when("the topic was not looked at"),
-            "the topic on the source",
-            lambda row: row.source_topic,
-        ),
-    ),
+    columns_of(VerifyRow),
     "TOPIC PARTITION RESULT RECORDS MESSAGE",
 )
 
@@ -226,42 +199,23 @@ VERIFY: tuple[Column[VerifyOutcome], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@table_row
 class PlannedRange:
     """A range of offsets that one task compares; its size is an estimate, None if unknown."""
 
-    topic: str
-    partition: int
-    start: int
-    end: int
-    task: int
-    where: Where
-    size_in_bytes: int | None
+    topic: str = shown(TEXT, "the topic on the destination", "TOPIC")
+    partition: int = shown(COUNT, "the partition", "PARTITION")
+    start: int = shown(OFFSET, "the first offset of the range", "START", key="startOffset")
+    end: int = shown(END, "the end of the range", "END", key="endOffset")
+    size_in_bytes: int | None = shown(COUNT.null_when("brokers do not tell"), "its size, about", "BYTES")
+    task: int = shown(COUNT, "the task that compares it", "TASK")
+    where: Where = shown(
+        one_of("where work is done", Where), "threads of the command, or Spark", "WHERE", key="comparedIn"
+    )
 
 
 VERIFY_PLAN: Table[PlannedRange] = Table(
-    (
-        Column("topic", TEXT, "the topic on the destination", lambda row: row.topic, "TOPIC"),
-        Column("partition", COUNT, "the partition", lambda row: row.partition, "PARTITION", is_number=True),
-        Column("startOffset", OFFSET, "the first offset of the range", lambda row: row.start, "START", is_number=True),
-        Column("endOffset", END, "the end of the range", lambda row: row.end, "END", is_number=True),
-        Column(
-            "sizeInBytes",
-            COUNT.null_when("brokers do not tell"),
-            "its size, about",
-            lambda row: row.size_in_bytes,
-            "BYTES",
-            is_number=True,
-        ),
-        Column("task", COUNT, "the task that compares it", lambda row: row.task, "TASK", is_number=True),
-        Column(
-            "comparedIn",
-            one_of("where work is done", Where),
-            "threads of the command, or Spark",
-            lambda row: row.where,
-            "WHERE",
-        ),
-    ),
+    columns_of(PlannedRange),
     "TOPIC PARTITION START END BYTES TASK WHERE",
     "nothing to compare",
 )
