@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kmirror.columns import COUNT, TEXT, Column, Table, document, list_of, one_of
+from kmirror.columns import COUNT, TEXT, Column, Table, columns_of, document, list_of, one_of, shown, table_row
 from kmirror.errors import RefusedError, UsageError
 from kmirror.words import counted
 from kmirror.work import Watch, unwatched
@@ -58,40 +58,22 @@ class BrokerState(StrEnum):
     DOWN = "DOWN"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@table_row
 class BrokerStatus:
     """The current state of a broker."""
 
-    cluster: str
-    cluster_id: str
-    node_id: int
-    address: str
-    pid: int | None
-    state: BrokerState
-    kafka_version: str
-    log_file: Path
+    cluster: str = shown(TEXT, "a or b", "CLUSTER")
+    cluster_id: str = shown(TEXT, "id of the cluster")
+    node_id: int = shown(COUNT, "id of the broker", "BROKER")
+    address: str = shown(TEXT, "host:port", "ADDRESS")
+    state: BrokerState = shown(one_of("broker state", BrokerState), "state of its process", "STATE")
+    pid: int | None = shown(COUNT.null_when("it is not running"), "its process id", "PID")
+    kafka_version: str = shown(TEXT, "version of Kafka", "KAFKA")
+    log_file: str = shown(TEXT, "its log file", "LOG")
 
 
 BROKERS: Table[BrokerStatus] = Table(
-    (
-        Column("cluster", TEXT, "a or b", lambda broker: broker.cluster, "CLUSTER"),
-        Column("clusterId", TEXT, "id of the cluster", lambda broker: broker.cluster_id),
-        Column("nodeId", COUNT, "id of the broker", lambda broker: broker.node_id, "BROKER", is_number=True),
-        Column("address", TEXT, "host:port", lambda broker: broker.address, "ADDRESS"),
-        Column(
-            "state", one_of("broker state", BrokerState), "state of its process", lambda broker: broker.state, "STATE"
-        ),
-        Column(
-            "pid",
-            COUNT.null_when("it is not running"),
-            "its process id",
-            lambda broker: broker.pid,
-            "PID",
-            is_number=True,
-        ),
-        Column("kafkaVersion", TEXT, "version of Kafka", lambda broker: broker.kafka_version, "KAFKA"),
-        Column("logFile", TEXT, "its log file", lambda broker: str(broker.log_file), "LOG"),
-    ),
+    columns_of(BrokerStatus),
     "CLUSTER BROKER ADDRESS STATE PID KAFKA LOG",
 )
 
@@ -219,7 +201,7 @@ def status(directory: Path) -> SandboxStatus:
                     pid=broker.pid,
                     state=state,
                     kafka_version=cluster.kafka_version,
-                    log_file=broker.log_file,
+                    log_file=str(broker.log_file),
                 )
             )
     return SandboxStatus(directory, tuple(brokers), tuple(files), tuple(controls))

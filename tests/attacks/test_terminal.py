@@ -221,7 +221,7 @@ def test_sentences_with_lines_of_commands_get_no_further_line(name: str) -> None
     lacking = LackingRight(name, name, Operation.READ, ResourceType.GROUP, PatternType.LITERAL, (name,))
     gaps = ClientGaps(found_ms=0, rights=(lacking,))
     binding = AclBinding(ResourceType.GROUP, name, PatternType.LITERAL, name, name, Operation.READ, AclPermission.ALLOW)
-    blocked = BlockedTopic(name, Denial.KEPT, 0, 1)
+    blocked = BlockedTopic(topic=name, denial=Denial.KEPT, since_ms=0, until_ms=1)
     texts = [
         *gap_sentences(gaps),
         str(binding),

@@ -154,7 +154,7 @@ BROKERS = SandboxStatus(
             pid=42,
             state=BrokerState.RUNNING,
             kafka_version="4.3.1",
-            log_file=Path("/sandbox/a/1.log"),
+            log_file="/sandbox/a/1.log",
         ),
         BrokerStatus(
             cluster="b",
@@ -164,7 +164,7 @@ BROKERS = SandboxStatus(
             pid=None,
             state=BrokerState.DOWN,
             kafka_version="4.3.1",
-            log_file=Path("/sandbox/b/1.log"),
+            log_file="/sandbox/b/1.log",
         ),
     ),
 )

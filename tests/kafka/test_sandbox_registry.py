@@ -66,7 +66,7 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(
         servers = first.status.bootstrap_servers(name)
         metadata = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=30)
         assert metadata.cluster_id == broker.cluster_id
-        assert broker.log_file.is_file()
+        assert Path(broker.log_file).is_file()
 
     again = up(directory)
     assert again.steps == ()

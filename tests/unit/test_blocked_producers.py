@@ -55,11 +55,11 @@ def test_how_long_writes_were_refused_is_reported_only_where_it_is_known() -> No
     since = {"cut": 1_000, "dead": 1_000, "given": 1_000, "left": 3_000, "theirs": None}
     rows = blocked_topics(since, {"given": 4_000}, {"cut": 3_500, "theirs": 3_500}, ["cut", "dead", "theirs"])
     assert rows == (
-        BlockedTopic("cut", Denial.KEPT, 1_000, 3_500),
-        BlockedTopic("dead", Denial.KEPT, 1_000, None),
-        BlockedTopic("given", Denial.LIFTED, 1_000, 4_000),
-        BlockedTopic("left", Denial.LEFT, 3_000, None),
-        BlockedTopic("theirs", Denial.KEPT, None, 3_500),
+        BlockedTopic(topic="cut", denial=Denial.KEPT, since_ms=1_000, until_ms=3_500),
+        BlockedTopic(topic="dead", denial=Denial.KEPT, since_ms=1_000, until_ms=None),
+        BlockedTopic(topic="given", denial=Denial.LIFTED, since_ms=1_000, until_ms=4_000),
+        BlockedTopic(topic="left", denial=Denial.LEFT, since_ms=3_000, until_ms=None),
+        BlockedTopic(topic="theirs", denial=Denial.KEPT, since_ms=None, until_ms=3_500),
     )
     assert [row.duration_ms for row in rows] == [2_500, None, 3_000, None, None]
     kept, lifted, left = blocked_sentences(rows, "kafka-acls …")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
 from kmirror import __version__, columns
-from kmirror.columns import Column, Type, document
-from kmirror.status.mirror_status import MIRRORS, MirrorRow
+from kmirror.columns import Column, R, Table, Type, document
+from kmirror.status.mirror_status import MIRRORS
 from kmirror.status.partition_row import PARTITIONS
 from kmirror.status.topic_status import TOPICS
 from kmirror.web.exposition import exposition
@@ -37,6 +38,11 @@ class Answer:
         return cls(status, _TEXT, f"{visible_lines(text)}\n".encode())
 
 
+def _while_copying(run: RunStatus, table: Table[R], rows: Iterable[R]) -> list[dict[str, Any]] | None:
+    """Return rows as JSON documents; None while the run waits."""
+    return None if run.waits_for is not None else [table.document(row) for row in rows]
+
+
 #: The keys of /status.json.
 STATUS: tuple[Column[RunStatus], ...] = (
     Column("version", columns.TEXT, "the version of kmirror", lambda _: __version__),
@@ -58,33 +64,21 @@ STATUS: tuple[Column[RunStatus], ...] = (
         "mirrors",
         MIRRORS.type.null_when(_NOT_COPYING),
         "the mirrors that this engine copies, as `list` shows them",
-        lambda run: None if run.waits_for is not None else [MIRRORS.document(row) for row in _mirror_rows(run)],
+        lambda run: _while_copying(run, MIRRORS, (one.status.row for one in run.mirrors if one.status is not None)),
     ),
     Column(
         "partitions",
         PARTITIONS.type.null_when(_NOT_COPYING),
         "their partitions, as `describe` shows them",
-        lambda run: (
-            None
-            if run.waits_for is not None
-            else [PARTITIONS.document(row) for one in run.mirrors for row in one.partitions]
-        ),
+        lambda run: _while_copying(run, PARTITIONS, (row for one in run.mirrors for row in one.partitions)),
     ),
     Column(
         "topics",
         TOPICS.type.null_when(_NOT_COPYING),
         "their topics, as `top` shows them",
-        lambda run: (
-            None
-            if run.waits_for is not None
-            else [TOPICS.document(topic) for one in run.mirrors for topic in one.topics]
-        ),
+        lambda run: _while_copying(run, TOPICS, (topic for one in run.mirrors for topic in one.topics)),
     ),
 )
-
-
-def _mirror_rows(run: RunStatus) -> list[MirrorRow]:
-    return [one.status.row for one in run.mirrors if one.status is not None]
 
 
 def answer(service: Service, path: str, accept: str) -> Answer:

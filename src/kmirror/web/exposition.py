@@ -27,9 +27,9 @@ def exposition(run: RunStatus, accept: str) -> tuple[bytes, str]:
 
     _, content_type = choose_encoder(accept)
     is_openmetrics = content_type.startswith(_OPENMETRICS)
-    lines = [line for metric in RUN_METRICS for line in _lines(metric, [("", metric.values(run))], is_openmetrics)]
+    lines = [line for metric in RUN_METRICS for line in _lines(metric, [("", metric.samples(run))], is_openmetrics)]
     for of_mirror in METRICS if run.mirrors else ():
-        values = [(_label("mirror", one.name), of_mirror.values(one)) for one in run.mirrors]
+        values = [(_label("mirror", one.name), of_mirror.samples(one)) for one in run.mirrors]
         lines += _lines(of_mirror, values, is_openmetrics)
     if is_openmetrics:
         lines.append("# EOF")

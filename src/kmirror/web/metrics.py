@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from kmirror import __version__
 from kmirror.columns import DURATION, Column
@@ -75,7 +75,8 @@ class Metric(Generic[T]):
     name: str
     unit: str
     meaning: str
-    values: Callable[[T], Iterable[Value]]
+    #: With labels the samples, otherwise the value; None while it is not known.
+    value: Callable[[T], Any]
     #: When there is no sample, in words; "" if there always is one.
     absent: str = ""
     kip_1279: str = ""
@@ -83,23 +84,22 @@ class Metric(Generic[T]):
     labels: tuple[str, ...] = ()
     is_histogram: bool = False
 
+    def samples(self, of: T) -> Iterable[Value]:
+        """Return the samples of a run or a mirror; what is not known has none."""
+        found = self.value(of)
+        if self.labels:
+            return cast(Iterable[Value], found)
+        return [] if found is None else [((), found)]
+
     @property
     def kind(self) -> str:
         """The type, in Prometheus' words: the names of counters say that they are."""
         return "histogram" if self.is_histogram else "counter" if self.name.endswith("_total") else "gauge"
 
 
-def _one(value: float | Latencies | None) -> list[Value]:
-    return [] if value is None else [((), value)]
-
-
 def _total(counter: str, unit: str, meaning: str) -> Metric[LiveMirror]:
     """Return the metric of a field of Counters."""
-
-    def values(mirror: LiveMirror) -> list[Value]:
-        return _one(getattr(mirror.snapshot.counters, counter))
-
-    return Metric(f"kmirror_{counter}_total", unit, meaning, values)
+    return Metric(f"kmirror_{counter}_total", unit, meaning, lambda mirror: getattr(mirror.snapshot.counters, counter))
 
 
 def _counted(codes: Iterable[str], found: Iterable[str | None]) -> Iterator[Value]:
@@ -164,15 +164,10 @@ def _source_offsets(mirror: LiveMirror) -> Iterator[Value]:
             yield (row.topic, str(row.partition)), row.source_offset
 
 
-def _source_up(mirror: LiveMirror) -> list[Value]:
-    snapshot = mirror.snapshot
-    is_known = snapshot.source_trouble is not None or snapshot.source_seen_at is not None
-    return _one(snapshot.source_trouble is None if is_known else None)
-
-
-def _source_age(mirror: LiveMirror) -> list[Value]:
-    seen_at = mirror.snapshot.source_seen_at
-    return _one(None if seen_at is None else mirror.age(seen_at))
+def _source_up(mirror: LiveMirror) -> bool | None:
+    if mirror.snapshot.source_trouble is not None:
+        return False
+    return None if mirror.snapshot.source_seen_at is None else True
 
 
 def _lane_ages(mirror: LiveMirror) -> Iterator[Value]:
@@ -193,24 +188,6 @@ def _job_ages(mirror: LiveMirror) -> Iterator[Value]:
 
 def _groups_skipped(mirror: LiveMirror) -> Iterator[Value]:
     return _counted(sorted(LASTING_REASONS), (one.skipped for one in mirror.state.groups(mirror.name)))
-
-
-def _groups(mirror: LiveMirror) -> list[Value]:
-    found = mirror.state.groups_checked(mirror.name)
-    return _one(None if found is None else found.groups)
-
-
-def _heartbeat_age(mirror: LiveMirror) -> list[Value]:
-    snapshot = mirror.snapshot
-    return _one(max(0, snapshot.time_ms - snapshot.engine.last_seen_ms) / 1000)
-
-
-def _throttle(mirror: LiveMirror) -> list[Value]:
-    return _one(throttle_of(mirror.status.record) if mirror.status is not None else None)
-
-
-def _topic_records(mirror: LiveMirror, of: Literal["rebuild", "archive"]) -> int:
-    return sum(getattr(one, of) is not None for one in mirror.state.topics(mirror.name))
 
 
 #: The side jobs: their names in sentences, and in labels.
@@ -250,13 +227,13 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "kmirror_engine_start_time_seconds",
         "epoch seconds",
         "when the engine took charge of the mirror",
-        lambda mirror: _one(mirror.snapshot.engine.since_ms / 1000),
+        lambda mirror: mirror.snapshot.engine.since_ms / 1000,
     ),
     Metric(
         "kmirror_engine_heartbeat_age_seconds",
         "seconds",
         "since the destination last accepted a heartbeat of the engine; one is due every second",
-        _heartbeat_age,
+        lambda mirror: max(0, mirror.snapshot.time_ms - mirror.snapshot.engine.last_seen_ms) / 1000,
     ),
     Metric(
         "kmirror_source_up",
@@ -270,7 +247,7 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "kmirror_source_answer_age_seconds",
         "seconds",
         "since the source last answered the source monitor; one answer is due every `refresh.interval.seconds`",
-        _source_age,
+        lambda mirror: None if (seen_at := mirror.snapshot.source_seen_at) is None else mirror.age(seen_at),
         "before the first answer",
     ),
     Metric(
@@ -302,7 +279,7 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "kmirror_partitions_lag_unknown",
         "partitions",
         "partitions that must be copied and whose lag is unknown now; the lag of their topics is absent",
-        lambda mirror: _one(sum(map(_is_lag_missing, mirror.partitions))),
+        lambda mirror: sum(map(_is_lag_missing, mirror.partitions)),
     ),
     *_of_rows(TOPICS.columns, ("topic",), lambda mirror: mirror.topics),
     Metric(
@@ -348,40 +325,40 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "kmirror_throttled_seconds_total",
         "seconds",
         "how long lanes have waited for `throttle.bytes.per.second`, summed over the lanes",
-        lambda mirror: _one(mirror.snapshot.counters.throttled_ms / 1000),
+        lambda mirror: mirror.snapshot.counters.throttled_ms / 1000,
     ),
     Metric(
         "kmirror_throttle_limit_bytes_per_second",
         "bytes per second",
         "the mirror's `throttle.bytes.per.second`",
-        _throttle,
+        lambda mirror: throttle_of(mirror.status.record) if mirror.status is not None else None,
         "if there is no limit",
     ),
     Metric(
         "kmirror_fetch_duration_seconds",
         "seconds",
         "from request to answer of fetches that returned records; includes the source's wait for records",
-        lambda mirror: _one(mirror.snapshot.counters.fetch_latencies),
+        lambda mirror: mirror.snapshot.counters.fetch_latencies,
         is_histogram=True,
     ),
     Metric(
         "kmirror_produce_duration_seconds",
         "seconds",
         "from request to answer of appends at the destination",
-        lambda mirror: _one(mirror.snapshot.counters.produce_latencies),
+        lambda mirror: mirror.snapshot.counters.produce_latencies,
         is_histogram=True,
     ),
     Metric(
         "kmirror_lanes",
         "lanes",
         "lanes that should be copying",
-        lambda mirror: _one(len(mirror.snapshot.lanes)),
+        lambda mirror: len(mirror.snapshot.lanes),
     ),
     Metric(
         "kmirror_lanes_silent",
         "lanes",
         "lanes that no worker has reported on for 10 seconds",
-        lambda mirror: _one(len(mirror.snapshot.silent_lanes)),
+        lambda mirror: len(mirror.snapshot.silent_lanes),
         kip_1279=f"`DeadThreadCount` {_FETCHER}",
         cluster_linking=f"`DeadThreadCount` {_LINK}",
     ),
@@ -397,7 +374,7 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "kmirror_lane_restarts_total",
         "restarts",
         "lanes that died, stopped responding or lost their worker, and were started again",
-        lambda mirror: _one(mirror.snapshot.lane_restarts),
+        lambda mirror: mirror.snapshot.lane_restarts,
     ),
     Metric(
         "kmirror_job_success_age_seconds",
@@ -412,7 +389,7 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "kmirror_groups",
         "groups",
         "groups of the source whose offsets are synced or would be, when they were last counted (about once a minute)",
-        _groups,
+        lambda mirror: None if (found := mirror.state.groups_checked(mirror.name)) is None else found.groups,
         "before they were first counted",
     ),
     Metric(
@@ -426,36 +403,36 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "kmirror_failures_total",
         "failures",
         "how often a partition became FAILED, or FAILED for another reason",
-        lambda mirror: _one(mirror.snapshot.events["partition", "FAILED"]),
+        lambda mirror: mirror.snapshot.events["partition", "FAILED"],
     ),
     Metric(
         "kmirror_losses_total",
         "losses",
         "how often copying resumed after records that the source had lost before they were copied",
-        lambda mirror: _one(mirror.snapshot.events["partition", "LOSS_ACCEPTED"]),
+        lambda mirror: mirror.snapshot.events["partition", "LOSS_ACCEPTED"],
     ),
     Metric(
         "kmirror_lost_records_total",
         "offsets",
         "how many offsets these losses skipped",
-        lambda mirror: _one(mirror.snapshot.lost_records),
+        lambda mirror: mirror.snapshot.lost_records,
     ),
     Metric(
         "kmirror_rebuilds_total",
         "rebuilds",
         "topics rebuilt because their source was recreated or its history rewritten",
-        lambda mirror: _one(mirror.snapshot.rebuilds),
+        lambda mirror: mirror.snapshot.rebuilds,
     ),
     Metric(
         "kmirror_topics_rebuilding",
         "topics",
         "topics that are being rebuilt now",
-        lambda mirror: _one(_topic_records(mirror, "rebuild")),
+        lambda mirror: sum(one.rebuild is not None for one in mirror.state.topics(mirror.name)),
     ),
     Metric(
         "kmirror_topics_archived",
         "topics",
         "topics whose records from before their last rebuild are in an archive",
-        lambda mirror: _one(_topic_records(mirror, "archive")),
+        lambda mirror: sum(one.archive is not None for one in mirror.state.topics(mirror.name)),
     ),
 )

@@ -6,10 +6,9 @@ A move costs the time from the first write that may have been refused to the fir
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
-from kmirror.columns import DURATION, TEXT, TIME, Column, Table, one_of
+from kmirror.columns import DURATION, TEXT, TIME, Table, columns_of, one_of, showing, shown, table_row
 from kmirror.words import at_time, listed
 
 _MOST_NAMES = 10
@@ -23,7 +22,7 @@ class Denial(StrEnum):
     LEFT = "LEFT"
 
 
-@dataclass(frozen=True, slots=True)
+@table_row
 class BlockedTopic:
     """How long neither source nor destination accepted writes to a topic; times in epoch milliseconds.
 
@@ -31,12 +30,26 @@ class BlockedTopic:
     denied it. `until_ms`: when writes were accepted again, None if not yet, or unknown.
     """
 
-    topic: str
-    denial: Denial
-    since_ms: int | None
-    until_ms: int | None
+    topic: str = shown(TEXT, "the topic on the destination")
+    denial: Denial = shown(
+        one_of("denial", Denial),
+        "what became of it at the source: KEPT where the topic was stopped, LIFTED where it stays mirrored, LEFT"
+        " where it should have been lifted and is not",
+    )
+    since_ms: int | None = shown(
+        TIME.null_when("another client had denied it before"),
+        "just before it was requested; no write was refused earlier",
+    )
+    until_ms: int | None = shown(
+        TIME.null_when("not yet, or unknown"),
+        "when writes were accepted again: by the destination (KEPT), or by the source (LIFTED)",
+    )
 
     @property
+    @showing(
+        DURATION.null_when("sinceMs or untilMs is null"),
+        "the time between them: the longest that producers may have been refused by both clusters",
+    )
     def duration_ms(self) -> int | None:
         """The longest time for which writes may have been refused; None if unknown or not over."""
         if self.since_ms is None or self.until_ms is None:
@@ -45,34 +58,7 @@ class BlockedTopic:
 
 
 BLOCKED: Table[BlockedTopic] = Table(
-    (
-        Column("topic", TEXT, "the topic on the destination", lambda row: row.topic),
-        Column(
-            "denial",
-            one_of("denial", Denial),
-            "what became of it at the source: KEPT where the topic was stopped, LIFTED where it stays mirrored, LEFT"
-            " where it should have been lifted and is not",
-            lambda row: row.denial,
-        ),
-        Column(
-            "sinceMs",
-            TIME.null_when("another client had denied it before"),
-            "just before it was requested; no write was refused earlier",
-            lambda row: row.since_ms,
-        ),
-        Column(
-            "untilMs",
-            TIME.null_when("not yet, or unknown"),
-            "when writes were accepted again: by the destination (KEPT), or by the source (LIFTED)",
-            lambda row: row.until_ms,
-        ),
-        Column(
-            "durationMs",
-            DURATION.null_when("sinceMs or untilMs is null"),
-            "the time between them: the longest that producers may have been refused by both clusters",
-            lambda row: row.duration_ms,
-        ),
-    ),
+    columns_of(BlockedTopic),
     "",
 )
 
@@ -87,10 +73,10 @@ def blocked_topics(
     rows = []
     for topic, since in sorted(since_ms.items()):
         if topic in lifted_ms:
-            rows.append(BlockedTopic(topic, Denial.LIFTED, since, lifted_ms[topic]))
+            denial, times = Denial.LIFTED, lifted_ms
         else:
-            denial = Denial.KEPT if topic in cut_off else Denial.LEFT
-            rows.append(BlockedTopic(topic, denial, since, writable_ms.get(topic)))
+            denial, times = Denial.KEPT if topic in cut_off else Denial.LEFT, writable_ms
+        rows.append(BlockedTopic(topic=topic, denial=denial, since_ms=since, until_ms=times.get(topic)))
     return tuple(rows)
 
 

@@ -6,9 +6,9 @@ A running engine applies changed settings within seconds. What `create` refuses 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from kmirror.columns import FLAG, TEXT, Column, Table
+from kmirror.columns import FLAG, TEXT, Table, columns_of, shown, table_row
 from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.base.context import Destination, actor, change, known_mirror, now_ms, require_mirror
 from kmirror.ops.base.results import VerbResult
@@ -24,39 +24,25 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.words import one_line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@table_row
 class SettingRow:
     """One setting of a mirror."""
 
-    key: str
-    value: str
-    is_default: bool
-    changeable: bool
-    help: str
+    key: str = shown(TEXT, "the setting, or the client property of the source", "KEY")
+    value: str = shown(TEXT, "its value as it is written", "VALUE", of_row=lambda r: one_line(r.value))
+    is_default: bool = shown(
+        FLAG,
+        "whether that is the default",
+        "FROM",
+        key="default",
+        of_row=lambda row: "default" if row.is_default else "set",
+    )
+    changeable: bool = shown(FLAG, "whether `config --set` may change it")
+    help: str = shown(TEXT, "what it does")
 
 
 MIRROR_SETTINGS: Table[SettingRow] = Table(
-    (
-        Column("key", TEXT, "the setting, or the client property of the source", lambda row: row.key, "KEY"),
-        Column(
-            "value",
-            TEXT,
-            "its value as it is written",
-            lambda row: row.value,
-            "VALUE",
-            cell=lambda r: one_line(r.value),
-        ),
-        Column(
-            "default",
-            FLAG,
-            "whether that is the default",
-            lambda row: row.is_default,
-            "FROM",
-            cell=lambda row: "default" if row.is_default else "set",
-        ),
-        Column("changeable", FLAG, "whether `config --set` may change it", lambda row: row.changeable),
-        Column("help", TEXT, "what it does", lambda row: row.help),
-    ),
+    columns_of(SettingRow),
     "KEY FROM VALUE",
 )
 #: Removed when discovery by these filters is disabled.
