@@ -54,10 +54,10 @@ class Totals:
     time_lag_ms: int | None
     eta_ms: int | None
 
-    @property
-    def shown_lag(self) -> str | None:
-        """Return the lag for people, as a lower bound if it is unknown for some."""
-        return None if self.lag is None else f"{'≥' if self.unknown_lags else ''}{self.lag:,}"
+
+def shown_lag(lag: int | None, unknown_lags: int) -> str | None:
+    """Return a sum of lags for people, as a lower bound if some are unknown."""
+    return None if lag is None else f"{'≥' if unknown_lags else ''}{lag:,}"
 
 
 def totals(rows: Iterable[PartitionRow]) -> Totals:
@@ -99,10 +99,46 @@ class TopicStatus:
         of_row=lambda topic: shown_state(topic.state, topic.reason),
         code=lambda topic: topic.code,
     )
+    lag: int | None = shown(
+        COUNT.null_when("no lag is known, or all are STOPPED"),
+        "offsets that the destination is behind, summed over the partitions where that is known",
+        "LAG",
+        of_row=lambda topic: shown_lag(topic.lag, topic.lag_unknown),
+        gauge=Gauge(
+            "kmirror_topic_lag_offsets",
+            "offsets",
+            "offsets that the destination lacks, summed over the partitions",
+            "while the lag of one of its partitions is unknown, and if all are STOPPED",
+            "`MaxLag` of `MirrorFetcherManager`",
+            "`MaxLag` of `ClusterLinkFetcherManager`",
+            is_known=lambda topic: not topic.lag_unknown,
+        ),
+    )
+    lag_unknown: int = shown(COUNT, "for how many partitions it is unknown")
+    time_lag_ms: int | None = shown(
+        DURATION.null_when(_UNKNOWN),
+        "the largest timeLagMs of its partitions",
+        "TIME-LAG",
+        cell=shown_duration,
+        gauge=Gauge(
+            "kmirror_topic_lag_seconds",
+            "seconds",
+            "`timeLagMs` of `describe`, the largest of its partitions",
+            "while it is unknown for one of its partitions, and if all are STOPPED",
+        ),
+    )
+    bytes_per_second: int | None = shown(
+        RATE.null_when("no lane reports on it"), "how fast it is copied", "RATE", cell=shown_rate
+    )
+    eta_ms: int | None = shown(
+        DURATION.null_when(f"{_UNKNOWN}, or the source grows faster than the copy"),
+        "time until the lag of all its partitions is 0 at the present speed",
+        "ETA",
+        cell=shown_duration,
+    )
     #: Whether lanes should copy it: it is not paused, stopped or being rebuilt.
     is_wanted: bool
     partitions: tuple[PartitionRow, ...]
-    totals: Totals
     #: When all the ends that the lag compares were last known.
     lag_as_of_ms: int | None
 
@@ -110,6 +146,7 @@ class TopicStatus:
     def of(cls, partitions: Sequence[PartitionRow], *, is_wanted: bool = True) -> TopicStatus:
         """Sum up the partitions of a topic."""
         first = partitions[0]
+        sums = totals(partitions)
         as_of = [row.lag_as_of_ms for row in partitions if row.lag_as_of_ms is not None]
         return cls(
             mirror=first.mirror,
@@ -117,7 +154,11 @@ class TopicStatus:
             state=first.topic_state,
             is_wanted=is_wanted,
             partitions=tuple(partitions),
-            totals=totals(partitions),
+            lag=sums.lag,
+            lag_unknown=sums.unknown_lags,
+            time_lag_ms=sums.time_lag_ms,
+            bytes_per_second=sums.bytes_per_second,
+            eta_ms=sums.eta_ms,
             lag_as_of_ms=min(as_of) if len(as_of) == len(partitions) else None,
         )
 
@@ -136,25 +177,25 @@ class TopicStatus:
         )
 
     @property
-    @showing(REASON.null_when("all is well"), "the reason of the first partition that is not copied")
+    @showing(REASON.null_when("all is well"), "the reason of the first partition that is not copied", after="state")
     def reason(self) -> Reason | None:
         """Why the first of the partitions that are not copied is not."""
         return self._telling.reason
 
     @property
-    @showing(list_of(one_of("reason", Reason)), "the reasons of all its partitions")
+    @showing(list_of(one_of("reason", Reason)), "the reasons of all its partitions", after="reason")
     def reasons(self) -> list[Reason]:
         """The different reasons of its partitions."""
         return list(dict.fromkeys(row.reason for row in self.partitions if row.reason is not None))
 
     @property
-    @showing(TEXT.null_when("there is nothing to report"), "the reason as a sentence")
+    @showing(TEXT.null_when("there is nothing to report"), "the reason as a sentence", after="reasons")
     def error_message(self) -> str | None:
         """The sentence for the reason."""
         return self._telling.error_message
 
     @property
-    @showing(COUNT, "how many partitions it has", "PARTITIONS", key="partitions")
+    @showing(COUNT, "how many partitions it has", "PARTITIONS", key="partitions", after="error_message")
     def partition_count(self) -> int:
         """How many partitions it has."""
         return len(self.partitions)
@@ -163,6 +204,7 @@ class TopicStatus:
     @showing(
         COUNT,
         "how many of them are FAILED",
+        after="partition_count",
         gauge=Gauge(
             "kmirror_topic_partitions_failed",
             "partitions",
@@ -173,66 +215,6 @@ class TopicStatus:
     def failed(self) -> int:
         """How many of its partitions are FAILED."""
         return sum(row.failed for row in self.partitions)
-
-    @property
-    @showing(
-        COUNT.null_when("no lag is known, or all are STOPPED"),
-        "offsets that the destination is behind, summed over the partitions where that is known",
-        "LAG",
-        of_row=lambda topic: topic.totals.shown_lag,
-        gauge=Gauge(
-            "kmirror_topic_lag_offsets",
-            "offsets",
-            "offsets that the destination lacks, summed over the partitions",
-            "while the lag of one of its partitions is unknown, and if all are STOPPED",
-            "`MaxLag` of `MirrorFetcherManager`",
-            "`MaxLag` of `ClusterLinkFetcherManager`",
-            is_known=lambda topic: not topic.lag_unknown,
-        ),
-    )
-    def lag(self) -> int | None:
-        """The sum of the known lags."""
-        return self.totals.lag
-
-    @property
-    @showing(COUNT, "for how many partitions it is unknown")
-    def lag_unknown(self) -> int:
-        """For how many partitions the lag is unknown."""
-        return self.totals.unknown_lags
-
-    @property
-    @showing(
-        DURATION.null_when(_UNKNOWN),
-        "the largest timeLagMs of its partitions",
-        "TIME-LAG",
-        cell=shown_duration,
-        gauge=Gauge(
-            "kmirror_topic_lag_seconds",
-            "seconds",
-            "`timeLagMs` of `describe`, the largest of its partitions",
-            "while it is unknown for one of its partitions, and if all are STOPPED",
-        ),
-    )
-    def time_lag_ms(self) -> int | None:
-        """The largest time lag."""
-        return self.totals.time_lag_ms
-
-    @property
-    @showing(RATE.null_when("no lane reports on it"), "how fast it is copied", "RATE", cell=shown_rate)
-    def bytes_per_second(self) -> int | None:
-        """How fast it is copied."""
-        return self.totals.bytes_per_second
-
-    @property
-    @showing(
-        DURATION.null_when(f"{_UNKNOWN}, or the source grows faster than the copy"),
-        "time until the lag of all its partitions is 0 at the present speed",
-        "ETA",
-        cell=shown_duration,
-    )
-    def eta_ms(self) -> int | None:
-        """The time until all is copied."""
-        return self.totals.eta_ms
 
     @property
     @showing(COUNT.null_when("there are few or none"), "offsets at which the source has no records, still to be filled")

@@ -14,7 +14,7 @@ from kmirror.ops.show.listing import Overview
 from kmirror.status.mirror_status import MirrorRow
 from kmirror.status.partition_row import shown_duration, shown_rate
 from kmirror.status.topic_state import TopicState
-from kmirror.status.topic_status import TOPICS, TOPICS_OF_MIRRORS, TopicStatus, shown_state
+from kmirror.status.topic_status import TOPICS, TOPICS_OF_MIRRORS, TopicStatus, shown_lag, shown_state
 from kmirror.words import UNKNOWN, counted
 
 #: Mirrors take at most one line of four.
@@ -23,12 +23,11 @@ _MIRRORS_SHARE = 4
 
 def _by_lag(topic: TopicStatus) -> tuple[bool, bool, int, str, str]:
     """Sort FAILED topics first, then unknown lags, then the largest lag."""
-    totals = topic.totals
-    return (topic.state is not TopicState.FAILED, not totals.unknown_lags, -(totals.lag or 0), *_by_name(topic))
+    return (topic.state is not TopicState.FAILED, not topic.lag_unknown, -(topic.lag or 0), *_by_name(topic))
 
 
 def _by_rate(topic: TopicStatus) -> tuple[int, str, str]:
-    return (-(topic.totals.bytes_per_second or 0), *_by_name(topic))
+    return (-(topic.bytes_per_second or 0), *_by_name(topic))
 
 
 def _by_name(topic: TopicStatus) -> tuple[str, str]:
@@ -108,9 +107,10 @@ def _sums(overview: Overview) -> Iterator[Line]:
     for state in sorted(states, key=lambda one: (one != TopicState.FAILED, one)):
         line += [("  ", ""), (f"{states[state]:,} {state}", style_of(state))]
     yield line
+    lag = shown_lag(sums.lag, sums.unknown_lags)
     yield [
         (
-            f"rate {shown_rate(sums.bytes_per_second) or UNKNOWN}  total lag {sums.shown_lag or UNKNOWN}"
+            f"rate {shown_rate(sums.bytes_per_second) or UNKNOWN}  total lag {lag or UNKNOWN}"
             f"  time lag {shown_duration(sums.time_lag_ms) or UNKNOWN}  ETA {shown_duration(sums.eta_ms) or UNKNOWN}",
             "",
         )
