@@ -17,7 +17,7 @@ from kmirror.status.engine_health import engine_health
 from kmirror.web.look import GENERATOR
 from kmirror.web.report_facts import ReportFacts
 from kmirror.web.report_page import page
-from kmirror.web.report_summary import losses_of, period_of, summary
+from kmirror.web.report_summary import period_of, skips_of, summary
 from kmirror.web.spans import Health, Span, spans_of
 from kmirror.words import visible_lines
 from tests.support.page_script import drawn, inlined, text_of
@@ -139,7 +139,7 @@ def test_an_unknown_loss_is_not_zero() -> None:
     # what is skipped is lost also where nothing was stopped; and what is not stopped has not lost nothing
     assert shown_loss(facts, "shop.orders-0001") == "20"
     assert shown_loss(facts, "shop.orders-0002") is None
-    assert [loss.records for loss in losses_of(facts.events)] == [20]
+    assert [records for _, _, records in skips_of(facts.events)] == [20]
 
 
 def test_what_a_newer_version_wrote_is_missed() -> None:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kmirror import __version__
 from kmirror.columns import document
 from kmirror.commands import on_mirror
-from kmirror.ops.base.results import TopicResult
+from kmirror.ops.base.results import TopicResult, estimated_in_all, is_current
 from kmirror.ops.show.events import EVENTS
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import TopicRecord
 from kmirror.status.mirror_status import MIRRORS
 from kmirror.status.partition_row import PartitionRow
-from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TOPICS, TopicStatus
 from kmirror.web.look import report_text
 from kmirror.web.recent import POINT
 from kmirror.web.report_facts import ClusterFacts, ReportFacts
-from kmirror.web.report_summary import Period, TopicLoss, losses_by_topic, period_of, summary
+from kmirror.web.report_summary import Period, period_of, skipped_by_topic, summary
 from kmirror.web.spans import Health, Span
 from kmirror.words import UNKNOWN, at_time, counted, one_line
 
@@ -100,7 +100,9 @@ def _ago(age_ms: int) -> str:
 
 
 def _tables(facts: ReportFacts, period: Period | None) -> list[dict[str, Any]]:
-    losses = losses_by_topic(facts)
+    skipped, stops = skipped_by_topic(facts), defaultdict(list)
+    for stop in facts.stops:
+        stops[stop.topic].append(stop)
     epochs = {(row.topic, row.partition): row.last_mirrored_epoch for row in facts.rows}
     archived = [t for t in facts.topics if t.rebuild or t.rebuilt_at_ms or t.archive or t.topic in facts.archives]
     odd = [span for span in period.spans if span.health is not Health.COPIED] if period is not None else []
@@ -121,8 +123,12 @@ def _tables(facts: ReportFacts, period: Period | None) -> list[dict[str, Any]]:
             " known.",
             "topic",
             {"TOPIC": "prose", "LAST MIRRORED OFFSET": "number", "KNOWN LOST": "number"},
-            [topic for topic in facts.status.topics if _is_stopped_or_lost(topic, losses[topic.topic])],
-            lambda topic: [topic.topic, _offsets(topic), _lost(losses[topic.topic], topic.state is TopicState.STOPPED)],
+            [
+                one
+                for one in facts.status.topics
+                if one.topic in stops or skipped[one.topic] or _offsets(one) is not None
+            ],
+            lambda topic: [topic.topic, _offsets(topic), _lost(stops[topic.topic], skipped[topic.topic])],
         ),
         _table(
             "Stopped partitions",
@@ -192,10 +198,6 @@ def _failed_row(row: PartitionRow) -> list[_Value]:
     ]
 
 
-def _is_stopped_or_lost(topic: TopicStatus, loss: TopicLoss) -> bool:
-    return topic.state is TopicState.STOPPED or loss.records is not None or _offsets(topic) is not None
-
-
 def _offsets(topic: TopicStatus) -> _Value:
     """Return the last mirrored offsets of a topic's partitions: one, or the least and the largest."""
     found = {row.last_mirrored_offset for row in topic.partitions if row.last_mirrored_offset is not None}
@@ -204,14 +206,21 @@ def _offsets(topic: TopicStatus) -> _Value:
     return f"{min(found):,} … {max(found):,}", ""
 
 
-def _lost(loss: TopicLoss, is_stopped: bool = True) -> _Value:
-    """Return a known loss, marked as a lower bound if it is not whole."""
-    if loss.records is None:
-        return ("unknown", "bad") if is_stopped else None
-    bound = "" if loss.is_whole else "≥ "
-    least = f"{loss.estimated_more_at_loss:,} to " if loss.estimated_more_at_loss < loss.estimated_more else ""
-    more = f" + about {least}{loss.estimated_more:,}" if loss.estimated_more else ""
-    return f"{bound}{loss.records:,}{more}", "bad" if loss.records or more else "warn" if bound else ""
+def _lost(stops: Sequence[TopicResult], skipped: int = 0) -> _Value:
+    """Return the known loss of stopped partitions and of records skipped before, as a lower bound if it is not whole.
+
+    It is not whole if the loss of a partition is unknown, or its source's end was last read some time before the stop.
+    """
+    known = [stop.lag for stop in stops if stop.lag is not None]
+    if stops and not known and not skipped:
+        return "unknown", "bad"
+    if not stops and not skipped:
+        return None
+    records, more, at_loss = sum(known) + skipped, estimated_in_all(stops), estimated_in_all(stops, at_loss=True)
+    is_whole = all(stop.is_complete or (stop.at_stop is not None and is_current(stop.at_stop)) for stop in stops)
+    bound = "" if is_whole and len(known) == len(stops) else "≥ "
+    estimate = f" + about {f'{at_loss:,} to ' if at_loss < more else ''}{more:,}" if more else ""
+    return f"{bound}{records:,}{estimate}", "bad" if records or more else "warn" if bound else ""
 
 
 def _stop_row(row: TopicResult, epoch: int | None) -> list[_Value]:
@@ -221,7 +230,7 @@ def _stop_row(row: TopicResult, epoch: int | None) -> list[_Value]:
         row.reason,
         row.last_mirrored_offset,
         epoch,
-        _lost(TopicLoss.of([row])),
+        _lost([row]),
         None if row.rpo_ms is None else (format_duration(row.rpo_ms) if row.rpo_ms else "0s", ""),
         one_line(row.message),
     ]

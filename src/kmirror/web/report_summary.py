@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kmirror.ops.base.topic_results import TopicResult, estimated_in_all, is_current
 from kmirror.ops.stop.report import totals_of, totals_sentences
 from kmirror.settings.durations import format_duration
 from kmirror.state.event_records import Event
@@ -157,13 +156,13 @@ def _what_was_stopped(facts: ReportFacts) -> Iterator[str]:
 
 
 def _what_was_lost(facts: ReportFacts) -> Iterator[str]:
-    losses = losses_of(facts.events)
-    if losses:
-        records = sum(loss.records for loss in losses)
+    skips = skips_of(facts.events)
+    if skips:
+        records = sum(skipped for _, _, skipped in skips)
         are = "was" if records == 1 else "were"
         yield (
             f"{counted(records, 'record')} {are} skipped because the source had lost them before they were copied, "
-            f"the last time at {at_time(losses[-1].time_ms)}."
+            f"the last time at {at_time(skips[-1][0])}."
         )
 
 
@@ -182,25 +181,23 @@ def _what_was_rebuilt(facts: ReportFacts) -> Iterator[str]:
         yield f"{counted(len(rebuilt) - _MOST_NAMED, 'more topic')} were rebuilt earlier."
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Records of one partition that its source had lost before they were copied, and that were skipped."""
+def skips_of(events: Sequence[Event]) -> list[tuple[int, str, int]]:
+    """Return the records that sources had lost before they were copied, and that were skipped: time, topic, number."""
+    return [
+        (event.time_ms, str(event.details.get("topic")), records)
+        for event in events
+        if event.result == "LOSS_ACCEPTED" and isinstance(records := event.details.get("records"), int)
+    ]
 
-    time_ms: int
-    topic: str
-    partition: int
-    records: int
 
-
-def losses_of(events: Sequence[Event]) -> list[Loss]:
-    """Return the losses in these events, in order."""
-    found = []
-    for event in events:
-        partition = event.details.get("topic"), event.details.get("partition")
-        records = event.details.get("records")
-        if event.result == "LOSS_ACCEPTED" and isinstance(records, int):
-            found.append(Loss(event.time_ms, str(partition[0]), int(partition[1] or 0), records))
-    return found
+def skipped_by_topic(facts: ReportFacts) -> Counter[str]:
+    """Return how many records of each topic were skipped since it was added."""
+    added = {topic.topic: topic.added_at_ms or 0 for topic in facts.topics}
+    skipped: Counter[str] = Counter()
+    for time_ms, topic, records in skips_of(facts.events):
+        if time_ms >= added.get(topic, 0):
+            skipped[topic] += records
+    return skipped
 
 
 def named(rows: Sequence[PartitionRow]) -> str:
@@ -208,44 +205,3 @@ def named(rows: Sequence[PartitionRow]) -> str:
     names = [f"{row.topic}-{row.partition}" for row in rows[:_MOST_NAMED]]
     more = len(rows) - len(names)
     return ", ".join(names) + (f" and {more:,} more" if more else "")
-
-
-@dataclass(frozen=True, slots=True)
-class TopicLoss:
-    """The known loss of some partitions: at their stop, and skipped before."""
-
-    #: None if nothing was stopped or skipped, or if the loss of all stopped partitions is unknown.
-    records: int | None
-    #: Estimated further loss, by the source's last known rates.
-    estimated_more: int = 0
-    #: The same if the source died when a connection to it broke.
-    estimated_more_at_loss: int = 0
-    #: False if the loss of a partition is unknown, or the source's end was last read some time before the stop.
-    is_whole: bool = True
-
-    @classmethod
-    def of(cls, stops: Sequence[TopicResult], skipped: int = 0) -> TopicLoss:
-        """Return the loss of these stopped partitions, plus the records skipped before."""
-        if not stops:
-            return cls(skipped or None)
-        known = [stop.lag for stop in stops if stop.lag is not None]
-        return cls(
-            sum(known) + skipped if known or skipped else None,
-            estimated_in_all(stops),
-            estimated_in_all(stops, at_loss=True),
-            len(known) == len(stops)
-            and all(stop.is_complete or (stop.at_stop is not None and is_current(stop.at_stop)) for stop in stops),
-        )
-
-
-def losses_by_topic(facts: ReportFacts) -> dict[str, TopicLoss]:
-    """Return the known loss of each topic."""
-    added = {topic.topic: topic.added_at_ms or 0 for topic in facts.topics}
-    skipped: Counter[str] = Counter()
-    for loss in losses_of(facts.events):
-        if loss.time_ms >= added.get(loss.topic, 0):
-            skipped[loss.topic] += loss.records
-    stops: dict[str, list[TopicResult]] = {}
-    for stop in facts.stops:
-        stops.setdefault(stop.topic or "", []).append(stop)
-    return {one.topic: TopicLoss.of(stops.get(one.topic, ()), skipped[one.topic]) for one in facts.status.topics}
