@@ -177,9 +177,10 @@ def showing(
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(shown,))
-def table_row(declared: type[R]) -> type[R]:
-    """Make a class a row: a frozen dataclass, whose values are given by name."""
-    return dataclass(frozen=True, slots=True, kw_only=True)(declared)
+def table_row(declared: type[Any] | None = None, *, kw_only: bool = True) -> Any:
+    """Make a class a row: a frozen dataclass, whose values are given by name unless `kw_only` is false."""
+    make = dataclass(frozen=True, slots=True, kw_only=kw_only)
+    return make if declared is None else make(declared)
 
 
 def columns_of(row: type[R]) -> tuple[Column[R], ...]:

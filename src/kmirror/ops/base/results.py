@@ -377,18 +377,26 @@ class StopTotals:
 TOTALS: tuple[Column[StopTotals], ...] = columns_of(StopTotals)
 
 
-@dataclass(frozen=True, slots=True)
+@table_row(kw_only=False)
 class GroupResult:
     """The result of a verb for one consumer group on one partition; both offsets are committed ones."""
 
-    group: str
-    topic: str
-    partition: int
-    from_offset: int | None
-    to_offset: int | None
-    result: Outcome
-    reason: Reason | GroupReason | None = None
-    message: str | None = None
+    group: str = shown(TEXT, "the group on the destination")
+    topic: str = shown(TEXT, "the topic on the destination")
+    partition: int = shown(COUNT, "the partition")
+    from_offset: int | None = shown(END.null_when("there was none"), "the offset committed before", key="from")
+    to_offset: int | None = shown(END.null_when("there is none"), "the offset committed now", key="to")
+    result: Outcome = shown(OUTCOME, "how it ended")
+    reason: Reason | GroupReason | None = shown(
+        one_of("reason or group reason", Reason, GroupReason).null_when("there is no code for it"),
+        "why, as a code",
+        default=None,
+    )
+    message: str | None = shown(
+        TEXT.null_when("there is nothing to say"),
+        "the same as a sentence, with the limit that brokers refused it for",
+        default=None,
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
@@ -396,36 +404,20 @@ class GroupResult:
 
 
 GROUP_REASON = one_of("group reason", GroupReason)
-GROUP_RESULTS: tuple[Column[GroupResult], ...] = (
-    Column("group", TEXT, "the group on the destination", lambda row: row.group),
-    Column("topic", TEXT, "the topic on the destination", lambda row: row.topic),
-    Column("partition", COUNT, "the partition", lambda row: row.partition),
-    Column("from", END.null_when("there was none"), "the offset committed before", lambda row: row.from_offset),
-    Column("to", END.null_when("there is none"), "the offset committed now", lambda row: row.to_offset),
-    Column("result", OUTCOME, "how it ended", lambda row: row.result),
-    Column(
-        "reason",
-        one_of("reason or group reason", Reason, GroupReason).null_when("there is no code for it"),
-        "why, as a code",
-        lambda row: row.reason,
-    ),
-    Column(
-        "message",
-        TEXT.null_when("there is nothing to say"),
-        "the same as a sentence, with the limit that brokers refused it for",
-        lambda row: row.message,
-    ),
-)
+GROUP_RESULTS: tuple[Column[GroupResult], ...] = columns_of(GroupResult)
 
 
-@dataclass(frozen=True, slots=True)
+EXIT_CODE = one_of("exit code", ExitCode)
+
+
+@table_row(kw_only=False)
 class ErrorInfo:
     """Why a command did not do all that was asked; `code` is the exit code."""
 
-    code: ExitCode
-    message: str
-    hint: str | None = None
-    reason: Reason | None = None
+    code: ExitCode = shown(EXIT_CODE, "the exit code")
+    message: str = shown(TEXT, "what is wrong, as a sentence")
+    hint: str | None = shown(TEXT.null_when("there is none"), "what to do about it", default=None)
+    reason: Reason | None = shown(REASON.null_when("there is no code for it"), "why, as a code", default=None)
 
     @classmethod
     def of(cls, error: KmirrorError) -> ErrorInfo:
@@ -437,13 +429,7 @@ class ErrorInfo:
         return document(ERROR, self)
 
 
-EXIT_CODE = one_of("exit code", ExitCode)
-ERROR: tuple[Column[ErrorInfo], ...] = (
-    Column("code", EXIT_CODE, "the exit code", lambda error: int(error.code)),
-    Column("message", TEXT, "what is wrong, as a sentence", lambda error: error.message),
-    Column("hint", TEXT.null_when("there is none"), "what to do about it", lambda error: error.hint),
-    Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda error: error.reason),
-)
+ERROR: tuple[Column[ErrorInfo], ...] = columns_of(ErrorInfo)
 ERROR_OR_NULL = object_of(ERROR).null_when("there is no error")
 
 
