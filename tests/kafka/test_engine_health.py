@@ -110,7 +110,7 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
         points = [point for _, point in points_of(destination.state().history(mirror))]
         assert [p.phase for p in points if p.lag_unknown][:1] == ["SOURCE_UNREACHABLE"]
         facts = report_facts(destination, mirror)
-        assert facts.engine.reason is Reason.NO_ENGINE
+        assert facts.status.health.reason is Reason.NO_ENGINE
         document = StrictHtml(drawn(page(facts)))
         assert document.count("rect", "bad") > 0
         assert "all that the source had" in document.text()

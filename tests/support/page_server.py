@@ -27,7 +27,7 @@ def status(topics: int = 3, **changes: object) -> dict[str, Any]:
         "missing": None,
         "mirrors": [MIRRORS.document(facts.status.row)],
         "topics": [TOPICS.document(topic) for topic in facts.status.topics],
-        "partitions": [PARTITIONS.document(row) for row in facts.rows],
+        "partitions": [PARTITIONS.document(row) for row in facts.status.partitions],
         **changes,
     }
 

@@ -93,7 +93,7 @@ def test_the_summary_says_what_happened() -> None:
 def test_without_an_engine_that_is_said_first_and_lag_is_what_the_clusters_say() -> None:
     facts = report_facts()
     assert "Nothing is copied now" not in summary_text(facts)
-    dead = engine_health(facts.engine.record, "dr", NOW + 3 * HOUR)
+    dead = engine_health(facts.status.health.record, "dr", NOW + 3 * HOUR)
     facts = replace(facts, status=replace(facts.status, health=dead))
     assert "Nothing is copied now: no engine copies mirror dr (node-7/app-1 last reported 3h ago)" in summary_text(
         facts
@@ -149,7 +149,7 @@ def test_what_a_newer_version_wrote_is_missed() -> None:
 
 def test_a_mirror_that_is_stopped_needs_no_engine() -> None:
     facts = report_facts()
-    dead = engine_health(facts.engine.record, "dr", NOW + 3 * HOUR)
+    dead = engine_health(facts.status.health.record, "dr", NOW + 3 * HOUR)
     stopped = tuple(one for one in facts.status.topics if one.topic == "shop.payments")
     facts = replace(facts, status=replace(facts.status, health=dead, topics=stopped))
     assert "Nothing is copied now" not in summary_text(facts)
@@ -256,7 +256,7 @@ def test_what_a_cluster_says_cannot_become_markup() -> None:
         document = page(
             replace(
                 facts,
-                status=replace(told, record=replace(facts.mirror, created_by=evil)),
+                status=replace(told, record=replace(facts.status.record, created_by=evil)),
                 source=replace(facts.source, release=evil, trouble=evil),
                 archives={"shop.users": (evil,)},
                 made_by=evil,

@@ -114,7 +114,7 @@ def topic_status(
         status = _status_of(topic, record, report, facts.destination)
         status = _with_cause(status, topic, record, report, facts)
         statuses[partition] = _as_unmirrored(status, unmirrored.get(partition))
-    own = [(one.state, one.reason) for p, one in statuses.items() if not _is_extra(unmirrored.get(p))]
+    own = [(one.state, one.reason) for p, one in statuses.items() if p < count or not unmirrored[p].is_extra]
     state = topic_state_of(topic, own, records, source_trouble(facts.source))
     rows = [
         _row(
@@ -150,10 +150,6 @@ def _as_unmirrored(status: _Status, beside: UnmirroredPartition | None) -> _Stat
     if beside is None or (status.reason is not None and not beside.is_extra):
         return status
     return status._replace(reason=beside.reason, message=beside.message)
-
-
-def _is_extra(beside: UnmirroredPartition | None) -> bool:
-    return beside is not None and beside.is_extra
 
 
 def _status_of(
@@ -336,8 +332,8 @@ def _row(
         high_watermark = last.source_high_watermark if last else None
         log_start = last.source_log_start if last else None
         as_of_ms = report.as_of_ms if report else None
-    lag = None
-    if _is_extra(beside):
+    lag, is_extra = None, beside is not None and beside.is_extra
+    if is_extra:
         lag = 0
     elif answers and status.state is not PartitionState.STOPPED:
         # a partition that nobody copies, or whose mirror topic is gone or will be, is behind by its whole log
@@ -379,7 +375,7 @@ def _row(
         engine_last_seen_ms=health.last_seen_ms,
         engine_age_ms=health.age_ms,
         is_reported=current is not None,
-        is_extra=_is_extra(beside),
+        is_extra=is_extra,
         throttle_bytes_per_second=shared.limit,
         first_topics=(engine.first_topics if engine and health.reason is None else None) or (),
         bytes_per_second=int(current.bytes_per_second) if current else None,

@@ -86,7 +86,13 @@ def answer(service: Service, path: str, accept: str) -> Answer:
     found = ROUTES.get(path)
     if found is None:
         return Answer.of_text(HTTPStatus.NOT_FOUND, f"no such path; there are: {', '.join(ROUTES)}")
-    return found(service, accept)
+    try:
+        return found(service, accept)
+    except StuckError as stuck:
+        if not path.endswith(".json"):
+            return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, str(stuck))
+        error = {"error": {"code": 1, "message": str(stuck), "hint": None, "reason": None}}
+        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _JSON, json_text(error).encode())
 
 
 def _page(service: Service, accept: str) -> Answer:
@@ -100,10 +106,7 @@ def _health(service: Service, accept: str) -> Answer:
 
 
 def _readiness(service: Service, accept: str) -> Answer:
-    try:
-        status = service.status()
-    except StuckError as stuck:
-        return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, str(stuck))
+    status = service.status()
     if status.missing is not None:
         return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, status.missing)
     text = "nothing to copy: all topics are stopped" if status.are_stopped else "records flow"
@@ -111,27 +114,19 @@ def _readiness(service: Service, accept: str) -> Answer:
 
 
 def _status(service: Service, accept: str) -> Answer:
-    return _json(lambda: document(STATUS, service.status()))
+    return _json(document(STATUS, service.status()))
 
 
 def _history(service: Service, accept: str) -> Answer:
-    return _json(lambda: document(HISTORY, LastHour.of(service.status(), service.recent.last())))
+    return _json(document(HISTORY, LastHour.of(service.status(), service.recent.last())))
 
 
-def _json(make: Callable[[], object]) -> Answer:
-    try:
-        return Answer(HTTPStatus.OK, _JSON, json_text(make()).encode())
-    except StuckError as stuck:
-        error = {"error": {"code": 1, "message": str(stuck), "hint": None, "reason": None}}
-        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _JSON, json_text(error).encode())
+def _json(found: object) -> Answer:
+    return Answer(HTTPStatus.OK, _JSON, json_text(found).encode())
 
 
 def _metrics(service: Service, accept: str) -> Answer:
-    try:
-        found = service.status()
-    except StuckError as stuck:
-        return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, str(stuck))
-    body, content_type = exposition(found, accept)
+    body, content_type = exposition(service.status(), accept)
     return Answer(HTTPStatus.OK, content_type, body)
 
 

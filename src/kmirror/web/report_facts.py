@@ -17,11 +17,9 @@ from kmirror.ops.show.describe import read_status, with_open_transactions
 from kmirror.ops.stop.report import stopped_row
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import TimedPoint, points_of
-from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
+from kmirror.state.records import PartitionState, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.status.engine_health import EngineHealth
 from kmirror.status.mirror_status import MirrorStatus
-from kmirror.status.partition_row import PartitionRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +51,6 @@ class ReportFacts:
     archives: Mapping[str, tuple[str, ...]]
     #: How many stored records of the mirror this version cannot read.
     unreadable: int = 0
-
-    @property
-    def mirror(self) -> MirrorRecord:
-        """The mirror's record."""
-        return self.status.record
-
-    @property
-    def engine(self) -> EngineHealth:
-        """Whether its engine is alive."""
-        return self.status.health
-
-    @property
-    def rows(self) -> list[PartitionRow]:
-        """Its partitions."""
-        return self.status.partitions
 
 
 def report_facts(destination: Destination, mirror: str) -> ReportFacts:

@@ -43,7 +43,7 @@ def page(facts: ReportFacts) -> str:
         "facts": _facts(facts),
         "tables": [*_tables(facts, period)],
     }
-    name, command = facts.mirror.name, on_mirror("report", facts.mirror.name, "--html", "FILE")
+    name, command = facts.status.record.name, on_mirror("report", facts.status.record.name, "--html", "FILE")
     made = f"Made by {facts.made_by} with kmirror {__version__}: {command}"
     return report_text(f"Mirror {name}: report of {at_time(facts.made_ms)}", made, [*summary(facts, period)], data)
 
@@ -60,7 +60,7 @@ def _history(facts: ReportFacts, period: Period | None) -> dict[str, Any]:
         return shown
     points = [document(POINT, timed) for timed in facts.history if period.from_ms < timed[0] <= period.until_ms]
     mirror = {
-        "mirror": facts.mirror.name,
+        "mirror": facts.status.record.name,
         "keys": [column.key for column in POINT],
         "points": [[*point.values()] for point in points],
         "spans": [(span.from_ms, span.until_ms, span.health) for span in period.spans],
@@ -70,11 +70,11 @@ def _history(facts: ReportFacts, period: Period | None) -> dict[str, Any]:
 
 def _facts(facts: ReportFacts) -> list[tuple[str, str, str]]:
     """Return what is known of clusters, engine and history: name, text and colour."""
-    engine = facts.engine
+    engine = facts.status.health
     heartbeat = "never: no engine ever ran"
     if engine.record is not None and engine.age_ms is not None:
         heartbeat = f"{_ago(engine.age_ms)}, by {engine.record.name}"
-    living = [row for row in facts.rows if not row.is_stopped]
+    living = [row for row in facts.status.partitions if not row.is_stopped]
     seen = [row.as_of_ms for row in living if row.as_of_ms is not None]
     source_age = "never" if living else "not read: no partition is to be copied"
     if seen:
@@ -103,7 +103,7 @@ def _tables(facts: ReportFacts, period: Period | None) -> list[dict[str, Any]]:
     skipped, stops = skipped_by_topic(facts), defaultdict(list)
     for stop in facts.stops:
         stops[stop.topic].append(stop)
-    epochs = {(row.topic, row.partition): row.last_mirrored_epoch for row in facts.rows}
+    epochs = {(row.topic, row.partition): row.last_mirrored_epoch for row in facts.status.partitions}
     archived = [t for t in facts.topics if t.rebuild or t.rebuilt_at_ms or t.archive or t.topic in facts.archives]
     odd = [span for span in period.spans if span.health is not Health.COPIED] if period is not None else []
     found = (
@@ -113,7 +113,7 @@ def _tables(facts: ReportFacts, period: Period | None) -> list[dict[str, Any]]:
             "partition",
             {"PARTITION": "prose", "REASON": "text", "SINCE": "time", "LAG": "number"}
             | {"WHAT HAPPENED, AND WHAT TO DO": "prose"},
-            [row for row in facts.rows if row.failed],
+            [row for row in facts.status.partitions if row.failed],
             _failed_row,
         ),
         _table(

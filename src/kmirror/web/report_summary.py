@@ -64,7 +64,7 @@ def summary(facts: ReportFacts, period: Period | None) -> Iterator[str]:
 
 
 def _what_it_is(facts: ReportFacts) -> Iterator[str]:
-    mirror, rows = facts.mirror, facts.rows
+    mirror, rows = facts.status.record, facts.status.partitions
     yield (
         f"Mirror {mirror.name} copies {counted(len(facts.topics), 'topic')} with"
         f" {counted(len(rows), 'partition')} from cluster {facts.source.cluster_id or 'unknown'} to cluster"
@@ -73,20 +73,20 @@ def _what_it_is(facts: ReportFacts) -> Iterator[str]:
 
 
 def _how_it_is(facts: ReportFacts) -> Iterator[str]:
-    living = [row for row in facts.rows if not row.is_stopped]
-    if facts.engine.message is not None and living:
-        yield f"Nothing is copied now: {facts.engine.message}."
+    living = [row for row in facts.status.partitions if not row.is_stopped]
+    if facts.status.health.message is not None and living:
+        yield f"Nothing is copied now: {facts.status.health.message}."
     if facts.source.trouble is not None:
         yield f"The source does not answer now: {one_line(facts.source.trouble)}."
-    failed = [row for row in facts.rows if row.failed]
+    failed = [row for row in facts.status.partitions if row.failed]
     if failed:
         reasons = Counter(str(row.reason or "unknown") for row in failed)
         counts = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
         are = "is" if len(failed) == 1 else "are"
         yield f"{counted(len(failed), 'partition')} {are} FAILED and not copied: {counts}; {named(failed)}."
-    if facts.mirror.paused:
+    if facts.status.record.paused:
         yield "The mirror is paused by an operator."
-    idle = [row for row in facts.rows if row.is_idle and row.reason != facts.engine.reason]
+    idle = [row for row in facts.status.partitions if row.is_idle and row.reason != facts.status.health.reason]
     if idle:
         yield f"{counted(len(idle), 'partition')} not copied: {one_line(idle[0].error_message)}."
     if not living:
