@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 from kmirror.web.look import page_text
 from kmirror.web.report_page import page
@@ -37,19 +40,33 @@ setTimeout(() => {
 </script>"""
 
 
-def test_nothing_is_cut_and_nothing_scrolls_sideways(tmp_path: Path) -> None:
-    bodies = {
-        "/": LOOK.encode(),
-        "/page.html": page_text(),
-        "/report.html": page(report_facts()).encode(),
-        "/status.json": json_body(status(ready=False, missing="dr: shop.orders-0000-0 FAILED")),
-        "/history.json": json_body(history()),
-    }
+#: Looks at a report that others wrote parts of, and at one whose script may not run.
+LOOK_INTO_REPORTS = """<!doctype html><title>look</title><body><script>
+const view = (path, sandbox) => {
+  const made = document.createElement("iframe");
+  if (sandbox) made.sandbox = sandbox;
+  made.src = path;
+  document.body.append(made);
+  return made;
+};
+const hostile = view("hostile.html"), silent = view("report.html", "allow-same-origin");
+setTimeout(() => {
+  const seen = [hostile, silent].map(({ contentDocument: { documentElement: root }, contentWindow }) => ({
+    owned: contentWindow.owned ?? null, images: root.querySelectorAll("img").length,
+    rows: root.querySelectorAll("tbody tr").length, text: root.innerText,
+  }));
+  document.body.textContent = JSON.stringify(seen);
+}, 3000);
+</script>"""
+
+
+def seen_in_browser(bodies: Mapping[str, bytes], profile: Path) -> Any:
+    """Return what the script of the first page writes into it."""
     with serving(bodies) as address:
         done = subprocess.run(
             (
                 *(chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-                *(f"--user-data-dir={tmp_path}", "--virtual-time-budget=10000", f"{address}/"),
+                *(f"--user-data-dir={profile}", "--virtual-time-budget=10000", f"{address}/"),
             ),
             capture_output=True,
             text=True,
@@ -58,7 +75,37 @@ def test_nothing_is_cut_and_nothing_scrolls_sideways(tmp_path: Path) -> None:
         )
     found = re.search(r"<body>(.*)</body>", done.stdout, re.DOTALL)
     assert found is not None, done.stdout
-    seen = json.loads(unescape(found[1]))
+    return json.loads(unescape(found[1]))
+
+
+def test_a_report_runs_nothing_that_others_wrote_and_has_a_summary_without_its_script(tmp_path: Path) -> None:
+    facts = report_facts()
+    attack = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 2'><!--"
+    poisoned = facts.status.changed(lambda row: replace(row, topic=f"{row.topic}{attack}", error_message=attack))
+    hostile = replace(facts, status=replace(poisoned, record=replace(facts.status.record, created_by=attack)))
+    bodies = {
+        "/": LOOK_INTO_REPORTS.encode(),
+        "/hostile.html": page(hostile).encode(),
+        "/report.html": page(facts).encode(),
+    }
+    attacked, silent = seen_in_browser(bodies, tmp_path)
+    assert (attacked["owned"], attacked["images"]) == (None, 0)
+    assert attacked["rows"] >= 10
+    assert attacked["text"].count(attack) >= 5
+    assert silent["rows"] == 0
+    assert "the destination lacked 160 offsets." in silent["text"]
+    assert "Tables and charts need JavaScript." in silent["text"]
+
+
+def test_nothing_is_cut_and_nothing_scrolls_sideways(tmp_path: Path) -> None:
+    bodies = {
+        "/": LOOK.encode(),
+        "/page.html": page_text(),
+        "/report.html": page(report_facts()).encode(),
+        "/status.json": json_body(status(ready=False, missing="dr: shop.orders-0000-0 FAILED")),
+        "/history.json": json_body(history()),
+    }
+    seen = seen_in_browser(bodies, tmp_path)
     assert [(one["path"], one["width"]) for one in seen] == [
         (path, width) for path in ("page.html", "report.html") for width in (1280, 1000, 800, 600, 390)
     ]
