@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kmirror import __version__
-from kmirror.columns import document
 from kmirror.commands import on_mirror
 from kmirror.ops.base.results import TopicResult, estimated_in_all, is_current
 from kmirror.ops.show.events import EVENTS
@@ -41,7 +40,7 @@ def page(facts: ReportFacts) -> str:
         },
         "history": _history(facts, period),
         "facts": _facts(facts),
-        "tables": [*_tables(facts, period)],
+        "tables": _tables(facts, period),
     }
     name, command = facts.status.record.name, on_mirror("report", facts.status.record.name, "--html", "FILE")
     made = f"Made by {facts.made_by} with kmirror {__version__}: {command}"
@@ -50,22 +49,24 @@ def page(facts: ReportFacts) -> str:
 
 def _history(facts: ReportFacts, period: Period | None) -> dict[str, Any]:
     """Return the content of /history.json for the time of the report: each point as the values of its keys."""
-    shown: dict[str, Any] = {
+    mirrors = []
+    if period is not None:
+        points = (timed for timed in facts.history if period.from_ms < timed[0] <= period.until_ms)
+        mirrors.append(
+            {
+                "mirror": facts.status.record.name,
+                "keys": [column.key for column in POINT],
+                "points": [[column.value(timed) for column in POINT] for timed in points],
+                "spans": [(span.from_ms, span.until_ms, span.health) for span in period.spans],
+            }
+        )
+    return {
         "asOf": facts.made_ms,
-        "mirrors": [],
+        "from": period.from_ms if period is not None else None,
+        "mirrors": mirrors,
         "events": [EVENTS.document(event) for event in facts.events[-_MOST_EVENTS:]],
         "leftOut": _left_out(len(facts.events), _MOST_EVENTS, "earlier event"),
     }
-    if period is None:
-        return shown
-    points = [document(POINT, timed) for timed in facts.history if period.from_ms < timed[0] <= period.until_ms]
-    mirror = {
-        "mirror": facts.status.record.name,
-        "keys": [column.key for column in POINT],
-        "points": [[*point.values()] for point in points],
-        "spans": [(span.from_ms, span.until_ms, span.health) for span in period.spans],
-    }
-    return shown | {"from": period.from_ms, "mirrors": [mirror]}
 
 
 def _facts(facts: ReportFacts) -> list[tuple[str, str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
@@ -10,8 +10,9 @@ from itertools import groupby
 from kmirror.state.history_records import HistoryPoint, TimedPoint
 
 #: A point describes the minute before it; after a longer gap, the time between two points is unknown.
-POINT_MS = 60_000
-GAP_MS = 150_000
+_POINT_MS = 60_000
+_GAP_MS = 150_000
+_NOTHING_TO_COPY, _UNKNOWN = "NOTHING_TO_COPY", "not known: no engine recorded anything"
 
 
 class Health(StrEnum):
@@ -32,26 +33,22 @@ class Span:
     what: str
 
 
-def health_of(point: HistoryPoint) -> tuple[Health, str]:
+def _health_of(point: HistoryPoint) -> tuple[Health, str]:
     """Return the health at a point, and its description."""
     troubles = []
-    if point.phase is not None and point.phase != NOTHING_TO_COPY:
+    if point.phase not in (None, _NOTHING_TO_COPY):
         troubles.append(f"nothing was copied: {point.phase}")
     if point.failed:
         troubles.append(f"{point.failed:,} FAILED")
     if troubles:
         return Health.BROKEN, ", ".join(troubles)
-    if point.phase == NOTHING_TO_COPY:
+    if point.phase == _NOTHING_TO_COPY:
         return Health.PARTLY, "nothing was to be copied"
     if point.not_copied:
         troubles.append(f"{point.not_copied:,} not copied")
     if point.lag_unknown:
         troubles.append(f"lag of {point.lag_unknown:,} unknown")
     return (Health.PARTLY, ", ".join(troubles)) if troubles else (Health.COPIED, "all were copied")
-
-
-NOTHING_TO_COPY = "NOTHING_TO_COPY"
-_UNKNOWN = "not known: no engine recorded anything"
 
 
 def spans_of(points: Sequence[TimedPoint], from_ms: int, until_ms: int) -> list[Span]:
@@ -61,19 +58,12 @@ def spans_of(points: Sequence[TimedPoint], from_ms: int, until_ms: int) -> list[
     for time_ms, point in points:
         if not from_ms < time_ms <= until_ms:
             continue
-        begins = max(at, time_ms - POINT_MS) if time_ms - at > GAP_MS else at
+        begins = max(at, time_ms - _POINT_MS) if time_ms - at > _GAP_MS else at
         if begins > at:
             spans.append(Span(at, begins, None, _UNKNOWN))
-        spans.append(Span(begins, time_ms, *health_of(point)))
+        spans.append(Span(begins, time_ms, *_health_of(point)))
         at = time_ms
-    if until_ms - at > GAP_MS:
+    if until_ms - at > _GAP_MS:
         spans.append(Span(at, until_ms, None, _UNKNOWN))
-    return _merged(spans)
-
-
-def _merged(spans: Iterable[Span]) -> list[Span]:
-    merged = []
-    for (health, what), group in groupby(spans, key=lambda span: (span.health, span.what)):
-        same = list(group)
-        merged.append(Span(same[0].from_ms, same[-1].until_ms, health, what))
-    return merged
+    merged = [list(group) for _, group in groupby(spans, key=lambda span: (span.health, span.what))]
+    return [Span(same[0].from_ms, same[-1].until_ms, same[0].health, same[0].what) for same in merged]
