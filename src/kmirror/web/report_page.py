@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from kmirror import __version__
 from kmirror.commands import on_mirror
-from kmirror.ops.base.results import TopicResult, estimated_in_all, is_current
+from kmirror.ops.base.topic_results import TopicResult, estimated_in_all, is_current
 from kmirror.ops.show.events import EVENTS
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import TopicRecord

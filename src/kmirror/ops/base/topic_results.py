@@ -19,8 +19,11 @@ from kmirror.columns import (
     Only,
     Table,
     Type,
+    columns_of,
     document,
     one_of,
+    shown,
+    table_row,
 )
 from kmirror.errors import Reason
 from kmirror.state.group_records import GroupReason
@@ -288,18 +291,26 @@ def planned(table: Table[TopicResult]) -> Table[TopicResult]:
     return replace(table, columns=columns)
 
 
-@dataclass(frozen=True, slots=True)
+@table_row(kw_only=False)
 class GroupResult:
     """The result of a verb for one consumer group on one partition; both offsets are committed ones."""
 
-    group: str
-    topic: str
-    partition: int
-    from_offset: int | None
-    to_offset: int | None
-    result: Outcome
-    reason: Reason | GroupReason | None = None
-    message: str | None = None
+    group: str = shown(TEXT, "the group on the destination")
+    topic: str = shown(TEXT, "the topic on the destination")
+    partition: int = shown(COUNT, "the partition")
+    from_offset: int | None = shown(END.null_when("there was none"), "the offset committed before", key="from")
+    to_offset: int | None = shown(END.null_when("there is none"), "the offset committed now", key="to")
+    result: Outcome = shown(OUTCOME, "how it ended")
+    reason: Reason | GroupReason | None = shown(
+        one_of("reason or group reason", Reason, GroupReason).null_when("there is no code for it"),
+        "why, as a code",
+        default=None,
+    )
+    message: str | None = shown(
+        TEXT.null_when("there is nothing to say"),
+        "the same as a sentence, with the limit that brokers refused it for",
+        default=None,
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
@@ -307,23 +318,4 @@ class GroupResult:
 
 
 GROUP_REASON = one_of("group reason", GroupReason)
-GROUP_RESULTS: tuple[Column[GroupResult], ...] = (
-    Column("group", TEXT, "the group on the destination", lambda row: row.group),
-    Column("topic", TEXT, "the topic on the destination", lambda row: row.topic),
-    Column("partition", COUNT, "the partition", lambda row: row.partition),
-    Column("from", END.null_when("there was none"), "the offset committed before", lambda row: row.from_offset),
-    Column("to", END.null_when("there is none"), "the offset committed now", lambda row: row.to_offset),
-    Column("result", OUTCOME, "how it ended", lambda row: row.result),
-    Column(
-        "reason",
-        one_of("reason or group reason", Reason, GroupReason).null_when("there is no code for it"),
-        "why, as a code",
-        lambda row: row.reason,
-    ),
-    Column(
-        "message",
-        TEXT.null_when("there is nothing to say"),
-        "the same as a sentence, with the limit that brokers refused it for",
-        lambda row: row.message,
-    ),
-)
+GROUP_RESULTS: tuple[Column[GroupResult], ...] = columns_of(GroupResult)
