@@ -120,10 +120,7 @@ class Client:
         command_config: Properties | None = None,
         expect_cluster_id: str | None = None,
     ) -> None:
-        """Store how to reach the destination, without connecting.
-
-        `command_config` are its client properties, which may include `bootstrap.servers`.
-        """
+        """Store how to reach the destination: `command_config` may include `bootstrap.servers`. Connects to nothing."""
         properties = _properties(command_config or {})
         if bootstrap_server is not None:
             properties["bootstrap.servers"] = bootstrap_server
