@@ -32,7 +32,7 @@ from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol import markers, produce
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, CorruptBatchError, batch_headers, set_producer
 from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
-from kmirror.cluster.protocol.codes import LEADER_MOVED, PERHAPS_WRITTEN, Code, code_name
+from kmirror.cluster.protocol.codes import LEADER_MOVED, PERHAPS_WRITTEN, UNAUTHORIZED, Code, code_name
 from kmirror.cluster.protocol.fill_plan import (
     MAX_PRODUCER_EPOCH,
     Done,
@@ -62,7 +62,6 @@ from kmirror.words import visible
 _LARGEST_BATCH = 2**31 - 1
 _TRIES = 20
 _NOTHING_WRITTEN = LEADER_MOVED | {Code.NOT_ENOUGH_REPLICAS}
-_MARKERS_REFUSED = {Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED}
 
 
 class InvalidProduceOffsetError(KmirrorError):
@@ -167,7 +166,7 @@ class OffsetAppender:
         for attempt in range(_TRIES):
             epoch = min(epoch + 1, MAX_PRODUCER_EPOCH)
             code = self.write_markers(WriteMarkers(1, epoch, self._coordinator_epoch))
-            if code in _MARKERS_REFUSED:
+            if code in UNAUTHORIZED:
                 message = f"{self._partition}: no right to write markers (ALTER on the cluster)"
                 raise self._refusal(Failed(Obstacle.NOT_AUTHORIZED, message, self.log_end_offset))
             if code == Code.NONE:

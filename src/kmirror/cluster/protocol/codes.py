@@ -83,6 +83,9 @@ LEADER_MOVED = frozenset(
 #: The coordinator is loading, or has moved: look it up and retry.
 NOT_COORDINATOR = frozenset({Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
 
+#: What brokers answer to whoever may not do what was asked of a topic, or of the cluster.
+UNAUTHORIZED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
+
 #: The leader has appended a batch, but perhaps not its replicas.
 PERHAPS_WRITTEN = frozenset({Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
 

@@ -37,14 +37,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.codes import UNAUTHORIZED, Code
 from kmirror.cluster.protocol.markers import MAX_MARKERS, RESERVED_OFFSETS
 from kmirror.cluster.protocol.produce import ProducerState
 
 MAX_COORDINATOR_EPOCH = 2**31 - 1
 MAX_PRODUCER_EPOCH = 2**15 - 1
-
-_UNAUTHORIZED = {Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ class FillPlan:
     def answered(self, code: int) -> Step:
         """Handle the answer to the request for markers."""
         asked, request = self._take()
-        if code in _UNAUTHORIZED:
+        if code in UNAUTHORIZED:
             return self._fail(Obstacle.NOT_AUTHORIZED, "no right to write markers (ALTER on the cluster)")
         if code == Code.INVALID_PRODUCER_EPOCH:
             return self._fail(Obstacle.FENCED, "the leader has seen a higher epoch of our producer id")

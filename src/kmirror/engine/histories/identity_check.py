@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import UnsupportedVersionError
-from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.codes import UNAUTHORIZED, Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.topics.topic_requests import topic_errors
@@ -20,7 +20,6 @@ from kmirror.state.assignment import Assignment
 from kmirror.words import counted
 
 _TIMEOUT = 10.0
-_FORBIDDEN = (Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED)
 _GONE_OR_FORBIDDEN = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.UNKNOWN_TOPIC_OR_PARTITION})
 
 
@@ -59,7 +58,7 @@ def destination_trouble(error: KmirrorError | OutcomeUnknown, what: str) -> Trou
 
     A login that it refuses is not told as such, because the state of a link is about the source's.
     """
-    is_forbidden = isinstance(error, BrokerError) and error.code in _FORBIDDEN
+    is_forbidden = isinstance(error, BrokerError) and error.code in UNAUTHORIZED
     reason = Reason.NOT_AUTHORIZED if is_forbidden else error.reason
     if reason is None or reason in LINK_REFUSED:
         reason = Reason.DESTINATION_UNREACHABLE

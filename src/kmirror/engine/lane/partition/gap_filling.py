@@ -10,7 +10,7 @@ once everything before it is appended.
 
 from __future__ import annotations
 
-from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.codes import UNAUTHORIZED, Code, code_name
 from kmirror.cluster.protocol.fill_plan import Done, Failed, FillPlan, Obstacle, ReadLeader, WriteMarkers
 from kmirror.engine.histories.judge import Fail, Trouble
 from kmirror.engine.lane.partition.intake import Gap, Intake
@@ -66,12 +66,7 @@ class GapFilling:
 
     def answered(self, code: int) -> Filled:
         """Take the response to a request for markers."""
-        if code and code not in {
-            Code.CLUSTER_AUTHORIZATION_FAILED,
-            Code.TOPIC_AUTHORIZATION_FAILED,
-            Code.INVALID_PRODUCER_EPOCH,
-            Code.TRANSACTION_COORDINATOR_FENCED,
-        }:
+        if code and code not in {*UNAUTHORIZED, Code.INVALID_PRODUCER_EPOCH, Code.TRANSACTION_COORDINATOR_FENCED}:
             what = f"filling {self._assignment.destination}: {code_name(code)} ({code})"
             return Trouble(Reason.DESTINATION_UNREACHABLE, what)
         if self._plan is not None:
