@@ -142,7 +142,7 @@ class Waiting:
         metadata = self._client.metadata(sorted({partition.topic for partition in self._places}))
         (broker,) = metadata.brokers.values()
         connection = self._client.connect(broker.node_id, broker.host, broker.port)
-        version = connection.version_for(produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce")
+        version = connection.version_for(produce.API)
         while not self._end.is_set() and (left := [one for one in self._places if one not in self._accepted]):
             appends = [
                 produce.Append(one.topic, metadata.topics[one.topic].topic_id, one.partition, _record()) for one in left

@@ -53,9 +53,7 @@ class _Sender:
         self._job = job
         self._topic_id = metadata.topics[job.topic].topic_id
         self._connection = Connection.open(broker.host, broker.port, config)
-        self._version = self._connection.version_for(
-            produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"
-        )
+        self._version = self._connection.version_for(produce.API)
         self._stream = Stream(self._connection, _ANSWER_BYTES)
         self._pool = data_set_of(job.data_set).pool(job.timestamp_ms)
         self._in_flight = 0

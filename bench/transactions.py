@@ -108,14 +108,12 @@ class _Writer:
         assert leader.leader_id is not None
         broker = metadata.brokers[leader.leader_id]
         self._for_batches, self._for_markers = (Connection.open(broker.host, broker.port, config) for _ in range(2))
-        self._marker_version = self._for_markers.version_for(
-            markers.API_KEY, markers.LOWEST_VERSION, markers.HIGHEST_VERSION, "WriteTxnMarkers"
-        )
+        self._marker_version = self._for_markers.version_for(markers.API)
         self._client_id = config.client_id
         chance = random.Random(job.topic)
         self._values = [chance.randbytes(VALUE_BYTES) for _ in range(RECORDS_IN_TRANSACTION)]
         self._room = threading.Semaphore(_PRODUCERS)
-        #: LogEndChecks of transactions, one in each partition, that are open, and until when; None at the end.
+        #: Ends of transactions, one in each partition, that are open, and until when; None at the end.
         self._open: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
 
     def run(self) -> Written:

@@ -26,7 +26,7 @@ from kmirror.cluster.connection import (
 )
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import batch_headers, set_producer
-from kmirror.cluster.protocol.wire import FrameError
+from kmirror.cluster.protocol.wire import Api, FrameError
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.token_endpoint import TokenEndpoint
 from kmirror.cluster.security.tokens import TOKENS
@@ -82,7 +82,7 @@ def test_the_users_buffers_are_set_before_the_window_of_a_connection_is_agreed(w
 def test_requests_are_answered_in_a_version_both_sides_speak(connection: Connection, wire: Wire) -> None:
     for _ in range(3):
         assert [b.node_id for b in connection.request(metadata(), highest=12).brokers] == [1]
-    assert connection.version_for(3, 0, 12, "Metadata") == 12
+    assert connection.version_for(Api(3, "Metadata", 0, 12)) == 12
     assert not connection.must_be_replaced
     assert repr(connection) == f"<Connection 127.0.0.1:{wire.port} open>"
     connection.close()
@@ -92,10 +92,10 @@ def test_requests_are_answered_in_a_version_both_sides_speak(connection: Connect
 
 def test_a_version_the_broker_does_not_speak_is_refused_by_name(connection: Connection) -> None:
     with pytest.raises(UnsupportedVersionError, match="does not offer Fetch version 99 to 100") as caught:
-        connection.version_for(1, 99, 100, "Fetch")
+        connection.version_for(Api(1, "Fetch", 99, 100))
     assert "kmirror check" in str(caught.value.hint)
     with pytest.raises(UnsupportedVersionError):
-        connection.version_for(4711, 0, 0, "Nothing")
+        connection.version_for(Api(4711, "Nothing", 0, 0))
 
 
 # -- no connection ----------------------------------------------------------------------------------------------------

@@ -38,8 +38,7 @@ class Marking(NamedTuple):
         self, *fills: Fill, coordinator_epoch: int = 0, version: int | None = None
     ) -> dict[tuple[str, int], int]:
         connection = self.leader.connection
-        lowest, highest = markers.LOWEST_VERSION, markers.HIGHEST_VERSION
-        found = version or connection.version_for(markers.API_KEY, lowest, highest, "WriteTxnMarkers")
+        found = version or connection.version_for(markers.API)
         correlation_id = connection.next_correlation_id()
         data = markers.request(correlation_id, found, "kmirror", fills, coordinator_epoch)
         return markers.answer(connection.exchange_frame([data], correlation_id, 30), found)

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.producers import describe_producers, transactions_of
-from kmirror.cluster.protocol import transactions
 from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
@@ -288,8 +286,7 @@ def leave_open(client: ClusterClient, transactional_id: str, record: MirrorRecor
         with suppress(FencedError, _PassingError):
             writer._append(batches, lambda: left.remaining)
             break
-    end = transactions.commit if committed else transactions.abort
-    assert writer._ask(partial(writer._end, end), lambda: left.remaining).code == 0
+    assert writer._end(lambda: left.remaining, commits=committed).code == 0
 
     def is_left() -> bool:
         (answer,) = describe_producers(client, [state]).values()
@@ -336,7 +333,7 @@ def test_an_engine_that_could_not_read_everything_reads_it_before_it_writes(
         lease.close()
         with pytest.raises(TimedOutError, match="has an unfinished transaction"):
             lease.heartbeat({}, timeout=3)
-        assert writer._ask(partial(writer._end, transactions.commit), lambda: left.remaining).code == 0
+        assert writer._end(lambda: left.remaining, commits=True).code == 0
     with pytest.raises(RefusedError) as refused:
         lease.heartbeat({}, timeout=60)
     assert refused.value.reason is Reason.FENCED

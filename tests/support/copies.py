@@ -62,8 +62,7 @@ def _runs(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 def _fill(leader: Leader, count: int) -> None:
-    lowest, highest = markers.LOWEST_VERSION, markers.HIGHEST_VERSION
-    version = leader.connection.version_for(markers.API_KEY, lowest, highest, "WriteTxnMarkers")
+    version = leader.connection.version_for(markers.API)
     correlation_id = leader.connection.next_correlation_id()
     fill = markers.Fill(*leader.partition, OWN_ID + 1, 0, count)
     request = markers.request(correlation_id, version, "kmirror", [fill])

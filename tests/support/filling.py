@@ -19,6 +19,7 @@ def begin_transactions(client: ClusterClient, settled: EmptyTransactions, partit
         assert one.producer is not None
         connection = client.connect(*one.coordinator)
         number = connection.next_correlation_id()
-        connection.send_frame([transactions.add_partitions(number, "test", one.name, one.producer, partitions)], 10)
+        request = transactions.add_partitions(one.name, one.producer, partitions)
+        connection.send_frame([request.encode(number, transactions.VERSION, "test")], 10)
         codes, _ = transactions.added(connection.receive_frame(number, deadline))
         assert set(codes.values()) == {0}

@@ -104,7 +104,7 @@ def mark(leader: Leader, number: int) -> None:
     epoch = known.coordinator_epoch + 1 if known else 0
     fill = markers.Fill(*leader.partition, OWN_ID, 0, number, epoch)
     connection = leader.connection
-    version = connection.version_for(markers.API_KEY, markers.LOWEST_VERSION, markers.HIGHEST_VERSION, "Markers")
+    version = connection.version_for(markers.API)
     correlation_id = connection.next_correlation_id()
     request = markers.request(correlation_id, version, "kmirror", [fill])
     answer = markers.answer(connection.exchange_frame([request], correlation_id, 30), version)

@@ -91,8 +91,7 @@ class Leader:
         self.leader_epoch = leader.leader_epoch
         self.broker = metadata.brokers[leader.leader_id]
         self.connection = self.client.connect(leader.leader_id, self.broker.host, self.broker.port)
-        lowest, highest = produce.LOWEST_VERSION, produce.HIGHEST_VERSION
-        self.produce_version = self.connection.version_for(produce.API_KEY, lowest, highest, "Produce")
+        self.produce_version = self.connection.version_for(produce.API)
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +133,7 @@ class Leader:
         max_bytes: int = 1 << 20,
     ) -> FetchedPartition:
         """Send one Fetch request without a session."""
-        version = self.connection.version_for(fetch.API_KEY, fetch.LOWEST_VERSION, fetch.HIGHEST_VERSION, "Fetch")
+        version = self.connection.version_for(fetch.API)
         session = FetchSession("kmirror", version, incremental=False)
         position = FetchPosition(offset, last_fetched_epoch, leader_epoch, max_bytes)
         session.want(FetchKey(topic_id or self.topic_id, self.partition.partition, self.partition.topic), position)

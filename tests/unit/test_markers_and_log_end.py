@@ -99,7 +99,7 @@ PRODUCER = (1 << 40, 7)
 
 def test_partitions_are_added_to_the_transaction_of_a_producer() -> None:
     partitions = [TopicPartition("orders", 3), TopicPartition("ключи", 0), TopicPartition("orders", 1)]
-    data = transactions.add_partitions(5, "kmirror", "id-1", PRODUCER, partitions)
+    data = transactions.add_partitions("id-1", PRODUCER, partitions).encode(5, transactions.VERSION, "kmirror")
     read = AddPartitionsToTxnRequest.decode(data, version=transactions.VERSION, header=True, framed=True)
     assert (read.header.correlation_id, read.header.client_id) == (5, "kmirror")
     assert read.v3_and_below_transactional_id == "id-1"
@@ -108,10 +108,11 @@ def test_partitions_are_added_to_the_transaction_of_a_producer() -> None:
     assert added == {"orders": [3, 1], "ключи": [0]}
 
 
-def test_a_transaction_is_committed() -> None:
-    data = transactions.commit(6, "kmirror", "id-1", PRODUCER)
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_transaction_is_ended(commits: bool) -> None:
+    data = transactions.end("id-1", PRODUCER, commits=commits).encode(6, transactions.VERSION, "kmirror")
     read = EndTxnRequest.decode(data, version=transactions.VERSION, header=True, framed=True)
-    assert (read.header.correlation_id, read.transactional_id, read.committed) == (6, "id-1", True)
+    assert (read.header.correlation_id, read.transactional_id, read.committed) == (6, "id-1", commits)
     assert (read.producer_id, read.producer_epoch) == PRODUCER
 
 

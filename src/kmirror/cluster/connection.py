@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from kmirror.cluster.protocol import metadata
-from kmirror.cluster.protocol.wire import INT32, Buffer, Exchange, FrameError, framed, request_header
+from kmirror.cluster.protocol.wire import INT32, Api, Buffer, Exchange, FrameError, framed, request_header
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.security.sasl import authenticate
@@ -228,17 +228,17 @@ class Connection:
         """True if the SASL session ends soon (KIP-368): open a new connection before the broker closes this one."""
         return self._replace_at is not None and time.monotonic() > self._replace_at
 
-    def version_for(self, api_key: int, lowest: int, highest: int, name: str) -> int:
+    def version_for(self, api: Api) -> int:
         """Return the highest version of a request that both sides speak.
 
         Raises:
             UnsupportedVersionError: there is none.
         """
-        broker_lowest, broker_highest = self.api_versions.get(api_key, (0, -1))
-        version = min(highest, broker_highest)
-        if version < max(lowest, broker_lowest):
+        lowest, highest = self.api_versions.get(api.key, (0, -1))
+        version = min(api.highest, highest)
+        if version < max(api.lowest, lowest):
             raise UnsupportedVersionError(
-                f"{self.address} does not offer {name} version {lowest} to {highest}",
+                f"{self.address} does not offer {api.name} version {api.lowest} to {api.highest}",
                 "the broker is too old for this; `kmirror check` shows what it lacks",
             )
         return version
@@ -261,9 +261,9 @@ class Connection:
         """
         patience = timeout or self.config.request_timeout_ms / 1000
         exchange = message if isinstance(message, Exchange) else exchange_of(message, lowest=lowest, highest=highest)
-        version = self.version_for(exchange.api_key, exchange.lowest, exchange.highest, exchange.name)
+        version = self.version_for(exchange.api)
         self.wait_for_throttle(patience)
-        is_metadata = exchange.api_key == _METADATA
+        is_metadata = exchange.api.key == _METADATA
         self._is_unproven &= not is_metadata
         content, throttle_time_ms = self._exchanged(exchange, version, patience)
         self.note_throttle(throttle_time_ms)
@@ -279,7 +279,7 @@ class Connection:
             UnsupportedVersionError: the broker does not speak a version of one that we do; nothing was sent.
         """
         patience = timeout or self.config.request_timeout_ms / 1000
-        versions = [self.version_for(one.api_key, one.lowest, one.highest, one.name) for one in messages]
+        versions = [self.version_for(one.api) for one in messages]
         self.wait_for_throttle(patience)
         ids = [self.next_correlation_id() for _ in messages]
         asked = list(zip(messages, versions, ids, strict=True))
@@ -318,7 +318,7 @@ class Connection:
             return exchange.decode(answer, version)
         except FrameError as error:
             self.close()
-            raise FrameError(f"the answer of {self.address} to {exchange.name} cannot be read: {error}") from None
+            raise FrameError(f"the answer of {self.address} to {exchange.api.name} cannot be read: {error}") from None
 
     def _exchange(self, message: Any, version: int, timeout: float) -> Any:
         return self._exchanged(exchange_of(message), version, timeout)[0]
@@ -357,7 +357,7 @@ class Connection:
         if is_unproven := self._is_unproven:
             # it costs no time of its own: both are under way together, and answered in this order
             question = metadata.exchange([])
-            version = self.version_for(_METADATA, question.lowest, question.highest, question.name)
+            version = self.version_for(question.api)
             correlation_id = self.next_correlation_id()
             self.send_frame([question.encode(correlation_id, version, self.config.client_id)], timeout)
         self.send_frame(buffers, timeout)
@@ -460,7 +460,7 @@ def exchange_of(message: Any, *, lowest: int = 0, highest: int | None = None) ->
         return answer, getattr(answer, "throttle_time_ms", 0) or 0
 
     top = kind.max_version if highest is None else highest
-    return Exchange(kind.API_KEY, kind.name, lowest, top, encode, decode)
+    return Exchange(Api(kind.API_KEY, kind.name, lowest, top), encode, decode)
 
 
 def _connected(host: str, port: int, config: ClientConfig, timeout: float) -> socket.socket:

@@ -218,7 +218,7 @@ class LogAhead:
         asked: deque[tuple[Range, Exchange, int]] = deque()
         is_of_use = False
         try:
-            version = connection.version_for(fetch.API_KEY, fetch.LOWEST_VERSION, fetch.HIGHEST_VERSION, "Fetch")
+            version = connection.version_for(fetch.API)
             connection.wait_for_throttle()
             while True:
                 while len(asked) < _REQUESTS and (one := self._next_range(connection, may_wait=not asked)) is not None:

@@ -210,8 +210,7 @@ class BrokerQueue:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.stream = Stream(connection, _ANSWER_BYTES)
-        lowest, highest = produce.LOWEST_VERSION, produce.HIGHEST_VERSION
-        self.version = connection.version_for(produce.API_KEY, lowest, highest, "Produce")
+        self.version = connection.version_for(produce.API)
         self.requests: deque[SentRequest] = deque()
         self._last_sent_at = 0.0
 

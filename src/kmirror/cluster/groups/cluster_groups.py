@@ -24,6 +24,7 @@ from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
 from kmirror.cluster.protocol.metadata import Broker, TopicPartition, by_topic
+from kmirror.cluster.protocol.wire import Api
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
 
 #: Error codes of these requests that `Code` does not name.
@@ -291,9 +292,8 @@ def _listed(group: Any) -> ListedGroup:
 def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dict[str, Any]:
     from kafka.protocol.consumer import OffsetFetchRequest
 
-    version = connection.version_for(
-        OffsetFetchRequest.API_KEY, _OFFSET_FETCH_OF_ALL_TOPICS, _BY_NAME, OffsetFetchRequest.name
-    )
+    api = Api(OffsetFetchRequest.API_KEY, OffsetFetchRequest.name, _OFFSET_FETCH_OF_ALL_TOPICS, _BY_NAME)
+    version = connection.version_for(api)
     answers: list[tuple[str, Any]] = []
     if version >= _OFFSET_FETCH_OF_MANY:
         group_type = OffsetFetchRequest.OffsetFetchRequestGroup

@@ -27,6 +27,7 @@ from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
+    Api,
     Exchange,
     FrameError,
     compact_string,
@@ -42,6 +43,7 @@ from kmirror.cluster.protocol.wire import (
 API_KEY = 1
 LOWEST_VERSION = 12
 HIGHEST_VERSION = 13
+API = Api(API_KEY, "Fetch", LOWEST_VERSION, HIGHEST_VERSION)
 FIRST_VERSION_WITH_TOPIC_IDS = 13
 
 _READ_COMMITTED = 1
@@ -195,20 +197,6 @@ class FetchSession:
         self._forgotten = {}
         return framed(out)
 
-    def exchange(self, *, max_wait_ms: int, max_bytes: int, read_committed: bool) -> Exchange:
-        """Return the next request, for a connection that answers to nothing else meanwhile."""
-
-        def encode(correlation_id: int, _: int, __: str) -> bytes:
-            return self.request(
-                correlation_id, max_wait_ms=max_wait_ms, max_bytes=max_bytes, read_committed=read_committed
-            )
-
-        def decode(frame: memoryview, _: int) -> tuple[FetchAnswer, int]:
-            answer = self.answer(frame)
-            return answer, answer.throttle_time_ms
-
-        return Exchange(API_KEY, "Fetch", self._version, self._version, encode, decode)
-
     def _named(self, key: FetchKey) -> bytes:
         """Encode a topic as a request names it."""
         return compact_string(key.topic) if self.by_name else key.topic_id
@@ -248,7 +236,7 @@ def exchange(
         answer = session(version, "").answer(frame)
         return answer, answer.throttle_time_ms
 
-    return Exchange(API_KEY, "Fetch", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
+    return Exchange(API, encode, decode)
 
 
 class FetchedAlone(NamedTuple):

@@ -17,6 +17,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
+    Api,
     Exchange,
     compact_string,
     decodes,
@@ -30,6 +31,7 @@ API_KEY = 2
 #: The first flexible version, which all brokers from 2.5 on know; from 10 on it has a time-out, for tiered storage.
 LOWEST_VERSION = 6
 HIGHEST_VERSION = 10
+API = Api(API_KEY, "ListOffsets", LOWEST_VERSION, HIGHEST_VERSION)
 #: The first version with MAX_TIMESTAMP; earlier ones return a wrong offset.
 MAX_TIMESTAMP_VERSION = 7
 #: The first version with EARLIEST_LOCAL (KIP-405).
@@ -103,7 +105,7 @@ def exchange(
     encode = partial(
         request, wanted=wanted, replica_id=replica_id, isolation_level=isolation_level, timeout_ms=timeout_ms
     )
-    return Exchange(API_KEY, "ListOffsets", lowest, HIGHEST_VERSION, encode, answer)
+    return Exchange(API._replace(lowest=lowest), encode, answer)
 
 
 @decodes("ListOffsets")

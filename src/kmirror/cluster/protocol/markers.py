@@ -32,6 +32,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
+    Api,
     Exchange,
     compact_string,
     decodes,
@@ -47,6 +48,7 @@ API_KEY = 27
 LOWEST_VERSION = 1
 #: Version 2 has the transaction protocol's version (KIP-1228); ours have none, as before.
 HIGHEST_VERSION = 2
+API = Api(API_KEY, "WriteTxnMarkers", LOWEST_VERSION, HIGHEST_VERSION)
 
 #: The most offsets to fill with one request: some 10 ms of a warm broker's time, 50 ms of a cold one's, in which it
 #: occupies one request thread. Three times as many are a third faster, a tenth a third slower.
@@ -99,7 +101,7 @@ def exchange(fills: Collection[Fill]) -> Exchange:
         return {TopicPartition(*key): code for key, code in answer(frame, version).items()}, 0
 
     encode = partial(request, fills=fills)
-    return Exchange(API_KEY, "WriteTxnMarkers", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
+    return Exchange(API, encode, decode)
 
 
 @decodes("WriteTxnMarkers")

@@ -17,6 +17,7 @@ from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
     NO_TOPIC_ID,
+    Api,
     Exchange,
     FrameError,
     compact_string,
@@ -34,6 +35,7 @@ API_KEY = 3
 #: The first flexible version. From 12 on topics may be asked for by id; what comes after that is not needed.
 LOWEST_VERSION = 9
 HIGHEST_VERSION = 12
+API = Api(API_KEY, "Metadata", LOWEST_VERSION, HIGHEST_VERSION)
 #: Topics have ids from this version on. Every broker that is fetched from by name and has topic ids knows it.
 FIRST_VERSION_WITH_TOPIC_IDS = 10
 #: The last version that asks for the cluster's authorized operations.
@@ -199,7 +201,7 @@ class TopicsCache:
 def exchange(topics: Collection[str] | None, cache: TopicsCache | None = None) -> Exchange:
     """Return the request for topics by name, for none, or for all (None)."""
     decode = partial(answer, cache=cache)
-    return Exchange(API_KEY, "Metadata", LOWEST_VERSION, HIGHEST_VERSION, partial(request, topics=topics), decode)
+    return Exchange(API, partial(request, topics=topics), decode)
 
 
 @decodes("Metadata")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import (
     INT32,
     NO_TAGS,
+    Api,
     Buffer,
     Exchange,
     compact_string,
@@ -36,6 +38,7 @@ from kmirror.cluster.protocol.wire import (
 API_KEY = 0
 LOWEST_VERSION = 9
 HIGHEST_VERSION = 13
+API = Api(API_KEY, "Produce", LOWEST_VERSION, HIGHEST_VERSION)
 FIRST_VERSION_WITH_TOPIC_IDS = 13
 
 ACKS_ALL = -1
@@ -122,20 +125,21 @@ def request(
     return buffers
 
 
-def exchange(appends: Sequence[Append], timeout_ms: int) -> Exchange:
+def exchange(appends: Sequence[Append], timeout_ms: int, transactional_id: str | None = None) -> Exchange:
     """Return the request that appends batches and waits for their replicas; its answer is by partition."""
+    request_of = partial(request, acks=ACKS_ALL, timeout_ms=timeout_ms, transactional_id=transactional_id)
     names: dict[str | bytes, str] = {}
     for append in appends:
         names[append.topic] = names[append.topic_id] = append.topic
 
     def encode(correlation_id: int, version: int, client_id: str) -> bytes:
-        return b"".join(request(correlation_id, version, client_id, appends, acks=ACKS_ALL, timeout_ms=timeout_ms))
+        return b"".join(request_of(correlation_id, version, client_id, appends))
 
     def decode(frame: memoryview, version: int) -> tuple[dict[TopicPartition, AppendAnswer], int]:
         answers, throttle_time_ms = answer(frame, version)
         return {TopicPartition(names.get(one.topic, ""), one.partition): one for one in answers}, throttle_time_ms
 
-    return Exchange(API_KEY, "Produce", LOWEST_VERSION, HIGHEST_VERSION, encode, decode)
+    return Exchange(API, encode, decode)
 
 
 def least_answer_bytes(partitions: int) -> int:

@@ -16,6 +16,7 @@ from kmirror.cluster.protocol.wire import (
     INT16,
     INT32,
     NO_TAGS,
+    Api,
     Exchange,
     compact_string,
     decodes,
@@ -30,6 +31,7 @@ from kmirror.cluster.protocol.wire import (
 API_KEY = 32
 #: The only flexible version, which all brokers from 2.7 on know.
 VERSION = 4
+API = Api(API_KEY, "DescribeConfigs", VERSION, VERSION)
 
 #: ConfigResource.Type and DescribeConfigsResponse.ConfigSource.
 TOPIC = 2
@@ -74,7 +76,7 @@ def request(
 
 def exchange(topics: Collection[str], keys: Collection[str] | None) -> Exchange:
     """Return the request for settings of topics: all for None, defaults included."""
-    return Exchange(API_KEY, "DescribeConfigs", VERSION, VERSION, partial(request, topics=topics, keys=keys), answer)
+    return Exchange(API, partial(request, topics=topics, keys=keys), answer)
 
 
 @decodes("DescribeConfigs")

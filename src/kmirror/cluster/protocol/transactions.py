@@ -23,11 +23,12 @@ from kmirror.cluster.protocol.wire import (
     INT16,
     INT32,
     NO_TAGS,
+    Api,
+    Exchange,
     compact_string,
     decodes,
-    framed,
+    encoded_exchange,
     read_throttled_partitions,
-    request_header,
     skip_tagged_fields,
     unsigned_varint,
 )
@@ -42,36 +43,21 @@ _RESULT = struct.Struct(">ih")
 _ABORT, _COMMIT = b"\x00", b"\x01"
 
 
-def add_partitions(
-    correlation_id: int,
-    client_id: str,
-    transactional_id: str,
-    producer: tuple[int, int],
-    partitions: Iterable[TopicPartition],
-) -> bytes:
-    """Encode one framed request that adds partitions to the transaction of a producer id and epoch."""
+def add_partitions(transactional_id: str, producer: tuple[int, int], partitions: Iterable[TopicPartition]) -> Exchange:
+    """Return the request that adds partitions to the transaction of a producer id and epoch; its answer is `added`."""
     topics = by_topic(partitions)
-    out = bytearray(request_header(ADD_PARTITIONS, VERSION, correlation_id, client_id))
-    out += compact_string(transactional_id) + _PRODUCER.pack(*producer) + unsigned_varint(len(topics) + 1)
+    body = compact_string(transactional_id) + _PRODUCER.pack(*producer) + unsigned_varint(len(topics) + 1)
     for topic, indexes in topics.items():
-        out += compact_string(topic) + unsigned_varint(len(indexes) + 1)
-        out += struct.pack(f">{len(indexes)}i", *indexes) + NO_TAGS
-    return framed(out + NO_TAGS)
+        body += compact_string(topic) + unsigned_varint(len(indexes) + 1)
+        body += struct.pack(f">{len(indexes)}i", *indexes) + NO_TAGS
+    return encoded_exchange(Api(ADD_PARTITIONS, "AddPartitionsToTxn", VERSION, VERSION), body + NO_TAGS, added)
 
 
-def commit(correlation_id: int, client_id: str, transactional_id: str, producer: tuple[int, int]) -> bytes:
-    """Encode one framed request that commits the transaction of a producer id and epoch."""
-    return _end(correlation_id, client_id, transactional_id, producer, _COMMIT)
-
-
-def abort(correlation_id: int, client_id: str, transactional_id: str, producer: tuple[int, int]) -> bytes:
-    """Encode one framed request that aborts the transaction of a producer id and epoch."""
-    return _end(correlation_id, client_id, transactional_id, producer, _ABORT)
-
-
-def _end(correlation_id: int, client_id: str, transactional_id: str, producer: tuple[int, int], how: bytes) -> bytes:
-    header = request_header(END, VERSION, correlation_id, client_id)
-    return framed(header + compact_string(transactional_id) + _PRODUCER.pack(*producer) + how + NO_TAGS)
+def end(transactional_id: str, producer: tuple[int, int], *, commits: bool) -> Exchange:
+    """Return the request that commits or aborts the transaction of a producer id and epoch; its answer is `ended`."""
+    how = _COMMIT if commits else _ABORT
+    body = compact_string(transactional_id) + _PRODUCER.pack(*producer) + how + NO_TAGS
+    return encoded_exchange(Api(END, "EndTxn", VERSION, VERSION), body, ended)
 
 
 @decodes("AddPartitionsToTxn")

@@ -13,7 +13,7 @@ from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from kmirror.errors import KmirrorError
 
@@ -36,19 +36,25 @@ class FrameError(KmirrorError):
     """A response that cannot be read; the connection it came from is of no more use."""
 
 
+class Api(NamedTuple):
+    """A kind of request, and the versions of it that will do."""
+
+    key: int
+    name: str
+    lowest: int
+    highest: int
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request encoded by hand: its name, the versions that its codec knows, and the codec.
+    """A request encoded by hand: its kind, the versions that its codec knows, and the codec.
 
     `encode` takes a correlation id, a version and a client id, and returns a framed request; `decode` takes the
     answer's frame (from its correlation id on) and the version, and returns its content and its throttle time in
     milliseconds. It raises FrameError for anything else.
     """
 
-    api_key: int
-    name: str
-    lowest: int
-    highest: int
+    api: Api
     encode: Callable[[int, int, str], bytes]
     decode: Callable[[memoryview, int], tuple[Any, int]]
 
@@ -191,6 +197,15 @@ def request_header(api_key: int, api_version: int, correlation_id: int, client_i
     """Encode request header version 2 (flexible)."""
     client = client_id.encode()
     return struct.pack(f">hhih{len(client)}sB", api_key, api_version, correlation_id, len(client), client, 0)
+
+
+def encoded_exchange(api: Api, body: bytes, decode: Callable[[memoryview], tuple[Any, int]]) -> Exchange:
+    """Return a request whose body is encoded already, and is the same in all versions; `decode` takes the frame."""
+
+    def encode(correlation_id: int, version: int, client_id: str) -> bytes:
+        return framed(request_header(api.key, version, correlation_id, client_id) + body)
+
+    return Exchange(api, encode, lambda frame, _: decode(frame))
 
 
 def format_topic_id(topic_id: bytes) -> str | None:

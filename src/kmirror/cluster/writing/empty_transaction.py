@@ -29,6 +29,7 @@ from kmirror.cluster.coordinators import Coordinator
 from kmirror.cluster.protocol import transactions
 from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.writing.transaction_coordinators import FENCED, HINT, begin, transaction_coordinators
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 
@@ -65,8 +66,14 @@ class _Line:
 
     connection: Connection
     ids: list[_Id] = field(default_factory=list)
-    #: By correlation id: the id, and the partitions to add; None for a commit.
-    in_flight: dict[int, tuple[_Id, list[TopicPartition] | None]] = field(default_factory=dict)
+    #: By correlation id: the id, the partitions to add, None for a commit, and the request.
+    in_flight: dict[int, tuple[_Id, list[TopicPartition] | None, Exchange]] = field(default_factory=dict)
+
+    def ask(self, one: _Id, partitions: list[TopicPartition] | None, request: Exchange, client_id: str) -> bytes:
+        """Note a request; return it encoded."""
+        number = self.connection.next_correlation_id()
+        self.in_flight[number] = one, partitions, request
+        return request.encode(number, transactions.VERSION, client_id)
 
 
 class EmptyTransactions:
@@ -225,14 +232,11 @@ class EmptyTransactions:
                     left[partition] -= 1
                     if not left[partition]:
                         del left[partition]
-                number = connection.next_correlation_id()
-                line.in_flight[number] = one, partitions
-                frames.append(transactions.add_partitions(number, client_id, one.name, one.producer, partitions))
+                adding = transactions.add_partitions(one.name, one.producer, partitions)
+                frames.append(line.ask(one, partitions, adding, client_id))
             elif not one.is_ending:
                 continue
-            number = connection.next_correlation_id()
-            line.in_flight[number] = one, None
-            frames.append(transactions.commit(number, client_id, one.name, one.producer))
+            frames.append(line.ask(one, None, transactions.end(one.name, one.producer, commits=True), client_id))
         if frames:
             connection.wait_for_throttle(seconds_left(deadline))
             connection.send_frame([b"".join(frames)], seconds_left(deadline))
@@ -244,14 +248,10 @@ class EmptyTransactions:
         """Take the answers on a connection; return False if the coordinator did nothing since the last time."""
         moved = not line.in_flight
         connection = line.connection
-        for number, (one, partitions) in line.in_flight.items():
-            frame = connection.receive_frame(number, deadline)
-            if partitions is None:
-                code, throttle_time_ms = transactions.ended(frame)
-            else:
-                codes, throttle_time_ms = transactions.added(frame)
-                code, at = transactions.refusal_of(codes)
+        for number, (one, partitions, request) in line.in_flight.items():
+            answer, throttle_time_ms = request.decode(connection.receive_frame(number, deadline), transactions.VERSION)
             connection.note_throttle(throttle_time_ms)
+            code, at = (answer, None) if partitions is None else transactions.refusal_of(answer)
             if code == Code.CONCURRENT_TRANSACTIONS:
                 for partition in partitions or ():
                     left[partition] = left.get(partition, 0) + 1
@@ -260,7 +260,7 @@ class EmptyTransactions:
                 _refuse(
                     one.name, code, "ending a transaction" if partitions is None else f"adding {at} to a transaction"
                 )
-            if partitions is not None and codes.keys() != set(partitions):
+            if partitions is not None and answer.keys() != set(partitions):
                 raise OutcomeUnknown(f"the coordinator says nothing of some partitions of {one.name}")
             moved = True
             if partitions is None:

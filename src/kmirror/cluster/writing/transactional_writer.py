@@ -21,7 +21,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 from kmirror.cluster.client import LEAST_S, ClusterClient
@@ -33,7 +32,7 @@ from kmirror.cluster.protocol.batch import SEQUENCE_MASK, set_producer, set_tran
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import LEADER_MOVED, NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
-from kmirror.cluster.protocol.wire import FrameError
+from kmirror.cluster.protocol.wire import Exchange, FrameError
 from kmirror.cluster.writing.transaction_coordinators import (
     FENCED,
     HINT,
@@ -69,18 +68,13 @@ _PASSING = LEADER_MOVED | {
     *_LATER,
 }
 
-#: How a transaction in this state has ended, or will.
-_ENDS = {
-    "PrepareCommit": transactions.commit,
-    "CompleteCommit": transactions.commit,
-    "PrepareAbort": transactions.abort,
-    "CompleteAbort": transactions.abort,
-}
+#: Whether a transaction in this state has been committed, or will be; else it is aborted.
+_IS_COMMITTED = {"PrepareCommit": True, "CompleteCommit": True, "PrepareAbort": False, "CompleteAbort": False}
 
 #: Seconds that are left.
 Remaining = Callable[[], float]
-#: A Produce request: its connection, correlation id and version, and the partitions it is for.
-_Sent = tuple[Connection, int, int, set[TopicPartition]]
+#: A Produce request: its connection, correlation id and version, itself, and the partitions it is for.
+_Sent = tuple[Connection, int, int, Exchange, set[TopicPartition]]
 
 
 class FencedError(KmirrorError):
@@ -129,8 +123,8 @@ class TransactionalWriter:
         self._coordinator: Coordinator | None = None
         self._metadata: ClusterMetadata | None = None
         self._sequences: dict[TopicPartition, int] = defaultdict(int)
-        #: How the id's last transaction had ended when its epoch was taken; None: unknown.
-        self._last_end: Callable[..., bytes] | None = None
+        #: Whether the id's last transaction was committed, as its epoch was taken; None: unknown.
+        self._was_committed: bool | None = None
 
     def begin(self, topics: Sequence[str], remaining: Remaining, *, patiently: bool) -> None:
         """Fence whoever used the id before, and wait until its transaction has ended; look up these topics' leaders.
@@ -200,11 +194,11 @@ class TransactionalWriter:
             and one.producer_epoch < producer_epoch
             and one.current_txn_start_offset is not None
         ]
-        if not forgotten or self._last_end is None:
+        if not forgotten or self._was_committed is None:
             return False
         try:
             self._add(forgotten, remaining)
-            code, _, _ = self._ask(partial(self._end, self._last_end), remaining)
+            code, _, _ = self._end(remaining, commits=self._was_committed)
         except (_NotAnsweredError, _PassingError) as trouble:
             raise UnreachableError(f"a forgotten transaction is still open: {trouble}", HINT) from trouble
         if code in _ENDED:
@@ -228,7 +222,7 @@ class TransactionalWriter:
     def _start_over(self, remaining: Remaining) -> None:
         """End what was begun; what may still be on its way is of an old epoch then."""
         try:
-            code, _, _ = self._ask(partial(self._end, transactions.abort), remaining)
+            code, _, _ = self._end(remaining, commits=False)
         except _NotAnsweredError as trouble:
             raise UnreachableError(f"nothing was written: {trouble}", HINT) from trouble
         if code in _FENCED:
@@ -237,12 +231,9 @@ class TransactionalWriter:
             raise BrokerError(code, code_name(code), f"ending a transaction of {self._id}")
         self._take_epoch(remaining)
 
-    def _end(self, request: Callable[..., bytes], connection: Connection, seconds: float) -> tuple[int, Any]:
-        number = connection.next_correlation_id()
-        frame = request(number, self._client.config.client_id, self._id, self._producer)
-        code, throttle_time_ms = transactions.ended(_exchanged(connection, frame, number, seconds))
-        connection.note_throttle(throttle_time_ms)
-        return code, None
+    def _end(self, remaining: Remaining, *, commits: bool) -> _Answered:
+        request = transactions.end(self._id, self._producer, commits=commits)
+        return self._ask(lambda connection, seconds: (connection.request(request, timeout=seconds), None), remaining)
 
     def _take_epoch(self, remaining: Remaining) -> None:
         """Take a new epoch; with the one we have only if it is still the id's last."""
@@ -251,10 +242,10 @@ class TransactionalWriter:
 
         def ask(connection: Connection, seconds: float) -> tuple[int, Any]:
             # together: a new epoch makes the coordinator forget how the last transaction ended
-            both = [question, request] if question.api_key in connection.api_versions else [request]
+            both = [question, request] if question.api.key in connection.api_versions else [request]
             *described, answer = connection.request_all(both, timeout=seconds)
             states = [one.transaction_state for found in described for one in found.transaction_states]
-            self._last_end = _ENDS.get(states[0]) if states else None
+            self._was_committed = _IS_COMMITTED.get(states[0]) if states else None
             return answer.error_code, answer
 
         what = f"taking the transactional id {self._id}"
@@ -270,13 +261,10 @@ class TransactionalWriter:
         self._sequences.clear()
 
     def _add(self, partitions: Sequence[TopicPartition], remaining: Remaining) -> None:
+        request = transactions.add_partitions(self._id, self._producer, partitions)
+
         def ask(connection: Connection, seconds: float) -> tuple[int, Any]:
-            number = connection.next_correlation_id()
-            frame = transactions.add_partitions(
-                number, self._client.config.client_id, self._id, self._producer, partitions
-            )
-            codes, throttle_time_ms = transactions.added(_exchanged(connection, frame, number, seconds))
-            connection.note_throttle(throttle_time_ms)
+            codes = connection.request(request, timeout=seconds)
             if codes.keys() != set(partitions):
                 raise FrameError("it says nothing of some partitions")
             return transactions.refusal_of(codes)
@@ -308,17 +296,17 @@ class TransactionalWriter:
             for leader, led in by_leader.items():
                 connection = self._connected(leader.node_id, leader.host, leader.port, remaining)
                 self._send(connection, led, sent, remaining)
-            for connection, number, version, partitions in sent:
+            for connection, number, version, asked, partitions in sent:
                 until = time.monotonic() + _patience(remaining)
-                answers, throttle_time_ms = produce.answer(connection.receive_frame(number, until), version)
+                answers, throttle_time_ms = asked.decode(connection.receive_frame(number, until), version)
                 connection.note_throttle(throttle_time_ms)
-                if {(topic, partition) for topic, partition, _, _, _ in answers} != partitions:
+                if answers.keys() != partitions:
                     raise FrameError("a Produce answer says nothing of some partitions")
-                for topic, _, code, base_offset, detail in answers:
-                    self._require(code, f"appending to {topic!s}", detail)
-                    place = place or (str(topic), base_offset)
+                for (topic, _), answer in answers.items():
+                    self._require(answer.error_code, f"appending to {topic}", answer.error_message)
+                    place = place or (topic, answer.base_offset)
         except BaseException as error:
-            for connection, _, _, _ in sent:
+            for connection, *_ in sent:
                 connection.close()  # answers may be on their way
             if isinstance(error, UnreachableError | OutcomeUnknown | FrameError):
                 _raise_if_refused(error)
@@ -337,8 +325,7 @@ class TransactionalWriter:
         remaining: Remaining,
     ) -> None:
         """Send all batches of partitions of one leader, no request waiting for the last; add them to `sent`."""
-        lowest, highest = produce.LOWEST_VERSION, _HIGHEST_PRODUCE_VERSION
-        version = connection.version_for(produce.API_KEY, lowest, highest, "Produce")
+        version = connection.version_for(produce.API._replace(highest=_HIGHEST_PRODUCE_VERSION))
         for turn in range(max(map(len, batches.values()))):
             appends = []
             for partition in sorted(one for one, given in batches.items() if turn < len(given)):
@@ -349,22 +336,15 @@ class TransactionalWriter:
                 self._sequences[partition] = (self._sequences[partition] + len(records)) & SEQUENCE_MASK
                 appends.append(produce.Append(partition.topic, b"", partition.partition, batch))
             number, seconds = connection.next_correlation_id(), _patience(remaining)
-            buffers = produce.request(
-                number,
-                version,
-                self._client.config.client_id,
-                appends,
-                acks=produce.ACKS_ALL,
-                timeout_ms=int(1000 * seconds),
-                transactional_id=self._id,
-            )
+            asked = produce.exchange(appends, int(1000 * seconds), self._id)
             connection.wait_for_throttle(seconds)
-            sent.append((connection, number, version, {TopicPartition(one.topic, one.partition) for one in appends}))
-            connection.send_frame(buffers, seconds)
+            partitions = {TopicPartition(one.topic, one.partition) for one in appends}
+            sent.append((connection, number, version, asked, partitions))
+            connection.send_frame([asked.encode(number, version, self._client.config.client_id)], seconds)
 
     def _commit(self, place: tuple[str, int], remaining: Remaining) -> None:
         try:
-            code, _, in_doubt = self._ask(partial(self._end, transactions.commit), remaining)
+            code, _, in_doubt = self._end(remaining, commits=True)
         except _NotAnsweredError as trouble:
             if trouble.in_doubt:
                 raise CommitInDoubtError(place, str(trouble)) from trouble
@@ -428,11 +408,6 @@ class TransactionalWriter:
 
 def _patience(remaining: Remaining) -> float:
     return min(_ANSWER_S, max(LEAST_S, remaining()))
-
-
-def _exchanged(connection: Connection, frame: bytes, correlation_id: int, seconds: float) -> memoryview:
-    connection.wait_for_throttle(seconds)
-    return connection.exchange_frame([frame], correlation_id, seconds)
 
 
 def _raise_if_refused(error: Exception) -> None:

@@ -21,6 +21,7 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, ReadUpTo, Silence
+from kmirror.cluster.protocol.wire import Api
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.stream import Stream
@@ -30,6 +31,7 @@ from kmirror.engine.clock import now
 from kmirror.engine.histories.identity_check import destination_trouble
 from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import Facts, Trouble
+from kmirror.engine.histories.stretches import Side
 from kmirror.engine.lane.brokers.links import LinkKind
 from kmirror.engine.spec import LaneSpec, filling_prefix, filling_transactional_ids
 from kmirror.engine.threads import guarded_thread
@@ -37,13 +39,12 @@ from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 
 BackgroundRequest = Callable[[], None]
-_FILL_BUFFER = 64 << 10
-_AHEAD_BUFFER = 640 << 10
-_SIDES: dict[LinkKind, str] = {
-    "source": "source",
-    "ahead": "source",
-    "destination": "destination",
-    "fill": "destination",
+#: Each kind of connection: its cluster, the requests that it needs, and the size of its buffers (None: the lane's).
+_KINDS: dict[LinkKind, tuple[Side, tuple[Api, ...], int | None]] = {
+    "source": ("source", (fetch.API,), None),
+    "ahead": ("source", (fetch.API,), 640 << 10),
+    "destination": ("destination", (produce.API,), None),
+    "fill": ("destination", (markers.API, list_offsets.API), 64 << 10),
 }
 _PROBE_PAUSE = 0.5
 _PAUSE = 1.0
@@ -166,7 +167,7 @@ class BackgroundRequests:
 
     def connect(
         self,
-        side: LinkKind,
+        kind: LinkKind,
         node_id: int,
         done: Callable[[Stream, tuple[int, ...], float], None],
         failed: Callable[[str, Reason | None, float], None],
@@ -174,52 +175,39 @@ class BackgroundRequests:
         """Connect to a broker; `done` takes the stream and the API versions to use on it."""
 
         def background_request() -> None:
-            inspector = self._inspector
-            at_source = side in {"source", "ahead"}
-            metadata = inspector.source_metadata if at_source else inspector.destination_metadata
+            inspector, side = self._inspector, _KINDS[kind][0]
+            metadata = inspector.source_metadata if side == "source" else inspector.destination_metadata
             broker = metadata.brokers.get(node_id) if metadata else None
             if broker is None:
                 self._post(partial(failed, f"broker {node_id} is not in the cluster's metadata", None))
                 return
-            config = self._configs["source" if at_source else "destination"]
             connection = None
             try:
-                connection = Connection.open(broker.host, broker.port, config)
+                connection = Connection.open(broker.host, broker.port, self._configs[side])
                 with self._opening:
                     self._opened.add(connection)
                     if self._stopping.is_set():
                         connection.close()
                         return
-                if not at_source:
+                if side == "destination":
                     # a fetch proves its topic by the id, but nothing asks whom batches go to
                     connection.require_cluster()
-                stream, versions = self._stream(side, connection)
+                stream, versions = self._stream(kind, connection)
             except (KmirrorError, OutcomeUnknown) as error:
                 if connection is not None:  # a broker that lacks a version
                     connection.close()
-                self._post(partial(failed, f"the {_SIDES[side]}: {error}", getattr(error, "reason", None)))
+                self._post(partial(failed, f"the {side}: {error}", getattr(error, "reason", None)))
             else:
                 self._post(partial(done, stream, versions))
 
         guarded_thread(background_request, "kmirror-connect", self._broken).start()
 
-    def _stream(self, side: LinkKind, connection: Connection) -> tuple[Stream, tuple[int, ...]]:
-        ask = connection.version_for
-        if side in {"source", "ahead"}:
-            versions: tuple[int, ...] = (ask(fetch.API_KEY, fetch.LOWEST_VERSION, fetch.HIGHEST_VERSION, "Fetch"),)
-            if side == "ahead":
-                return Stream(connection, _AHEAD_BUFFER), versions
+    def _stream(self, kind: LinkKind, connection: Connection) -> tuple[Stream, tuple[int, ...]]:
+        _, apis, buffer_bytes = _KINDS[kind]
+        versions = tuple(connection.version_for(api) for api in apis)
+        if buffer_bytes is None:
             connection.measure_round_trip(LONG_ROUND_TRIP)
-            return Stream(connection, self._stream_bytes), versions
-        if side == "fill":
-            versions = (
-                ask(markers.API_KEY, markers.LOWEST_VERSION, markers.HIGHEST_VERSION, "WriteTxnMarkers"),
-                ask(list_offsets.API_KEY, list_offsets.LOWEST_VERSION, list_offsets.HIGHEST_VERSION, "ListOffsets"),
-            )
-            return Stream(connection, _FILL_BUFFER), versions
-        versions = (ask(produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"),)
-        connection.measure_round_trip(LONG_ROUND_TRIP)
-        return Stream(connection, self._stream_bytes), versions
+        return Stream(connection, buffer_bytes or self._stream_bytes), versions
 
     def trim(
         self,

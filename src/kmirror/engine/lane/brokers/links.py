@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchSession
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, Range, ReadAhead
-from kmirror.cluster.protocol.wire import NO_TOPIC_ID, FrameError
+from kmirror.cluster.protocol.wire import NO_TOPIC_ID, Exchange, FrameError
 from kmirror.cluster.stream import Stream
 from kmirror.engine.lane.brokers.topic_proof import TopicProof
 from kmirror.engine.lane.pace.window import Window
@@ -233,12 +233,18 @@ class DestinationLink:
 
 @dataclass(slots=True)
 class FillRequest:
-    """A request for markers or log end offsets in flight."""
+    """A request for markers or log end offsets in flight, with its version."""
 
     correlation_id: int
     sent_at: float
     partitions: dict[TopicPartition, PartitionCopy]
-    is_log_end: bool
+    asked: Exchange
+    version: int
+
+    @property
+    def is_log_end(self) -> bool:
+        """True if it is for log end offsets."""
+        return self.asked.api.key == list_offsets.API_KEY
 
 
 class FillLink:
@@ -258,11 +264,9 @@ class FillLink:
 
     def ask(self, steps: list[tuple[PartitionCopy, WriteMarkers]], client_id: str, at: float) -> bytes:
         """Encode one request for markers of several partitions, and note that it is in flight."""
-        correlation_id = self.stream.connection.next_correlation_id()
         fills = [
             markers.Fill(
-                copy.assignment.topic,
-                copy.assignment.partition,
+                *copy.assignment.destination,
                 copy.assignment.producer_id,
                 ask.producer_epoch,
                 ask.count,
@@ -270,24 +274,22 @@ class FillLink:
             )
             for copy, ask in steps
         ]
-        self._note(correlation_id, at, [copy for copy, _ in steps], is_log_end=False)
-        return markers.request(correlation_id, self._marker_version, client_id, fills)
+        return self._note(markers.exchange(fills), self._marker_version, [copy for copy, _ in steps], client_id, at)
 
     def look(self, steps: list[tuple[PartitionCopy, ReadLeader]], client_id: str, at: float) -> bytes:
         """Encode one request for the log ends of several partitions, and note that it is in flight."""
-        correlation_id = self.stream.connection.next_correlation_id()
-        copies = [copy for copy, _ in steps]
-        latest = list_offsets.LATEST
+        copies, latest = [copy for copy, _ in steps], list_offsets.LATEST
         ends = {c.assignment.destination: (c.facts.destination_leader[1] if c.facts else None, latest) for c in copies}
-        self._note(correlation_id, at, copies, is_log_end=True)
-        replica_id = list_offsets.DEBUGGING_REPLICA
-        return list_offsets.request(correlation_id, self._log_end_version, client_id, ends, replica_id=replica_id)
+        asked = list_offsets.exchange(ends, list_offsets.DEBUGGING_REPLICA, 0, 0)
+        return self._note(asked, self._log_end_version, copies, client_id, at)
 
-    def _note(self, correlation_id: int, at: float, copies: list[PartitionCopy], *, is_log_end: bool) -> None:
+    def _note(self, asked: Exchange, version: int, copies: list[PartitionCopy], client_id: str, at: float) -> bytes:
+        correlation_id = self.stream.connection.next_correlation_id()
         by_partition = {copy.assignment.destination: copy for copy in copies}
-        self.in_flight.append(FillRequest(correlation_id, at, by_partition, is_log_end))
+        self.in_flight.append(FillRequest(correlation_id, at, by_partition, asked, version))
         for copy in copies:
             copy.fill.sent()
+        return asked.encode(correlation_id, version, client_id)
 
     def answered(self, view: memoryview) -> tuple[FillRequest, dict[TopicPartition, tuple[int, int | None]]]:
         """Decode the response to the oldest request into error codes and, if requested, log ends.
@@ -297,15 +299,10 @@ class FillLink:
         """
         self.stream.require_answer(view, self.in_flight[0].correlation_id if self.in_flight else None)
         request = self.in_flight[0]
-        found: dict[TopicPartition, tuple[int, int | None]]
-        if request.is_log_end:
-            ends, throttle_time_ms = list_offsets.answer(view, self._log_end_version)
-            self.stream.connection.note_throttle(throttle_time_ms)
-            found = {partition: (end.error_code, end.offset) for partition, end in ends.items()}
-        else:
-            codes = markers.answer(view, self._marker_version)
-            found = {TopicPartition(*partition): (code, None) for partition, code in codes.items()}
-        if not request.partitions.keys() <= found.keys():
+        answers, throttle_time_ms = request.asked.decode(view, request.version)
+        self.stream.connection.note_throttle(throttle_time_ms)
+        if not request.partitions.keys() <= answers.keys():
             raise FrameError(f"{self.stream.connection.address} responded for different partitions")
         self.in_flight.popleft()
-        return request, found
+        found = answers.items()
+        return request, {p: (one, None) if isinstance(one, int) else (one.error_code, one.offset) for p, one in found}
