@@ -9,6 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.driver.job_pool import JobPool
 from kmirror.engine.driver.mirror import MirrorEngine
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.errors import Reason, RefusedError
@@ -69,6 +70,7 @@ class Run:
     def __init__(self, destination: Destination, mirror: str) -> None:
         self._destination, self._mirror = destination, mirror
         self.lanes = IdleLanes()
+        self._pool = JobPool()
         identity = EngineIdentity.of_this_process("app", "local[1]")
         self._lease = Lease.acquire(destination.store, mirror, identity, 5_000)
         state = destination.state()
@@ -77,7 +79,7 @@ class Run:
         )
 
     def __enter__(self) -> Run:
-        self.engine.start()
+        self.engine.start(self._pool, self._pool)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,6 +98,7 @@ class Run:
             assert time.monotonic() < deadline, (self.engine.journal.notes, self.engine.partitions.rows)
             if lanes_end:
                 self.lanes.end()
+            self._pool.tick()
             self.engine.tick()
             time.sleep(0.02)
 

@@ -49,7 +49,7 @@ def call_with_timeout(function: Callable[[], R], seconds: float, stopping: threa
     return future.result()
 
 
-def call_in_thread(function: Callable[[], R]) -> Future[R]:
+def call_in_thread(function: Callable[[], R], name: str = "kmirror-call") -> Future[R]:
     """Call `function` in a new thread, which the end of this process does not wait for."""
     future: Future[R] = Future()
 
@@ -59,5 +59,5 @@ def call_in_thread(function: Callable[[], R]) -> Future[R]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name="kmirror-call", daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
     return future

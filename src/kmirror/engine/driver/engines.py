@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kmirror.engine.clock import now
+from kmirror.engine.driver.job_pool import JobPool
 from kmirror.engine.driver.mirror import MirrorEngine
 from kmirror.engine.executors import Placement
 from kmirror.engine.lanes.spread import Spread
@@ -55,6 +56,8 @@ class Engines:
         #: By mirror, the last engine that has ended, unless it was dropped.
         self.ended: dict[str, MirrorEngine] = {}
         self._pool: ThreadPoolExecutor | None = None
+        # a source that does not answer delays side jobs much longer than its monitor
+        self._side_jobs, self._monitors = JobPool(), JobPool()
         #: Returns where Spark's functions run; None if that is unknown.
         self.placement: Callable[[], Placement | None] = lambda: None
         self._spread = Spread()
@@ -64,7 +67,7 @@ class Engines:
 
     def add(self, engine: MirrorEngine) -> None:
         """Start an engine and add it."""
-        engine.start()
+        engine.start(self._side_jobs, self._monitors)
         self._running.append(engine)
 
     @property
@@ -125,6 +128,8 @@ class Engines:
 
     def tick(self) -> None:
         """Have each engine do what is due, and close those that have ended."""
+        self._side_jobs.tick()
+        self._monitors.tick()
         if len(self._running) > 1:
             self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, "kmirror-engine")
             for _ in self._pool.map(self._tick, self._running):

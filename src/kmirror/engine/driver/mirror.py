@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kmirror.cluster.client import ClusterClient
@@ -17,10 +17,11 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.heartbeats import Heartbeats
+from kmirror.engine.driver.job_pool import JobPool
 from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
 from kmirror.engine.driver.live_status import LiveStatus
 from kmirror.engine.driver.rebuilds import RESETS, Rebuilder, Rebuilds
-from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob, SideJobs
+from kmirror.engine.driver.side_jobs import JobEvent, JobView, RepeatedSideJob, SideJob
 from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.driver.source_login import LoginReport, SourceLogin, contact_changes
 from kmirror.engine.driver.source_monitor import SourceMonitor, SourceReport
@@ -49,6 +50,8 @@ from kmirror.state.records import LaneRowsRecord, MirrorRecord, PartitionState, 
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.status.topic_status import TopicStatus
 
+#: How many side jobs of one mirror run at the same time.
+_JOBS_AT_ONCE = 2
 _POLL_MS = 500
 _PAUSE = 0.5
 
@@ -132,36 +135,31 @@ class MirrorEngine:
             | _DestinationReport
             | Exception
         ] = queue.SimpleQueue()
-        self._side_jobs = SideJobs(side_jobs, self._view, self._inbox.put)
+        self._side_jobs = [RepeatedSideJob(job, self._view, self._inbox.put) for job in side_jobs]
+        #: What ends what runs in the pools.
+        self._ends: list[Callable[[], None]] = []
         self._stop_threads = threading.Event()
         self.stopping = False
         #: Why the engine must stop this mirror; None in the normal case.
         self.lost: KmirrorError | None = None
         self.journal.record("run", "started", {"master": lease.record.master})
 
-    def start(self) -> None:
-        """Start to follow lanes and clusters."""
-        source_monitor = SourceMonitor(
+    def start(self, side_jobs: JobPool, monitors: JobPool) -> None:
+        """Start to follow lanes and clusters; what is done beside that is run by these pools."""
+        monitor = SourceMonitor(
             self._actor,
-            lambda: self._topics.settings,
+            self._topics,
+            self.partitions,
+            self._health,
             self._login,
             self._destination_config,
-            self._topics.active,
-            self._topics.paused,
-            self.partitions.copied_up_to,
-            lambda: self._health.wants_ends,
-            self._reported,
+            self._inbox.put,
         )
         guarded_thread(self._follow, "kmirror-follow", self._inbox.put).start()
-        guarded_thread(
-            lambda: source_monitor.run(self._stop_threads, self._inbox.put), "kmirror-source", self._inbox.put
-        ).start()
-        self._side_jobs.start(self._stop_threads, self._inbox.put)
-
-    def _reported(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Return those whose source end a lane reports, once their targets are known; from any thread."""
-        targets, at = self.partitions.targets or {}, now()
-        return {p for p in partitions if p in targets and self._health.is_end_reported(p, at)}
+        self._ends = [
+            monitors.add([monitor], self._inbox.put),
+            side_jobs.add(self._side_jobs, self._inbox.put, _JOBS_AT_ONCE),
+        ]
 
     def _view(self) -> JobView:
         """Return what side jobs are shown; from any thread."""
@@ -191,8 +189,10 @@ class MirrorEngine:
             self._lanes.stop()
 
     def close(self) -> None:
-        """Release the lease if every lane has ended, and end the threads."""
+        """Release the lease if every lane has ended, and end what runs beside it."""
         self._stop_threads.set()
+        for end in self._ends:
+            end()
         # partitions that FAILED before their source's end was known are reported too
         failed = {TopicPartition(r.topic, r.partition): r.destination_offset or 0 for r in self.failures}
         self.partitions.targets = failed | (self.partitions.targets or {})
@@ -285,8 +285,8 @@ class MirrorEngine:
             self._lanes.reported_at,
             frozenset(self._health.silent_lanes),
             self._lanes.restarts,
-            self._side_jobs.names,
-            self._side_jobs.done_at.copy(),
+            tuple(job.name for job in self._side_jobs),
+            {job.name: job.done_at for job in self._side_jobs if job.done_at is not None},
             self.counters.copy(),
             self.journal.counts.copy(),
             self.partitions.lost_records,

@@ -6,13 +6,14 @@ is claimed first, so that no lane's plan includes it; the rebuild starts when no
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from kmirror.engine.threads import call_in_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.work import Watch, WorkView
 
@@ -21,6 +22,8 @@ _PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 #: How long it may take until the stored claim of a rebuilt topic is seen to be gone, in seconds.
 _READ_BACK = 5.0
+#: On how many topics of a mirror to work at the same time.
+_AT_ONCE = 8
 
 
 class Rebuilder(Protocol):
@@ -35,7 +38,7 @@ class Rebuilder(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """One topic: whether a thread works on it, and when the next attempt is due."""
+    """One topic: whether a thread works on it or is to, and when the next attempt is due."""
 
     is_running: bool = False
     next_at: float = 0.0
@@ -60,7 +63,9 @@ class Rebuilds:
         self._work: dict[str, _Work] = {}
         #: How many topics were rebuilt.
         self.done = 0
-        self._ended: queue.SimpleQueue[tuple[str, _Work, Exception | None]] = queue.SimpleQueue()
+        #: The steps that wait for a thread, and those that have one.
+        self._waiting: deque[tuple[str, _Work, Callable[[], None]]] = deque()
+        self._threads: list[tuple[str, _Work, Future[None]]] = []
 
     def want(self, topic: str, reason: Reason, *, consented: bool) -> None:
         """Claim a topic, unless it is being claimed or the claim was refused."""
@@ -83,6 +88,9 @@ class Rebuilds:
                 self._start(topic, work, partial(self._rebuilder.carry_out, topic, work.take))
         for topic in [topic for topic, work in self._work.items() if topic not in claimed and not work.is_running]:
             del self._work[topic]
+        while self._waiting and len(self._threads) < _AT_ONCE:
+            topic, work, step = self._waiting.popleft()
+            self._threads.append((topic, work, call_in_thread(step, f"kmirror-rebuild {topic}")))
 
     @property
     def progress(self) -> dict[str, WorkView]:
@@ -91,29 +99,19 @@ class Rebuilds:
 
     @property
     def is_running(self) -> bool:
-        """True while a thread works."""
+        """True while a thread works or is to."""
         return any(work.is_running for works in (self._claims, self._work) for work in works.values())
 
     def _start(self, topic: str, work: _Work, step: Callable[[], None]) -> None:
         work.is_running = True
-
-        def run() -> None:
-            error: Exception | None = None
-            try:
-                step()
-            except Exception as raised:
-                error = raised
-            self._ended.put((topic, work, error))
-
-        threading.Thread(target=run, name=f"kmirror-rebuild {topic}", daemon=True).start()
+        self._waiting.append((topic, work, step))
 
     def _take_ends(self, at: float) -> None:
-        while True:
-            try:
-                topic, work, error = self._ended.get_nowait()
-            except queue.Empty:
-                return
+        ended = [one for one in self._threads if one[2].done()]
+        self._threads = [one for one in self._threads if one not in ended]
+        for topic, work, step in ended:
             work.is_running = False
+            error = step.exception()
             if error is None:
                 self.done += self._work.get(topic) is work
                 work.next_at = at + _READ_BACK

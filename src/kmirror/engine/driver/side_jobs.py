@@ -1,20 +1,19 @@
 """What an engine does repeatedly beside copying: groups, settings, rights, discovery.
 
-The jobs are passed in from above, and each runs in a thread of its own: it reads both clusters, changes what must be
-changed, and returns events. An error is reported once and the job retried; it never ends the copy.
+The jobs are passed in from above, and run in threads that all mirrors of the process share (`job_pool`): each reads
+both clusters, changes what must be changed, and returns events. An error is reported once and the job retried; it never
+ends the copy.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.engine.status.journal import Level
-from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.settings.table import Settings
 from kmirror.state.records import MirrorRecord, PartitionRecord, TopicRecord
@@ -48,7 +47,7 @@ class JobEvent:
 
 
 class SideJob(Protocol):
-    """One job of one mirror, in a thread of its own."""
+    """One job of one mirror; its runs follow each other, each in any thread."""
 
     @property
     def name(self) -> str:
@@ -64,45 +63,39 @@ class SideJob(Protocol):
         """Close connections."""
 
 
-class SideJobs:
-    """Run the jobs of one mirror until stopped. `view` and `report` are called in the jobs' threads."""
+class RepeatedSideJob:
+    """A side job as the pool runs it. `view` and `report` are called in the threads of the pool."""
 
-    def __init__(
-        self, jobs: Sequence[SideJob], view: Callable[[], JobView], report: Callable[[JobEvent], None]
-    ) -> None:
-        self._jobs = tuple(jobs)
-        self._view = view
-        self._report = report
-        #: By name, when a job last succeeded; jobs that never did are left out.
-        self.done_at: dict[str, float] = {}
+    def __init__(self, job: SideJob, view: Callable[[], JobView], report: Callable[[JobEvent], None]) -> None:
+        self.name = job.name
+        self._job, self._view, self._report = job, view, report
+        self._failures, self._next_at = 0, 0.0
+        self._reported: str | None = None
+        #: When it last succeeded; None if it never did.
+        self.done_at: float | None = None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all jobs."""
-        return tuple(job.name for job in self._jobs)
+    def is_due(self, at: float) -> bool:
+        """Return whether its pause is over."""
+        return at >= self._next_at
 
-    def start(self, stop: threading.Event, broken: Callable[[Exception], None]) -> None:
-        """Start the jobs, which end soon after `stop` is set. `broken` gets unexpected exceptions."""
-        for job in self._jobs:
-            guarded_thread(lambda job=job: self._repeat(job, stop), f"kmirror-{job.name}", broken).start()  # type: ignore[misc]
-
-    def _repeat(self, job: SideJob, stop: threading.Event) -> None:
-        failures, reported = 0, None
+    def run(self) -> None:
+        """Run the job once."""
+        view = self._view()
+        pause = self._job.interval_s(view.settings)
         try:
-            while not stop.is_set():
-                view = self._view()
-                pause = job.interval_s(view.settings)
-                try:
-                    for event in job.run(view):
-                        self._report(event)
-                    failures, reported = 0, None
-                    self.done_at[job.name] = now()
-                except (KmirrorError, OutcomeUnknown) as error:
-                    pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
-                    failures += 1
-                    if reported != str(error):
-                        reported = str(error)
-                        self._report(JobEvent(f"{job.name} of {view.mirror.name}: {error}", level=Level.WARNING))
-                stop.wait(pause)
-        finally:
-            job.close()
+            for event in self._job.run(view):
+                self._report(event)
+        except (KmirrorError, OutcomeUnknown) as error:
+            pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
+            self._failures += 1
+            if self._reported != str(error):
+                self._reported = str(error)
+                self._report(JobEvent(f"{self.name} of {view.mirror.name}: {error}", level=Level.WARNING))
+        else:
+            self._failures, self._reported = 0, None
+            self.done_at = now()
+        self._next_at = now() + pause
+
+    def close(self) -> None:
+        """Close the job's connections."""
+        self._job.close()

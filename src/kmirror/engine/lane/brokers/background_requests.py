@@ -1,4 +1,4 @@
-"""Blocking requests of a lane, run by background threads; results are reported as events.
+"""Blocking requests of a lane, run by background threads; what each returns is posted as an event.
 
 One thread reads: inspections, leaders. Another does what may take long and must not delay the first: it trims logs,
 fills offsets by transactions where markers are not allowed, and probes the end of a source log that returns nothing
@@ -38,13 +38,17 @@ from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 
-BackgroundRequest = Callable[[], None]
-#: Each kind of connection: its cluster, the requests that it needs, and the size of its buffers (None: the lane's).
-_KINDS: dict[LinkKind, tuple[Side, tuple[Api, ...], int | None]] = {
-    "source": ("source", (fetch.API,), None),
-    "ahead": ("source", (fetch.API,), 640 << 10),
-    "destination": ("destination", (produce.API,), None),
-    "fill": ("destination", (markers.API, list_offsets.API), 64 << 10),
+#: What a request has found, as an event for the lane, which gives it the time.
+Answer = Callable[[float], None]
+#: Returns None if nobody is to be told any more.
+BackgroundRequest = Callable[[], Answer | None]
+_FILL_BUFFER = 64 << 10
+_AHEAD_BUFFER = 640 << 10
+_SIDES: dict[LinkKind, str] = {
+    "source": "source",
+    "ahead": "source",
+    "destination": "destination",
+    "fill": "destination",
 }
 _PROBE_PAUSE = 0.5
 _PAUSE = 1.0
@@ -55,7 +59,7 @@ _FILL_SECONDS = 0.1
 
 
 class BackgroundRequests:
-    """Run background requests for one lane; callbacks are posted as events, and take the time as the last argument.
+    """Run background requests for one lane, of which each posts one callback, with the time as the last argument.
 
     `broken` receives an unexpected exception, after which that thread runs no more requests.
     """
@@ -66,7 +70,7 @@ class BackgroundRequests:
         source: ClientConfig,
         destination: ClientConfig,
         broken: Callable[[Exception], None],
-        post: Callable[[Callable[[float], None]], None],
+        post: Callable[[Answer], None],
         *,
         stream_bytes: int,
     ) -> None:
@@ -81,9 +85,16 @@ class BackgroundRequests:
         #: The connections of `connect`: some are handed over when nobody takes them any more.
         self._opened: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._opening = threading.Lock()
+        read_source, self._read_client = ClusterClient(source), ClusterClient(destination)
+        self._inspector = Inspector(read_source, self._read_client)
+        self._leaders: tuple[ClusterMetadata | None, float] = None, 0.0
+        self._source, self._destination = ClusterClient(source), ClusterClient(destination)
+        self._transactions: dict[int, EmptyTransactions] = {}
+        reads = partial(self._serve, self._reads, read_source, self._read_client)
+        writes = partial(self._serve, self._writes, self._source, self._destination)
         self._threads = [
-            guarded_thread(run, name, broken)
-            for run, name in ((self._run_reads, "kmirror-reads"), (self._run_writes, "kmirror-writes"))
+            guarded_thread(reads, "kmirror-reads", broken),
+            guarded_thread(writes, "kmirror-writes", broken),
         ]
 
     def start(self) -> None:
@@ -95,6 +106,7 @@ class BackgroundRequests:
         """Stop both threads after their current requests, which wait no longer than they must."""
         self._stopping.set()
         self._reads.put(None)
+        self._writes.put(self._close_transactions)
         self._writes.put(None)
 
     def join(self, timeout: float) -> None:
@@ -105,35 +117,31 @@ class BackgroundRequests:
             for connection in self._opened:
                 connection.close()
 
-    def _run_reads(self) -> None:
-        configs = self._configs
-        with ClusterClient(configs["source"]) as source, ClusterClient(configs["destination"]) as destination:
-            self._inspector = Inspector(source, destination)
-            self._read_client = destination
-            self._leaders: tuple[ClusterMetadata | None, float] = None, 0.0
-            while (background_request := self._reads.get()) is not None:
-                background_request()
+    def _serve(
+        self, requests: queue.SimpleQueue[BackgroundRequest | None], source: ClusterClient, destination: ClusterClient
+    ) -> None:
+        with source, destination:
+            while (background_request := requests.get()) is not None:
+                self._answer(background_request)
 
-    def _run_writes(self) -> None:
-        configs = self._configs
-        with ClusterClient(configs["source"]) as source, ClusterClient(configs["destination"]) as destination:
-            self._source, self._destination = source, destination
-            self._transactions: dict[int, EmptyTransactions] = {}
-            while (background_request := self._writes.get()) is not None:
-                background_request()
-            for transactions in self._transactions.values():
-                transactions.close()
+    def _answer(self, background_request: BackgroundRequest) -> None:
+        if (answer := background_request()) is not None:
+            self._post(answer)
+
+    def _close_transactions(self) -> None:
+        for transactions in self._transactions.values():
+            transactions.close()
 
     def inspect(self, assignments: Sequence[Assignment], done: Callable[[list[Facts], float], None]) -> None:
         """Inspect these partitions."""
 
-        def background_request() -> None:
+        def background_request() -> Answer | None:
             try:
                 facts = self._inspector.inspect(assignments)
             except (KmirrorError, OutcomeUnknown) as error:
                 reason = getattr(error, "reason", None) or Reason.SOURCE_UNREACHABLE
                 facts = [Facts(trouble=Trouble(reason, str(error)))] * len(assignments)
-            self._post(partial(done, facts))
+            return partial(done, facts)
 
         self._reads.put(background_request)
 
@@ -142,7 +150,7 @@ class BackgroundRequests:
     ) -> None:
         """Read the log end offsets at the destination: None for a partition that is gone; unknown ones are left out."""
 
-        def background_request() -> None:
+        def background_request() -> Answer | None:
             try:
                 leaders = self._leaders_of(partitions)
                 found = self._read_client.list_offsets(
@@ -152,7 +160,7 @@ class BackgroundRequests:
                 found = {}
             ends = {p: answer.offset for p, answer in found.items() if answer.offset is not None}
             gone = {p for p, answer in found.items() if answer.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION}
-            self._post(partial(done, ends | dict.fromkeys(gone)))
+            return partial(done, ends | dict.fromkeys(gone))
 
         self._reads.put(background_request)
 
@@ -174,13 +182,14 @@ class BackgroundRequests:
     ) -> None:
         """Connect to a broker; `done` takes the stream and the API versions to use on it."""
 
-        def background_request() -> None:
-            inspector, side = self._inspector, _KINDS[kind][0]
-            metadata = inspector.source_metadata if side == "source" else inspector.destination_metadata
+        def background_request() -> Answer | None:
+            inspector = self._inspector
+            at_source = side in {"source", "ahead"}
+            metadata = inspector.source_metadata if at_source else inspector.destination_metadata
             broker = metadata.brokers.get(node_id) if metadata else None
             if broker is None:
-                self._post(partial(failed, f"broker {node_id} is not in the cluster's metadata", None))
-                return
+                return partial(failed, f"broker {node_id} is not in the cluster's metadata", None)
+            config = self._configs["source" if at_source else "destination"]
             connection = None
             try:
                 connection = Connection.open(broker.host, broker.port, self._configs[side])
@@ -188,19 +197,18 @@ class BackgroundRequests:
                     self._opened.add(connection)
                     if self._stopping.is_set():
                         connection.close()
-                        return
-                if side == "destination":
+                        return None
+                if not at_source:
                     # a fetch proves its topic by the id, but nothing asks whom batches go to
                     connection.require_cluster()
                 stream, versions = self._stream(kind, connection)
             except (KmirrorError, OutcomeUnknown) as error:
                 if connection is not None:  # a broker that lacks a version
                     connection.close()
-                self._post(partial(failed, f"the {side}: {error}", getattr(error, "reason", None)))
-            else:
-                self._post(partial(done, stream, versions))
+                return partial(failed, f"the {_SIDES[side]}: {error}", getattr(error, "reason", None))
+            return partial(done, stream, versions)
 
-        guarded_thread(background_request, "kmirror-connect", self._broken).start()
+        guarded_thread(partial(self._answer, background_request), "kmirror-connect", self._broken).start()
 
     def _stream(self, kind: LinkKind, connection: Connection) -> tuple[Stream, tuple[int, ...]]:
         _, apis, buffer_bytes = _KINDS[kind]
@@ -216,7 +224,7 @@ class BackgroundRequests:
     ) -> None:
         """Delete the destination's records below these offsets, whatever the cleanup policy of the topics."""
 
-        def background_request() -> None:
+        def background_request() -> Answer | None:
             found: dict[TopicPartition, Trouble | None]
             try:
                 trimmed = trim_compacted(self._destination, offsets)
@@ -224,7 +232,7 @@ class BackgroundRequests:
             except (KmirrorError, OutcomeUnknown) as error:
                 trouble = destination_trouble(error, "trimming")
                 found = dict.fromkeys(offsets, trouble)
-            self._post(partial(done, found))
+            return partial(done, found)
 
         self._writes.put(background_request)
 
@@ -236,7 +244,7 @@ class BackgroundRequests:
         That it has nothing more must be proved twice, with a pause.
         """
 
-        def background_request() -> None:
+        def background_request() -> Answer | None:
             found: ReadUpTo | None
             try:
                 reader = PartitionReader(self._source, source, read_committed=True)
@@ -251,7 +259,7 @@ class BackgroundRequests:
                 found = Silence(offset, offset, str(error), str(error))
             except (KmirrorError, OutcomeUnknown):
                 found = None
-            self._post(partial(done, found))
+            return partial(done, found)
 
         self._writes.put(background_request)
 
@@ -260,9 +268,8 @@ class BackgroundRequests:
     ) -> None:
         """Fence earlier runs of lanes that filled by transactions, and wait for the end of their open transactions."""
 
-        def background_request() -> None:
-            if all(self._settle(lane, troubled) for lane in lanes):
-                self._post(done)
+        def background_request() -> Answer | None:
+            return done if all(self._settle(lane, troubled) for lane in lanes) else None
 
         self._writes.put(background_request)
 
@@ -297,14 +304,13 @@ class BackgroundRequests:
         """
         lane = self._spec.lane
 
-        def background_request() -> None:
+        def background_request() -> Answer | None:
             transactions = self._transactions_of(lane)
             try:
                 # any that another run of this lane may have left open were settled before (`settle`)
                 transactions.prepare(max(gaps.values()))
             except (KmirrorError, OutcomeUnknown) as error:
-                self._post(partial(uncertain, self._fill_trouble(error)))
-                return
+                return partial(uncertain, self._fill_trouble(error))
             until = now() + _FILL_SECONDS
             try:
                 found = transactions.fill(
@@ -313,10 +319,8 @@ class BackgroundRequests:
             except (KmirrorError, OutcomeUnknown) as error:
                 trouble = self._fill_trouble(error)
                 self._post(partial(troubled, trouble))
-                if self._settle(lane, troubled):
-                    self._post(partial(uncertain, trouble))
-                return
-            self._post(partial(filled, found))
+                return partial(uncertain, trouble) if self._settle(lane, troubled) else None
+            return partial(filled, found)
 
         self._writes.put(background_request)
 

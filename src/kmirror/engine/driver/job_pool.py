@@ -1,0 +1,113 @@
+"""Repeated jobs of many mirrors in a bounded number of threads, so that a slow mirror delays no other.
+
+Jobs come in groups, one for each mirror. Of a group only a few run at once, and groups with fewer running jobs go
+first. A group is slow while a job of it takes long, as calls to a cluster that does not answer do, until that job is
+fast again. Slow groups share half of the threads: the rest is for the others, however many are slow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Protocol
+
+from kmirror.engine.clock import now
+from kmirror.engine.threads import call_in_thread
+
+
+class PooledJob(Protocol):
+    """A job that is run again and again, never twice at once, each time in another thread."""
+
+    @property
+    def name(self) -> str:
+        """Its name, such as `group offsets`."""
+
+    def is_due(self, at: float) -> bool:
+        """Return whether it must run now; not called while it runs."""
+
+    def run(self) -> None:
+        """Run once."""
+
+    def close(self) -> None:
+        """Close connections, after the last run."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    at_once: int
+    broken: Callable[[Exception], None]
+    has_ended: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    job: PooledJob
+    group: _Group
+    #: Its last run, and when that began.
+    last: Future[None] | None = None
+    began: float = 0.0
+    is_running: bool = False
+    #: Its current run takes long, or its last one did.
+    is_slow: bool = False
+
+
+class JobPool:
+    """Run at most `most` jobs at the same time; for one thread, which calls `tick` many times a second."""
+
+    def __init__(self, most: int = 16, slow_seconds: float = 1.0) -> None:
+        self._most, self._slow_seconds = most, slow_seconds
+        self._members: list[_Member] = []
+
+    def add(
+        self, jobs: Iterable[PooledJob], broken: Callable[[Exception], None], at_once: int = 1
+    ) -> Callable[[], None]:
+        """Run a group of jobs, at most `at_once` at the same time; return what ends them, each after its current run.
+
+        `broken` gets an unexpected exception, in the thread that calls `tick`; then none of them is run again.
+        """
+        group = _Group(at_once, broken)
+        members = [_Member(job, group) for job in jobs]
+        self._members += members
+
+        def close() -> None:
+            wait([member.last for member in members if member.last is not None])
+            for member in members:
+                member.job.close()
+
+        def end() -> None:
+            group.has_ended = True
+            call_in_thread(close)
+
+        return end
+
+    def tick(self) -> None:
+        """Start the jobs that are due, as far as there are threads for them."""
+        at = now()
+        for member in self._members:
+            if member.is_running and member.last is not None:
+                member.is_slow = at - member.began >= self._slow_seconds
+                member.is_running = not member.last.done()
+                if not member.is_running and isinstance(error := member.last.exception(), Exception):
+                    member.group.has_ended = True
+                    member.group.broken(error)
+        self._members = [member for member in self._members if member.is_running or not member.group.has_ended]
+        due = [member for member in self._members if not member.is_running and member.job.is_due(at)]
+        while (chosen := self._next(due)) is not None:
+            due.remove(chosen)
+            chosen.began, chosen.is_running = at, True
+            chosen.last = call_in_thread(chosen.job.run, f"kmirror-{chosen.job.name}")
+
+    def _next(self, due: Iterable[_Member]) -> _Member | None:
+        """Return which of these jobs to run now; None if there is no thread for any."""
+        running = Counter(member.group for member in self._members if member.is_running)
+        slow = {member.group for member in self._members if member.is_slow}
+        room = self._most - running.total()
+        room_for_slow = min(room, self._most // 2 - sum(running[group] for group in slow))
+        allowed = [
+            member
+            for member in due
+            if running[member.group] < member.group.at_once and (room_for_slow if member.group in slow else room) > 0
+        ]
+        return min(allowed, key=lambda member: (running[member.group], member.began), default=None)
