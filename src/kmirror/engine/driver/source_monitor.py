@@ -150,14 +150,25 @@ class SourceMonitor:
     def _read_ends(self) -> SourceReport:
         topics = self._topics.active()
         found = self._source.metadata({t.source_topic for t in topics})
-        partitions = {
-            TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
-            for t in topics
-            if _is_original_source(t, found)
-            for p in range(min(t.partitions, len(found.topics[t.source_topic].partitions)))
-        }
         seen_at = now()
-        return SourceReport(source_offsets=_ends(self._source, partitions, found), seen_at=seen_at)
+        return SourceReport(self._ends_of([t for t in topics if _is_original_source(t, found)], found), seen_at)
+
+    def _ends_of(self, topics: Sequence[TopicRecord], found: ClusterMetadata) -> dict[TopicPartition, int]:
+        """Return the source's ends of the partitions that both sides have."""
+        counts = {t.topic: min(t.partitions, len(found.topics[t.source_topic].partitions)) for t in topics}
+        return self._offsets(
+            {TopicPartition(t.topic, p): t.source_topic for t in topics for p in range(counts[t.topic])}, LATEST, found
+        )
+
+    def _offsets(
+        self, sources: Mapping[TopicPartition, str], which: int, found: ClusterMetadata
+    ) -> dict[TopicPartition, int]:
+        """Return the source's offsets by destination partition; `sources` are the source topics of these."""
+        partitions = {TopicPartition(source, p.partition): p for p, source in sources.items()}
+        answers = self._source.list_offsets(
+            dict.fromkeys(partitions, which), read_committed=which == LATEST, metadata=found
+        )
+        return {partitions[p]: answer.offset for p, answer in answers.items() if answer.offset is not None}
 
     def _read_all(self) -> SourceReport:
         topics, paused = self._topics.active(), self._topics.paused()
@@ -176,25 +187,23 @@ class SourceMonitor:
             for t in topics
             if t.topic in counts
         }
-        partitions = [TopicPartition(topic, p) for topic, count in counts.items() for p in range(count)]
         sources = {t.topic: t.source_topic for t in topics}
+        partitions = {TopicPartition(t, p): sources[t] for t, count in counts.items() for p in range(count)}
         # ends that lanes report are not read, once the partitions' targets are known
-        targets, at = self._partitions.targets or {}, now()
-        reported = {p for p in partitions if p in targets and self._health.is_end_reported(p, at)}
-        seen_at = now()
-        offsets = _ends(
-            self._source,
-            {TopicPartition(sources[p.topic], p.partition): p for p in partitions if p not in reported},
-            found,
-        )
+        targets, seen_at = self._partitions.targets or {}, now()
+        unreported = {
+            p: source
+            for p, source in partitions.items()
+            if p not in targets or not self._health.is_end_reported(p, seen_at)
+        }
+        offsets = self._offsets(unreported, LATEST, found)
         missing = {
-            TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
+            TopicPartition(t.topic, p): t.source_topic
             for t in topics
             if t.topic in lacking
             for p in range(t.partitions, counts[t.topic])
         }
-        starts = self._source.list_offsets(dict.fromkeys(missing, EARLIEST), metadata=found) if missing else {}
-        lacking_starts = {missing[p]: answer.offset for p, answer in starts.items() if answer.offset is not None}
+        lacking_starts = self._offsets(missing, EARLIEST, found) if missing else {}
         trouble = None
         delay = self._topics.settings.follow_log_start_delay_ms / 1000
         if (
@@ -203,11 +212,10 @@ class SourceMonitor:
             and seen_at - self._starts_read_at >= delay / _READS_PER_DELAY
         ):
             same = self._ours([t for t in topics if _is_original_source(t, found)])
-            wanted = {TopicPartition(sources[p.topic], p.partition): p for p in partitions if p.topic in same}
-            starts = self._source.list_offsets(dict.fromkeys(wanted, EARLIEST), metadata=found)
+            starts = self._offsets({p: source for p, source in partitions.items() if p.topic in same}, EARLIEST, found)
             self._starts_read_at = seen_at
             self._log_starts.delay = delay
-            self._log_starts.observe({wanted[p]: a.offset for p, a in starts.items() if a.offset is not None}, now())
+            self._log_starts.observe(starts, now())
             trouble = self._follow_log_starts(same.keys())
         paused_ends = self._ends_of_paused(paused, found)
         return SourceReport(offsets, seen_at, None, lacking, lacking_starts, trouble, paused_ends)
@@ -220,13 +228,7 @@ class SourceMonitor:
         if not originals:
             return {}
         ours = self._ours(originals)
-        partitions = {
-            TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
-            for t in originals
-            if t.topic in ours
-            for p in range(min(t.partitions, len(found.topics[t.source_topic].partitions)))
-        }
-        ends = _ends(self._source, partitions, found)
+        ends = self._ends_of([t for t in originals if t.topic in ours], found)
         with _destination():
             copied = self._destination.list_offsets(dict.fromkeys(ends, LATEST), log_end=True)
         return {p: (end, offset) for p, end in ends.items() if (offset := copied[p].offset) is not None}
@@ -273,14 +275,6 @@ def _destination() -> Iterator[None]:
         yield
     except (KmirrorError, OutcomeUnknown) as error:
         raise _DestinationSilent from error
-
-
-def _ends(
-    source: ClusterClient, partitions: Mapping[TopicPartition, TopicPartition], known: ClusterMetadata
-) -> dict[TopicPartition, int]:
-    """Return the source's ends by destination partition; `partitions` maps source to destination partitions."""
-    ends = source.list_offsets(dict.fromkeys(partitions, LATEST), read_committed=True, metadata=known)
-    return {partitions[p]: answer.offset for p, answer in ends.items() if answer.offset is not None}
 
 
 def _known(error: KmirrorError | OutcomeUnknown) -> KmirrorError:

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import Connection
@@ -38,6 +39,7 @@ from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 
+Found = TypeVar("Found")
 #: What a request has found, as an event for the lane, which gives it the time.
 Answer = Callable[[float], None]
 #: Returns None if nobody is to be told any more.
@@ -128,6 +130,24 @@ class BackgroundRequests:
         if (answer := background_request()) is not None:
             self._post(answer)
 
+    def _ask(
+        self,
+        requests: queue.SimpleQueue[BackgroundRequest | None],
+        find: Callable[[], Found],
+        failed: Callable[[KmirrorError | OutcomeUnknown], Found],
+        done: Callable[[Found, float], None],
+    ) -> None:
+        """Have a thread call `find`, or `failed` with what it raises; `done` takes what either returns."""
+
+        def background_request() -> Answer:
+            try:
+                found = find()
+            except (KmirrorError, OutcomeUnknown) as error:
+                found = failed(error)
+            return partial(done, found)
+
+        requests.put(background_request)
+
     def _close_transactions(self) -> None:
         for transactions in self._transactions.values():
             transactions.close()
@@ -135,34 +155,25 @@ class BackgroundRequests:
     def inspect(self, assignments: Sequence[Assignment], done: Callable[[list[Facts], float], None]) -> None:
         """Inspect these partitions."""
 
-        def background_request() -> Answer | None:
-            try:
-                facts = self._inspector.inspect(assignments)
-            except (KmirrorError, OutcomeUnknown) as error:
-                reason = getattr(error, "reason", None) or Reason.SOURCE_UNREACHABLE
-                facts = [Facts(trouble=Trouble(reason, str(error)))] * len(assignments)
-            return partial(done, facts)
+        def failed(error: KmirrorError | OutcomeUnknown) -> list[Facts]:
+            reason = getattr(error, "reason", None) or Reason.SOURCE_UNREACHABLE
+            return [Facts(trouble=Trouble(reason, str(error)))] * len(assignments)
 
-        self._reads.put(background_request)
+        self._ask(self._reads, partial(self._inspector.inspect, assignments), failed, done)
 
     def read_log_ends(
         self, partitions: Sequence[TopicPartition], done: Callable[[Mapping[TopicPartition, int | None], float], None]
     ) -> None:
         """Read the log end offsets at the destination: None for a partition that is gone; unknown ones are left out."""
 
-        def background_request() -> Answer | None:
-            try:
-                leaders = self._leaders_of(partitions)
-                found = self._read_client.list_offsets(
-                    dict.fromkeys(partitions, LATEST), log_end=True, metadata=leaders
-                )
-            except (KmirrorError, OutcomeUnknown):
-                found = {}
-            ends = {p: answer.offset for p, answer in found.items() if answer.offset is not None}
+        def ends() -> dict[TopicPartition, int | None]:
+            at_end = dict.fromkeys(partitions, LATEST)
+            found = self._read_client.list_offsets(at_end, log_end=True, metadata=self._leaders_of(partitions))
+            known = {p: answer.offset for p, answer in found.items() if answer.offset is not None}
             gone = {p for p, answer in found.items() if answer.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION}
-            return partial(done, ends | dict.fromkeys(gone))
+            return known | dict.fromkeys(gone)
 
-        self._reads.put(background_request)
+        self._ask(self._reads, ends, lambda _: {}, done)
 
     def _leaders_of(self, partitions: Sequence[TopicPartition]) -> ClusterMetadata:
         """Return the leaders of these destination partitions, at most a minute old."""
@@ -224,17 +235,14 @@ class BackgroundRequests:
     ) -> None:
         """Delete the destination's records below these offsets, whatever the cleanup policy of the topics."""
 
-        def background_request() -> Answer | None:
-            found: dict[TopicPartition, Trouble | None]
-            try:
-                trimmed = trim_compacted(self._destination, offsets)
-                found = {p: _trim_trouble(p, end.error_code) for p, end in trimmed.items()}
-            except (KmirrorError, OutcomeUnknown) as error:
-                trouble = destination_trouble(error, "trimming")
-                found = dict.fromkeys(offsets, trouble)
-            return partial(done, found)
+        def trimmed() -> dict[TopicPartition, Trouble | None]:
+            found = trim_compacted(self._destination, offsets)
+            return {p: _trim_trouble(p, end.error_code) for p, end in found.items()}
 
-        self._writes.put(background_request)
+        def failed(error: KmirrorError | OutcomeUnknown) -> dict[TopicPartition, Trouble | None]:
+            return dict.fromkeys(offsets, destination_trouble(error, "trimming"))
+
+        self._ask(self._writes, trimmed, failed, done)
 
     def probe_log_end(
         self, source: TopicPartition, offset: int, done: Callable[[ReadUpTo | None, float], None]
@@ -244,24 +252,22 @@ class BackgroundRequests:
         That it has nothing more must be proved twice, with a pause.
         """
 
-        def background_request() -> Answer | None:
-            found: ReadUpTo | None
+        def read() -> ReadUpTo | None:
+            reader = PartitionReader(self._source, source, read_committed=True)
             try:
-                reader = PartitionReader(self._source, source, read_committed=True)
                 found = reader.read(offset)
                 if isinstance(found, NoBatches):
                     self._stopping.wait(_PROBE_PAUSE)
-                    again = reader.read(offset)
-                    found = None if isinstance(again, NoBatches) and again != found else again
-                if isinstance(found, Batches) and found.headers[0].next_offset > max(offset, found.high_watermark or 0):
-                    found = _above_high_watermark(found)
+                    first, found = found, reader.read(offset)
+                    if isinstance(found, NoBatches) and found != first:
+                        return None
             except CorruptBatchError as error:
-                found = Silence(offset, offset, str(error), str(error))
-            except (KmirrorError, OutcomeUnknown):
-                found = None
-            return partial(done, found)
+                return Silence(offset, offset, str(error), str(error))
+            if isinstance(found, Batches) and found.headers[0].next_offset > max(offset, found.high_watermark or 0):
+                return _above_high_watermark(found)
+            return found
 
-        self._writes.put(background_request)
+        self._ask(self._writes, read, lambda _: None, done)
 
     def settle(
         self, lanes: Sequence[int], done: Callable[[float], None], troubled: Callable[[Trouble, float], None]

@@ -1,0 +1,163 @@
+"""`run --all` of many mirrors: few threads for all their side jobs, and sources that never answer delay only their own.
+
+Lanes do not run here.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kmirror.engine.clock import now
+from kmirror.engine.driver.driver import Limits, RunView, drive
+from kmirror.engine.driver.engines import Engines
+from kmirror.ops.base.context import Destination, change, now_ms
+from kmirror.ops.base.run_request import RunRequest
+from kmirror.ops.run.engine_start import side_jobs_of
+from kmirror.ops.run.supervisor import EngineSupervisor
+from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
+from kmirror.state.snapshot import Changes
+from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.idle_engine import IdleLanes
+from tests.support.mirrors import make_topic, new_mirror, properties_of, settings_of
+from tests.support.topics import alter_topic
+from tests.support.waiting import PATIENCE_S, wait_until
+
+ALIVE, DEAD = 9, 3
+#: The most side jobs of all mirrors that run at once, and the most monitors.
+MOST = 16
+#: Jobs that wait for an answer of a dead source wait as long as the test lasts.
+FOREVER_MS = 3_600_000
+EVERY_JOB = {
+    "sync.quotas.enabled": "true",
+    "compare.scram.users.enabled": "true",
+    "sync.topic.acls.enabled": "true",
+    "emit.checkpoints.enabled": "true",
+    "emit.heartbeats.enabled": "true",
+}
+JOBS = {f"kmirror-{job.name}" for job in side_jobs_of("m", {})}
+
+
+class IdleRuntime(IdleLanes):
+    """Stand in for Spark: lanes wait for a worker for ever."""
+
+    placement = None
+
+    def is_waiting(self, name: str) -> bool:
+        return True
+
+    def failures_of_executors(self, *_: object) -> list[Exception]:
+        return []
+
+
+def discovering(prefix: str) -> dict[str, str]:
+    """Return the settings of a mirror that adds topics with a prefix."""
+    topics = [{"name": prefix, "patternType": "PREFIXED", "filterType": "INCLUDE"}]
+    return {
+        "auto.create.mirror.topics.enable": "true",
+        "auto.create.mirror.topics.filters": json.dumps({"topicFilters": topics}),
+        "refresh.interval.seconds": "1",
+    }
+
+
+def store_dead(destination: Destination, address: str) -> None:
+    """Store a mirror with a topic, whose source connects and never answers."""
+    name = unique_topic("dead")
+    source = {"bootstrap.servers": address, "request.timeout.ms": str(FOREVER_MS)}
+    mirror = MirrorRecord(name, source, {**discovering(name), **EVERY_JOB}, "a-cluster", "eve@ops", now_ms())
+    topic = TopicRecord(name, name, name, None, None, DesiredState.ACTIVE, 1, TopicOrigin.CREATED)
+    change(destination, name, lambda _: Changes((mirror, topic)))
+
+
+def mirrored(destination: Destination) -> set[str]:
+    """Return the topics of all mirrors."""
+    state = destination.state()
+    return {topic.topic for mirror in state.mirrors for topic in state.topics(mirror.name)}
+
+
+class Run:
+    """What `run --all` does once Spark has started, in a thread, and which threads it has."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._stop, self._runtime = threading.Event(), IdleRuntime()
+        self.engines = Engines()
+        self._supervisor = EngineSupervisor(destination, RunRequest((), all_mirrors=True), destination.state())
+        self._supervisor.runtime = self._runtime  # type: ignore[assignment]
+        self._thread = threading.Thread(target=self._drive)
+        #: The most threads that were seen at once, by name.
+        self.most: Counter[str] = Counter()
+        self.most_jobs = 0
+
+    def _drive(self) -> None:
+        drive(self.engines, self._stop, Limits(), self._see, now(), self._supervisor)
+        self._supervisor.close()
+
+    def _see(self, view: RunView) -> None:
+        assert view.mirrors
+
+    def count_threads(self) -> Counter[str]:
+        """Return how many threads have each name now."""
+        found = Counter(thread.name for thread in threading.enumerate())
+        self.most |= found
+        self.most_jobs = max(self.most_jobs, sum(found[name] for name in JOBS))
+        return found
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition, and watch the threads."""
+
+        def holds() -> object:
+            self.count_threads()
+            return condition()
+
+        wait_until(holds)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run until the `with` block ends."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Return an address that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_the_side_jobs_of_many_mirrors_share_few_threads_and_dead_sources_hold_up_none(
+    source_cluster: SandboxCluster, make_cluster: MakeCluster, silent: str
+) -> None:
+    cluster = make_cluster("many")
+    topics = [unique_topic("found") for _ in range(ALIVE)]
+    with Destination.open(properties_of(cluster)) as destination:
+        for topic in topics:
+            new_mirror(destination, source_cluster, **discovering(topic))
+        for _ in range(DEAD):
+            store_dead(destination, silent)
+        run = Run(destination)
+        with run.running():
+            run.until(lambda: len(run.engines.running) == ALIVE + DEAD)
+            run.until(lambda: run.count_threads()["kmirror-group offsets"] >= DEAD)
+
+            # dead sources hold threads, and what the others' jobs do is done
+            for topic in topics:
+                make_topic(source_cluster, topic, segment_ms="7200000")
+            run.until(lambda: mirrored(destination) >= set(topics))
+            for topic in topics:
+                alter_topic(source_cluster, topic, segment_ms="3600000")
+            for topic in topics:
+                run.until(lambda topic=topic: settings_of(cluster, topic)["segment.ms"] == "3600000")  # type: ignore[misc]
+            assert 0 < run.most_jobs <= MOST
+            assert 0 < run.most["kmirror-source"] <= MOST
