@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -17,9 +17,12 @@ import pytest
 from kmirror.engine.clock import now
 from kmirror.engine.driver.driver import Limits, RunView, drive
 from kmirror.engine.driver.engines import Engines
-from kmirror.ops.base.context import Destination, change, now_ms
+from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
+from kmirror.engine.driver.snapshots import Snapshots
+from kmirror.ops.base.context import Destination, change, now_ms, source_client
+from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.base.run_request import RunRequest
-from kmirror.ops.run.engine_start import side_jobs_of
+from kmirror.ops.run import engine_start
 from kmirror.ops.run.supervisor import EngineSupervisor
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
@@ -33,16 +36,32 @@ from tests.support.waiting import PATIENCE_S, wait_until
 ALIVE, DEAD = 9, 3
 #: The most side jobs of all mirrors that run at once, and the most monitors.
 MOST = 16
-#: Jobs that wait for an answer of a dead source wait as long as the test lasts.
+#: Who waits for an answer of a dead source waits as long as the test lasts.
 FOREVER_MS = 3_600_000
-EVERY_JOB = {
-    "sync.quotas.enabled": "true",
-    "compare.scram.users.enabled": "true",
-    "sync.topic.acls.enabled": "true",
-    "emit.checkpoints.enabled": "true",
-    "emit.heartbeats.enabled": "true",
-}
-JOBS = {f"kmirror-{job.name}" for job in side_jobs_of("m", {})}
+
+own_jobs_of = engine_start.side_jobs_of
+
+
+class Asking(DestinationJob):
+    """A further job, which asks the source for its topics."""
+
+    def __init__(self, name: str, mirror: str, destination_properties: Mapping[str, str]) -> None:
+        super().__init__(mirror, destination_properties)
+        self.name = name
+
+    def run(self, view: JobView) -> Iterable[JobEvent]:
+        with source_client(view.mirror.source) as source:
+            source.metadata()
+        return ()
+
+
+def jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list[SideJob]:
+    """Return the jobs of a mirror. Six wait for its source without a limit of their own, if they are switched on."""
+    more = [Asking(name, mirror, destination_properties) for name in ("asking", "asking again")]
+    return [*own_jobs_of(mirror, destination_properties), *more]
+
+
+JOBS = {f"kmirror-{job.name}" for job in jobs_of("m", {})}
 
 
 class IdleRuntime(IdleLanes):
@@ -67,13 +86,17 @@ def discovering(prefix: str) -> dict[str, str]:
     }
 
 
-def store_dead(destination: Destination, address: str) -> None:
-    """Store a mirror with a topic, whose source connects and never answers."""
+def store_dead(destination: Destination, address: str) -> str:
+    """Store a mirror with a topic, whose source connects and never answers; return its name."""
     name = unique_topic("dead")
-    source = {"bootstrap.servers": address, "request.timeout.ms": str(FOREVER_MS)}
-    mirror = MirrorRecord(name, source, {**discovering(name), **EVERY_JOB}, "a-cluster", "eve@ops", now_ms())
+    timeouts = dict.fromkeys(("request.timeout.ms", "socket.connection.setup.timeout.ms"), str(FOREVER_MS))
+    source = {"bootstrap.servers": address, **timeouts}
+    mirror = MirrorRecord(
+        name, source, {**discovering(name), "emit.checkpoints.enabled": "true"}, "a-cluster", "eve@ops", now_ms()
+    )
     topic = TopicRecord(name, name, name, None, None, DesiredState.ACTIVE, 1, TopicOrigin.CREATED)
     change(destination, name, lambda _: Changes((mirror, topic)))
+    return name
 
 
 def mirrored(destination: Destination) -> set[str]:
@@ -87,7 +110,7 @@ class Run:
 
     def __init__(self, destination: Destination) -> None:
         self._stop, self._runtime = threading.Event(), IdleRuntime()
-        self.engines = Engines()
+        self._snapshots = Snapshots()
         self._supervisor = EngineSupervisor(destination, RunRequest((), all_mirrors=True), destination.state())
         self._supervisor.runtime = self._runtime  # type: ignore[assignment]
         self._thread = threading.Thread(target=self._drive)
@@ -96,7 +119,7 @@ class Run:
         self.most_jobs = 0
 
     def _drive(self) -> None:
-        drive(self.engines, self._stop, Limits(), self._see, now(), self._supervisor)
+        drive(Engines(), self._stop, Limits(), self._see, now(), self._supervisor, self._snapshots)
         self._supervisor.close()
 
     def _see(self, view: RunView) -> None:
@@ -118,6 +141,11 @@ class Run:
 
         wait_until(holds)
 
+    def jobs_left(self) -> dict[str, set[str]]:
+        """Return by mirror which side jobs have not succeeded yet."""
+        found = self._snapshots.ask(PATIENCE_S)
+        return {one.mirror: set(one.jobs) - one.jobs_done_at.keys() for one in found}
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run until the `with` block ends."""
@@ -137,21 +165,21 @@ def silent() -> Iterator[str]:
 
 
 def test_the_side_jobs_of_many_mirrors_share_few_threads_and_dead_sources_hold_up_none(
-    source_cluster: SandboxCluster, make_cluster: MakeCluster, silent: str
+    source_cluster: SandboxCluster, make_cluster: MakeCluster, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine_start, "side_jobs_of", jobs_of)
     cluster = make_cluster("many")
     topics = [unique_topic("found") for _ in range(ALIVE)]
     with Destination.open(properties_of(cluster)) as destination:
-        for topic in topics:
-            new_mirror(destination, source_cluster, **discovering(topic))
-        for _ in range(DEAD):
-            store_dead(destination, silent)
+        alive = {new_mirror(destination, source_cluster, **discovering(topic)) for topic in topics}
+        dead = {store_dead(destination, silent) for _ in range(DEAD)}
         run = Run(destination)
         with run.running():
-            run.until(lambda: len(run.engines.running) == ALIVE + DEAD)
+            run.until(lambda: run.jobs_left().keys() == alive | dead)
             run.until(lambda: run.count_threads()["kmirror-group offsets"] >= DEAD)
+            # the others have nothing to do: nothing keeps jobs of dead sources from more threads
+            run.until(lambda: not any(run.jobs_left()[mirror] for mirror in alive))
 
-            # dead sources hold threads, and what the others' jobs do is done
             for topic in topics:
                 make_topic(source_cluster, topic, segment_ms="7200000")
             run.until(lambda: mirrored(destination) >= set(topics))

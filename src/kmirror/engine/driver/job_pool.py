@@ -56,7 +56,7 @@ class _Member:
 class JobPool:
     """Run at most `most` jobs at the same time; for one thread, which calls `tick` many times a second."""
 
-    def __init__(self, most: int = 16, slow_seconds: float = 1.0) -> None:
+    def __init__(self, most: int = 16, slow_seconds: float = 3.0) -> None:
         self._most, self._slow_seconds = most, slow_seconds
         self._members: list[_Member] = []
 
