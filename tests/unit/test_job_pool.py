@@ -94,14 +94,14 @@ def threads() -> int:
 
 def test_many_groups_share_few_threads_and_each_gets_its_turns() -> None:
     with pool(4) as groups:
-        for _ in range(30):
-            groups.add(*(Job(blocked=True) for _ in range(5)), at_once=2)
+        for _ in range(8):
+            groups.add(*(Job(blocked=True) for _ in range(3)), at_once=2)
         groups.until(lambda: groups.running >= 4)
         groups.until(lambda: threads() == groups.running)
         assert groups.running == 4
         for job in groups.jobs:
             job.may_end.set()
-        groups.until(lambda: all(job.runs >= 3 for job in groups.jobs))
+        groups.until(lambda: all(job.runs >= 2 for job in groups.jobs))
         assert {job.most_at_once for job in groups.jobs} == {1}
 
 
@@ -130,7 +130,7 @@ def test_a_group_with_fewer_running_jobs_comes_first() -> None:
 
 def test_groups_that_were_slow_before_share_half_of_the_threads() -> None:
     with pool(4, slow_seconds=0.0) as groups:
-        slow = [Job() for _ in range(10)]
+        slow = [Job() for _ in range(6)]
         for job in slow:
             groups.add(job)
         groups.until(lambda: all(job.runs >= 2 for job in slow))
