@@ -136,7 +136,7 @@ class MirrorEngine:
             | Exception
         ] = queue.SimpleQueue()
         self._side_jobs = [RepeatedSideJob(job, self._view, self._inbox.put) for job in side_jobs]
-        #: What ends what runs in the pools.
+        #: What ends the thread, and the jobs in the pools.
         self._ends: list[Callable[[], None]] = []
         self._stop_threads = threading.Event()
         self.stopping = False
@@ -157,6 +157,7 @@ class MirrorEngine:
         )
         guarded_thread(self._follow, "kmirror-follow", self._inbox.put).start()
         self._ends = [
+            self._stop_threads.set,
             monitors.add([monitor], self._inbox.put),
             side_jobs.add(self._side_jobs, self._inbox.put, _JOBS_AT_ONCE),
         ]
@@ -190,7 +191,6 @@ class MirrorEngine:
 
     def close(self) -> None:
         """Release the lease if every lane has ended, and end what runs beside it."""
-        self._stop_threads.set()
         for end in self._ends:
             end()
         # partitions that FAILED before their source's end was known are reported too
