@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,9 +21,7 @@ from kmirror.engine.threads import call_in_thread
 class PooledJob(Protocol):
     """A job that is run again and again, never twice at once, each time in another thread."""
 
-    @property
-    def name(self) -> str:
-        """Its name, such as `group offsets`."""
+    name: str
 
     def is_due(self, at: float) -> bool:
         """Return whether it must run now; not called while it runs."""
@@ -45,10 +44,9 @@ class _Group:
 class _Member:
     job: PooledJob
     group: _Group
-    #: Its last run, and when that began.
-    last: Future[None] | None = None
+    #: Its current run, and when its last one began.
+    run: Future[None] | None = None
     began: float = 0.0
-    is_running: bool = False
     #: Its current run takes long, or its last one did.
     is_slow: bool = False
 
@@ -72,9 +70,10 @@ class JobPool:
         self._members += members
 
         def close() -> None:
-            wait([member.last for member in members if member.last is not None])
-            for member in members:
-                member.job.close()
+            wait([run for member in members if (run := member.run) is not None])
+            with ExitStack() as stack:
+                for member in members:
+                    stack.callback(member.job.close)
 
         def end() -> None:
             group.has_ended = True
@@ -86,22 +85,23 @@ class JobPool:
         """Start the jobs that are due, as far as there are threads for them."""
         at = now()
         for member in self._members:
-            if member.is_running and member.last is not None:
+            if (run := member.run) is not None:
                 member.is_slow = at - member.began >= self._slow_seconds
-                member.is_running = not member.last.done()
-                if not member.is_running and isinstance(error := member.last.exception(), Exception):
-                    member.group.has_ended = True
-                    member.group.broken(error)
-        self._members = [member for member in self._members if member.is_running or not member.group.has_ended]
-        due = [member for member in self._members if not member.is_running and member.job.is_due(at)]
+                if run.done():
+                    member.run = None
+                    if isinstance(error := run.exception(), Exception):
+                        member.group.has_ended = True
+                        member.group.broken(error)
+        self._members = [member for member in self._members if member.run or not member.group.has_ended]
+        due = [member for member in self._members if not member.run and member.job.is_due(at)]
         while (chosen := self._next(due)) is not None:
             due.remove(chosen)
-            chosen.began, chosen.is_running = at, True
-            chosen.last = call_in_thread(chosen.job.run, f"kmirror-{chosen.job.name}")
+            chosen.began = at
+            chosen.run = call_in_thread(chosen.job.run, f"kmirror-{chosen.job.name}")
 
     def _next(self, due: Iterable[_Member]) -> _Member | None:
         """Return which of these jobs to run now; None if there is no thread for any."""
-        running = Counter(member.group for member in self._members if member.is_running)
+        running = Counter(member.group for member in self._members if member.run)
         slow = {member.group for member in self._members if member.is_slow}
         room = self._most - running.total()
         room_for_slow = min(room, self._most // 2 - sum(running[group] for group in slow))

@@ -108,7 +108,6 @@ class BackgroundRequests:
         """Stop both threads after their current requests, which wait no longer than they must."""
         self._stopping.set()
         self._reads.put(None)
-        self._writes.put(self._close_transactions)
         self._writes.put(None)
 
     def join(self, timeout: float) -> None:
@@ -118,6 +117,8 @@ class BackgroundRequests:
         with self._opening:
             for connection in self._opened:
                 connection.close()
+        for transactions in tuple(self._transactions.values()):
+            transactions.close()
 
     def _serve(
         self, requests: queue.SimpleQueue[BackgroundRequest | None], source: ClusterClient, destination: ClusterClient
@@ -147,10 +148,6 @@ class BackgroundRequests:
             return partial(done, found)
 
         requests.put(background_request)
-
-    def _close_transactions(self) -> None:
-        for transactions in self._transactions.values():
-            transactions.close()
 
     def inspect(self, assignments: Sequence[Assignment], done: Callable[[list[Facts], float], None]) -> None:
         """Inspect these partitions."""
