@@ -106,3 +106,16 @@ def test_a_claim_that_was_refused_is_made_again_only_with_consent(rebuilder: Reb
     assert rebuilds.is_wanted("orders")
     settled(rebuilds)
     assert rebuilder.begun == ["orders", "orders"]
+
+
+def test_few_topics_are_rebuilt_at_once_and_the_others_after_them(rebuilder: Rebuilder) -> None:
+    topics = [f"orders-{number}" for number in range(20)]
+    rebuilder.may_end.clear()
+    rebuilds = Rebuilds(rebuilder, pytest.fail)
+    tick(rebuilds, *topics)
+    tick(rebuilds, *topics)
+    wait_until(lambda: len(rebuilds.progress) == 8)
+    assert sum(thread.name.startswith("kmirror-rebuild") for thread in threading.enumerate()) == 8
+    rebuilder.may_end.set()
+    settled(rebuilds, *topics)
+    assert sorted(rebuilder.carried_out) == sorted(topics)
