@@ -26,6 +26,7 @@ _CHECKS = "ops/stop/promote_checks.py"
 _FORK = "ops/base/divergence.py"
 _READ = "cluster/protocol/read_up_to.py"
 _STRETCHES = "engine/histories/stretches.py"
+_POOL = "engine/driver/job_pool.py"
 
 _JUDGING = ("tests/unit/test_judge.py", "tests/unit/test_judge_histories.py")
 _COPYING = ("tests/unit/test_lane_partition.py", "tests/unit/test_lane_partition_histories.py")
@@ -1230,5 +1231,24 @@ MUTANTS = (
         "visible_groups(source)",
         "its consumers would be locked out after a failover",
         ("tests/kafka/test_acl_sync.py",),
+    ),
+    # -- mirrors that wait for each other ------------------------------------------------------------------------------
+    Mutant(
+        "let a mirror have any number of the threads for side jobs",
+        _POOL,
+        "JobPool._next",
+        "running[member.group] < member.group.at_once",
+        "True",
+        "a mirror whose source does not answer would delay the side jobs of all others",
+        ("tests/unit/test_job_pool.py",),
+    ),
+    Mutant(
+        "let slow mirrors have all threads for side jobs",
+        _POOL,
+        "JobPool._next",
+        "min(room, self._most // 2 - sum(running[group] for group in slow))",
+        "room",
+        "many mirrors whose source does not answer would delay the side jobs of the others",
+        ("tests/unit/test_job_pool.py",),
     ),
 )
