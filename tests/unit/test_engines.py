@@ -41,7 +41,7 @@ class FakeEngine:
     def topics(self) -> tuple[TopicStatus, ...]:
         return (topic_of("t", mirror=self.mirror, state=TopicState.PAUSED),)
 
-    def start(self) -> None:
+    def start(self, *_: object) -> None:
         self.calls.append("start")
 
     def tick(self) -> None:
