@@ -44,13 +44,12 @@ Found = TypeVar("Found")
 Answer = Callable[[float], None]
 #: Returns None if nobody is to be told any more.
 BackgroundRequest = Callable[[], Answer | None]
-_FILL_BUFFER = 64 << 10
-_AHEAD_BUFFER = 640 << 10
-_SIDES: dict[LinkKind, str] = {
-    "source": "source",
-    "ahead": "source",
-    "destination": "destination",
-    "fill": "destination",
+#: Each kind of connection: its cluster, the requests that it needs, and the size of its buffers (None: the lane's).
+_KINDS: dict[LinkKind, tuple[Side, tuple[Api, ...], int | None]] = {
+    "source": ("source", (fetch.API,), None),
+    "ahead": ("source", (fetch.API,), 640 << 10),
+    "destination": ("destination", (produce.API,), None),
+    "fill": ("destination", (markers.API, list_offsets.API), 64 << 10),
 }
 _PROBE_PAUSE = 0.5
 _PAUSE = 1.0
@@ -191,13 +190,11 @@ class BackgroundRequests:
         """Connect to a broker; `done` takes the stream and the API versions to use on it."""
 
         def background_request() -> Answer | None:
-            inspector = self._inspector
-            at_source = side in {"source", "ahead"}
-            metadata = inspector.source_metadata if at_source else inspector.destination_metadata
+            inspector, side = self._inspector, _KINDS[kind][0]
+            metadata = inspector.source_metadata if side == "source" else inspector.destination_metadata
             broker = metadata.brokers.get(node_id) if metadata else None
             if broker is None:
                 return partial(failed, f"broker {node_id} is not in the cluster's metadata", None)
-            config = self._configs["source" if at_source else "destination"]
             connection = None
             try:
                 connection = Connection.open(broker.host, broker.port, self._configs[side])
@@ -206,14 +203,14 @@ class BackgroundRequests:
                     if self._stopping.is_set():
                         connection.close()
                         return None
-                if not at_source:
+                if side == "destination":
                     # a fetch proves its topic by the id, but nothing asks whom batches go to
                     connection.require_cluster()
                 stream, versions = self._stream(kind, connection)
             except (KmirrorError, OutcomeUnknown) as error:
                 if connection is not None:  # a broker that lacks a version
                     connection.close()
-                return partial(failed, f"the {_SIDES[side]}: {error}", getattr(error, "reason", None))
+                return partial(failed, f"the {side}: {error}", getattr(error, "reason", None))
             return partial(done, stream, versions)
 
         guarded_thread(partial(self._answer, background_request), "kmirror-connect", self._broken).start()
