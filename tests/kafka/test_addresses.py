@@ -12,12 +12,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from kafka.protocol.admin import DescribeTransactionsRequest
 
 from kmirror.cluster import client as cluster_client
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.connection import Connection, WrongClusterError
+from kmirror.cluster.connection import Connection, WrongClusterError, exchange_of
 from kmirror.cluster.log_ahead import SpareConnections
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.seen_brokers import SeenBrokers
 from kmirror.engine.clock import now, now_ms
@@ -282,7 +284,15 @@ def test_a_run_that_must_end_waits_for_a_name_until_its_time_is_over(
         run(lambda: Destination.open(properties), request, lambda _: None)
 
 
-def test_nothing_is_changed_on_another_cluster_before_it_has_said_that_it_is_one(cluster_pair: ClusterPair) -> None:
+def question_about(topic: str) -> Exchange:
+    """Return a request that changes nothing."""
+    return exchange_of(DescribeTransactionsRequest(transactional_ids=[topic]))
+
+
+@pytest.mark.parametrize("after_a_question", [False, True])
+def test_nothing_is_changed_on_another_cluster_before_it_has_said_that_it_is_one(
+    cluster_pair: ClusterPair, after_a_question: bool
+) -> None:
     from kafka.protocol.admin import DeleteTopicsRequest
 
     cluster = cluster_pair.destination
@@ -293,8 +303,11 @@ def test_nothing_is_changed_on_another_cluster_before_it_has_said_that_it_is_one
         make_topic(cluster, topic)
         connection = Connection.open(host, port, config)
         state = DeleteTopicsRequest.DeleteTopicState(name=topic, topic_id=UUID(int=0))
+        requests = [exchange_of(DeleteTopicsRequest(topics=[state], timeout_ms=10_000))]
+        if after_a_question:
+            requests.insert(0, question_about(topic))
         with closing(connection), pytest.raises(WrongClusterError, match=r"its id is .*, not another"):
-            connection.request(DeleteTopicsRequest(topics=[state], timeout_ms=10_000))
+            connection.request_all(requests)
     # what a broker has received it may carry out a moment later
     time.sleep(1)
     with ClusterClient(client_config(properties_of(cluster))) as client:

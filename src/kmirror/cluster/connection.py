@@ -280,6 +280,8 @@ class Connection:
         """
         patience = timeout or self.config.request_timeout_ms / 1000
         versions = [self.version_for(one.api) for one in messages]
+        if self._is_unproven and any(one.api.key not in _READING for one in messages):
+            self.require_cluster(patience)
         self.wait_for_throttle(patience)
         ids = [self.next_correlation_id() for _ in messages]
         asked = list(zip(messages, versions, ids, strict=True))
