@@ -199,8 +199,7 @@ class Wire:
         destination.shutdown(socket.SHUT_WR)
 
     def _requests(self, client: socket.socket, broker: socket.socket, address: tuple[str, int]) -> None:
-        while head := _exactly(client, 4):
-            frame = head + _exactly(client, struct.unpack(">i", head)[0])
+        while frame := _frame(client):
             api_key, _, correlation_id = struct.unpack_from(">hhi", frame, 4)
             self._asked[broker, correlation_id] = api_key, self.turns.asked(client, api_key)
             self._wait_for_thaw(address)
@@ -230,8 +229,7 @@ class Wire:
     def _receive_answers(
         self, broker: socket.socket, under_way: queue.SimpleQueue[tuple[float, bytes, int]], address: tuple[str, int]
     ) -> None:
-        while head := _exactly(broker, 4):
-            frame = head + _exactly(broker, struct.unpack(">i", head)[0])
+        while frame := _frame(broker):
             self._wait_for_thaw(address)
             (correlation_id,) = struct.unpack_from(">i", frame, 4)
             api_key, turn = self._asked.pop((broker, correlation_id), (None, 0))
@@ -257,6 +255,13 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
     while len(data) < size and (more := sock.recv(min(size - len(data), 1 << 20))):
         data += more
     return bytes(data) if len(data) == size else b""
+
+
+def _frame(sock: socket.socket) -> bytes:
+    """Return the next request or answer with its length; nothing once the connection ends, also in the middle of it."""
+    head = _exactly(sock, 4)
+    body = _exactly(sock, struct.unpack(">i", head)[0]) if head else b""
+    return head + body if body else b""
 
 
 def hang_up(_: bytes) -> None:
