@@ -220,6 +220,7 @@ def test_there_and_back_between_secured_clusters(secured: Secured) -> None:
             engine.catch_up()
             wait_until(lambda: any(one.resource_name == topic for one in describe_acls(at_b.client)))
             assert not secured.app_writes(b)
+            wait_until(lambda: all(row.initial_copy_complete for row in describe(at_b, mirror)))
             done = failover(at_b, mirror)
         assert done.result.exit_code == 0, done.result
         assert done.result.warnings == ()

@@ -28,6 +28,7 @@ from kmirror.state.records import Incarnation, MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
 from kmirror.state.waiting import Deadline
+from kmirror.state.writer import StateWriter
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
 from tests.support.librdkafka import librdkafka
@@ -338,6 +339,25 @@ def test_an_engine_that_could_not_read_everything_reads_it_before_it_writes(
         lease.heartbeat({}, timeout=60)
     assert refused.value.reason is Reason.FENCED
     assert store.read_complete(Deadline(60)).engine(name) == other
+
+
+def test_nobody_is_shut_out_where_no_transaction_is_open(
+    cluster: SandboxCluster, admin: Any, store: StateStore, name: str
+) -> None:
+    """Brokers asked for the transactions of no producer return all."""
+    write_mirror(store, name)
+    lease = Lease.acquire(store, name, EngineIdentity.of_this_process())
+    other = StateWriter(store, "operator", f"other-{name}")
+    try:
+        other.open(Deadline(60))
+        other._end_forgotten(Deadline(60))
+        assert lease._writer._writer is not None
+        before = lease._writer._writer._producer
+        lease.heartbeat({0: Incarnation(1, 0)}, timeout=60)
+        assert lease._writer._writer._producer == before
+    finally:
+        other.close()
+        lease.release()
 
 
 def test_a_transaction_of_another_program_is_not_ended(

@@ -117,10 +117,21 @@ class StateWriter:
     def _end_forgotten(self, deadline: Deadline) -> None:
         own, client = settled(self._writer, "the writer"), settled(self.client, "the writer's client")
         partitions = [TopicPartition(topic, 0) for topic in (STATE_TOPIC, EVENTS_TOPIC)]
-        known = describe_producers(client, partitions, timeout=min(_ATTEMPT_S, deadline.remaining))
-        producers = [producer for answer in known.values() for producer in answer.producers]
-        ids = {producer.producer_id for producer in producers if producer.current_txn_start_offset is not None}
-        for name, state in transactions_of(client, ids, min(_ATTEMPT_S, deadline.remaining)).values():
+
+        def still_open() -> set[tuple[int, int]]:
+            known = describe_producers(client, partitions, timeout=min(_ATTEMPT_S, deadline.remaining))
+            producers = [producer for answer in known.values() for producer in answer.producers]
+            starts = [(producer.producer_id, producer.current_txn_start_offset) for producer in producers]
+            return {(producer_id, start) for producer_id, start in starts if start is not None}
+
+        if not (before := still_open()):
+            return  # brokers asked for the transactions of no producer return all
+        listed = transactions_of(
+            client, {producer_id for producer_id, _ in before}, min(_ATTEMPT_S, deadline.remaining)
+        )
+        # what ended meanwhile is of a writer that is at work
+        left = {producer_id for producer_id, _ in before & still_open()}
+        for name, state in (listed[producer_id] for producer_id in left & listed.keys()):
             writer = own
             if name != self.transactional_id:
                 if not name.startswith("kmirror-") or state not in {"CompleteCommit", "CompleteAbort"}:
