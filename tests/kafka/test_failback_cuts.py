@@ -15,8 +15,8 @@ from kmirror.ops.mirrors.delete import delete
 from tests.support.archiving import assert_holds
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.mirrors import produce
-from tests.support.real_logs import set_topic
 from tests.support.round_trip import Trip, archives_of, cut, make_old_topic, produce_batches, trim, under_way
+from tests.support.topics import set_topic
 from tests.support.visible import bounds_of, shown
 from tests.support.watching import assert_grows
 

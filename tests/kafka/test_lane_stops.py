@@ -6,29 +6,21 @@ import time
 
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Place
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.errors import Reason
 from kmirror.state.records import PartitionState
-from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.lane import Mirror, copy_of, fill
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic, young
 from tests.support.oracle import segment_files
 from tests.support.real_logs import delete_records
+from tests.support.topics import set_topic
 from tests.support.visible import COMMITTED, bounds_of, shown
 
 # -- what cannot be carried --------------------------------------------------------------------------------------------
-
-
-def set_topic(cluster: SandboxCluster, topic: str, key: str, value: str) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
 
 
 def write_transaction(mirror: Mirror, topic: str) -> None:
@@ -57,7 +49,7 @@ def write_marker(mirror: Mirror, topic: str) -> None:
 
 
 def write_stamped(mirror: Mirror, topic: str) -> None:
-    set_topic(mirror.source, topic, "message.timestamp.type", "LogAppendTime")
+    set_topic(mirror.source, topic, {"message.timestamp.type": "LogAppendTime"})
 
     def is_stamped() -> bool:
         fill(mirror, topic, 1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient
 
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
 from kmirror.ops.add import add_steps, filling
@@ -39,6 +39,7 @@ from tests.support.mirrors import (
 )
 from tests.support.side_jobs import run_once
 from tests.support.spawned import PROCESSES
+from tests.support.topics import set_topic
 
 ENDLESS = "9223372036854775807"
 
@@ -128,7 +129,7 @@ def test_a_mirror_topic_takes_batches_larger_than_its_source_takes_today(
     topic, value = unique_topic(), random.Random(1).randbytes(3_000_000)
     make_topic(cluster_pair.source, topic, max_message_bytes="4000000")
     put(cluster_pair.source, topic, value)
-    set_topic(cluster_pair.source, topic, "max.message.bytes", "1000")
+    set_topic(cluster_pair.source, topic, {"max.message.bytes": "1000"})
     with pytest.raises(AssertionError, match="MSG_SIZE_TOO_LARGE"):
         put(cluster_pair.source, topic, value)
     name = new_mirror(destination, cluster_pair.source)
@@ -150,15 +151,6 @@ def put(cluster: SandboxCluster, topic: str, value: bytes) -> None:
     producer.produce(topic, value, on_delivery=lambda error, _: refused.append(error.name()) if error else None)
     assert producer.flush(30) == 0
     assert refused == []
-
-
-def set_topic(cluster: SandboxCluster, topic: str, key: str, value: str) -> None:
-    entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient(properties_of(cluster))
-    admin.incremental_alter_configs([resource])[resource].result(30)
-    while settings_of(cluster, topic)[key] != value:
-        pass
 
 
 def topic_id(cluster: SandboxCluster, topic: str) -> str | None:

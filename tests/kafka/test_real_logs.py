@@ -12,8 +12,9 @@ from tests.support.clusters import unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import dump_log
-from tests.support.real_logs import NEVER_COMPACTED, CompactedTopic, set_topic, start_at, write
+from tests.support.real_logs import NEVER_COMPACTED, CompactedTopic, start_at, write
 from tests.support.streams import INPUT, OUTPUT, WordCount
+from tests.support.topics import set_topic
 from tests.support.transactions import KEPT, OpenTransaction, TransactionWriters
 from tests.support.visible import (
     COMMITTED,

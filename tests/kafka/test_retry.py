@@ -15,9 +15,6 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     ResourcePatternType,
     ResourceType,
 )
@@ -39,7 +36,8 @@ from tests.support.lane import Mirror
 from tests.support.leader import Leader, batch_of
 from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector
+from tests.support.topics import set_topic
 from tests.support.visible import shown
 from tests.support.waiting import wait_until
 
@@ -79,13 +77,6 @@ def reported_states(mirror: Mirror, topic: str) -> list[PartitionState]:
     return found
 
 
-def set_largest_message(cluster: SandboxCluster, topic: str, size: int) -> None:
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient(properties_of(cluster))
-    admin.incremental_alter_configs([resource])[resource].result(30)
-
-
 def test_a_record_is_taken_once_the_setting_is_mended_and_foreign_records_never_are(
     source_cluster: SandboxCluster, destination_cluster: SandboxCluster
 ) -> None:
@@ -96,7 +87,7 @@ def test_a_record_is_taken_once_the_setting_is_mended_and_foreign_records_never_
         lane = mirror.start()
         mirror.wait_copied(lane)
         mirror.wait(lane, lambda: (row := row_of(mirror, large)) and row.state is PartitionState.MIRRORING)
-        set_largest_message(destination_cluster, large, 1000)
+        set_topic(destination_cluster, large, {"max.message.bytes": "1000"})
         produce(source_cluster, large, ["x" * 5000, "after"])
         with Leader(destination_cluster, written) as leader:
             leader.append_as_is(batch_of(1))
@@ -104,7 +95,7 @@ def test_a_record_is_taken_once_the_setting_is_mended_and_foreign_records_never_
         wait_failed(mirror, lane, large, Reason.RECORD_REJECTED, 2)
         wait_failed(mirror, lane, written, Reason.DESTINATION_WRITTEN, 0)
         end = mirror.destination_ends()[f"{written}-0"]
-        set_largest_message(destination_cluster, large, 1_000_000)
+        set_topic(destination_cluster, large, {"max.message.bytes": "1000000"})
         mirror.wait(lane, lambda: mirror.destination_ends()[f"{large}-0"] == 6)
         assert shown(destination_cluster, large) == shown(source_cluster, large)
         mirror.wait(lane, lambda: (row := row_of(mirror, large)) and row.state is PartitionState.MIRRORING)
@@ -167,7 +158,7 @@ def test_a_recreated_source_topic_follows_its_policy_and_two_events_report_a_fai
     assert add(destination, mirror, selector(gone, large)).exit_code == 0
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
-        set_largest_message(cluster_pair.destination, large, 1000)
+        set_topic(cluster_pair.destination, large, {"max.message.bytes": "1000"})
         produce(source, large, ["x" * 5000])
         delete_topic(source, gone)
 
@@ -180,7 +171,7 @@ def test_a_recreated_source_topic_follows_its_policy_and_two_events_report_a_fai
             gone: Reason.SOURCE_TOPIC_DELETED,
             large: Reason.RECORD_REJECTED,
         }
-        set_largest_message(cluster_pair.destination, large, 1_000_000)
+        set_topic(cluster_pair.destination, large, {"max.message.bytes": "1000000"})
         make_topic(source, gone)
         produce(source, gone, ["other", "records"])
         wait_until(lambda: not failed(), 60)

@@ -341,7 +341,7 @@ def test_an_engine_that_could_not_read_everything_reads_it_before_it_writes(
     assert store.read_complete(Deadline(60)).engine(name) == other
 
 
-def test_nobody_is_shut_out_where_no_transaction_is_open(
+def test_no_id_is_shut_out_where_no_transaction_is_open(
     cluster: SandboxCluster, admin: Any, store: StateStore, name: str
 ) -> None:
     """Brokers asked for the transactions of no producer return all."""

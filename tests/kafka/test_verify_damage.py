@@ -22,9 +22,9 @@ from tests.support.copies import make_copy
 from tests.support.damage import DAMAGES, Damaged, Original, by_kind, longer
 from tests.support.installed_logs import install
 from tests.support.logs import LONG_SEEDS, build_log
-from tests.support.real_logs import set_topic
 from tests.support.shared_clusters import revived
 from tests.support.stored_mirror import Side, StoredMirror
+from tests.support.topics import set_topic
 
 #: In what kind of batch, what goes wrong, and to which of the records that it can happen to.
 CASES = (

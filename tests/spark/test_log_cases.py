@@ -25,13 +25,14 @@ from tests.support.installed_logs import create_topics, read_checkpoint
 from tests.support.log_batches import VisibleRecord
 from tests.support.mirrored import Mirrored
 from tests.support.oracle import dump_log, librdkafka_records
-from tests.support.real_logs import BUSY, DAY_MS, CompactedTopic, delete_records, set_topic, start_at, write
+from tests.support.real_logs import BUSY, DAY_MS, CompactedTopic, delete_records, start_at, write
 from tests.support.shared_clusters import ForgetfulCluster, TieredPair
 from tests.support.still_logs import FOREVER, LARGE_BYTES, STILL, TOO_LARGE_TO_PRINT
 from tests.support.stored import log_dir_of
 from tests.support.streams import INPUT, OUTPUT, WordCount
 from tests.support.tiered_logs import TIERED_LOGS
 from tests.support.tiers import IN_SEGMENT, local_start, make_tiered
+from tests.support.topics import set_topic
 from tests.support.transactions import KEPT, OpenTransaction, TransactionWriters
 from tests.support.visible import (
     COMMITTED,

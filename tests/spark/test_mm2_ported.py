@@ -14,14 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
@@ -29,6 +22,7 @@ from tests.support.engine import Engine, typed
 from tests.support.log_batches import VisibleRecord
 from tests.support.mirrors import make_topic, produce, properties_of, settings_of
 from tests.support.shared_clusters import set_brokers
+from tests.support.topics import alter_topic
 from tests.support.visible import assert_mirrored, bounds, difference, shown
 
 #: As MirrorMaker's tests have it.
@@ -62,20 +56,6 @@ def create(source: SandboxCluster, destination: SandboxCluster, folder: Path, **
     done = typed(destination, "create", "--mirror", mirror, "--mirror-config", str(file))
     assert done.returncode == 0, done.stderr
     return mirror
-
-
-def alter(cluster: SandboxCluster, topic: str, **settings: str | None) -> None:
-    entries = [
-        ConfigEntry(
-            key.replace("_", "."),
-            value or "",
-            incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
-        )
-        for key, value in settings.items()
-    ]
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-    admin = AdminClient(properties_of(cluster))
-    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 def fill(cluster: SandboxCluster, topic: str, what: str, *, without: int | None = None) -> None:
@@ -188,9 +168,9 @@ def test_topics_of_all_names_and_settings_are_found_and_mirrored_as_they_are(
     assert at_source["segment.ms"] == "7200000" != found_settings["segment.ms"]
     assert found_settings["max.compaction.lag.ms"] != at_source["max.compaction.lag.ms"]
     # and as they change
-    alter(source, configured, flush_ms="8000", segment_ms="3600000", max_compaction_lag_ms="80000000")
+    alter_topic(source, configured, flush_ms="8000", segment_ms="3600000", max_compaction_lag_ms="80000000")
     wait_for(engine, lambda: settings_of(destination, configured)["segment.ms"] == "3600000")
-    alter(source, configured, flush_ms=None)
+    alter_topic(source, configured, flush_ms=None)
     default = settings_of(destination, one_way)["flush.ms"]
     wait_for(engine, lambda: settings_of(destination, configured)["flush.ms"] == default)
     found_settings = settings_of(destination, configured)

@@ -25,8 +25,9 @@ from tests.support.foreign import labelled
 from tests.support.installed_logs import create_topics
 from tests.support.leader import create_topic
 from tests.support.mirrored import Mirrored, recover
-from tests.support.real_logs import BUSY, delete_records, set_topic, write
+from tests.support.real_logs import BUSY, delete_records, write
 from tests.support.still_logs import FOREVER
+from tests.support.topics import set_topic
 from tests.support.visible import Bounds, assert_mirrored, bounds_of, shown
 from tests.support.waiting import wait_until
 

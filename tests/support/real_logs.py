@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient
 
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.installed_logs import create_topics, read_checkpoint
@@ -21,6 +21,7 @@ from tests.support.log_batches import LogBatch, VisibleRecord, encode
 from tests.support.oracle import segment_files
 from tests.support.producers import whole_batches
 from tests.support.stored import log_dir_of
+from tests.support.topics import set_topic
 from tests.support.visible import bounds_of
 from tests.support.waiting import wait_until
 
@@ -49,14 +50,6 @@ def producer_of(cluster: SandboxCluster, topic: str, **config: object) -> Produc
     """Return a librdkafka producer for a topic, to be flushed; settings with `_` for `.`."""
     settings = {key.replace("_", "."): value for key, value in config.items()}
     return whole_batches(topic, {"bootstrap.servers": cluster.bootstrap_servers, **settings})
-
-
-def set_topic(cluster: SandboxCluster, topic: str, settings: Mapping[str, str]) -> None:
-    """Change settings of a topic."""
-    entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in settings.items()]
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 def delete_records(cluster: SandboxCluster, topic: str, offset: int, partition: int = 0) -> None:

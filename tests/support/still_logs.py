@@ -11,7 +11,8 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.installed_logs import create_topics
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records
-from tests.support.real_logs import CODECS, DAY_MS, CompactedTopic, delete_records, set_topic, start_at, write
+from tests.support.real_logs import CODECS, DAY_MS, CompactedTopic, delete_records, start_at, write
+from tests.support.topics import set_topic
 from tests.support.visible import bounds_of
 from tests.support.waiting import wait_until
 

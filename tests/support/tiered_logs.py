@@ -9,7 +9,7 @@ import random
 
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.leader import create_topic
-from tests.support.real_logs import CODECS, delete_records, producer_of, set_topic
+from tests.support.real_logs import CODECS, delete_records, producer_of
 from tests.support.tiers import (
     IN_SEGMENT,
     TIERED,
@@ -20,6 +20,7 @@ from tests.support.tiers import (
     wait_until_only_in_store,
     write_tiered,
 )
+from tests.support.topics import set_topic
 from tests.support.visible import bounds_of
 from tests.support.waiting import wait_until
 

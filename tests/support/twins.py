@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ClientPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.batch_records import Record, make_batch
@@ -21,6 +21,7 @@ from kmirror.engine.compare.logs import compare_partition
 from kmirror.engine.lane.reports.control import append_to
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.new_topics import create_and_wait
+from tests.support.topics import set_topic
 from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -67,10 +68,7 @@ class Side:
 
     def set(self, *settings: str) -> None:
         """Change topic settings: name, value, name, value …"""
-        resource = ConfigResource(ResourceType.TOPIC, self.partition.topic)
-        for name, value in zip(settings[::2], settings[1::2], strict=True):
-            resource.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
-        self.admin.incremental_alter_configs([resource])[resource].result(30)
+        set_topic(self.cluster, self.partition.topic, dict(zip(settings[::2], settings[1::2], strict=True)))
 
     def delete_records(self, before: int) -> None:
         """Move the log start."""
