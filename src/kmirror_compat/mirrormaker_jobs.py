@@ -46,8 +46,8 @@ _COMPACTED = {"cleanup.policy": "compact"}
 class _Job(DestinationJob):
     """What both jobs need: connections, and a way to write records that have changed."""
 
-    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        super().__init__(mirror, destination_properties)
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str], cluster_id: str | None = None) -> None:
+        super().__init__(mirror, destination_properties, cluster_id)
         self._source_properties: Mapping[str, str] | None = None
         self._source: ClusterClient | None = None
         #: What was last written, by topic and key.
@@ -161,9 +161,9 @@ class HeartbeatsJob(_Job):
         return ()
 
 
-def jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list[SideJob]:
+def jobs_of(mirror: str, destination_properties: Mapping[str, str], cluster_id: str | None) -> list[SideJob]:
     """Return both jobs of one mirror."""
-    return [CheckpointsJob(mirror, destination_properties), HeartbeatsJob(mirror, destination_properties)]
+    return [job(mirror, destination_properties, cluster_id) for job in (CheckpointsJob, HeartbeatsJob)]
 
 
 def _create(cluster: ClusterClient, topic: str, replication_factor: int) -> None:

@@ -25,7 +25,7 @@ from kmirror.cluster.seen_brokers import SeenBrokers
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.driver import RunView
 from kmirror.engine.spark import application
-from kmirror.errors import Reason, RefusedError, TimedOutError, UnreachableError
+from kmirror.errors import ExitCode, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base import spark as spark_of_a_run
 from kmirror.ops.base.context import Destination
@@ -33,15 +33,29 @@ from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.check.check import check
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
+from kmirror.ops.run.engine_start import side_jobs_of
 from kmirror.ops.run.run import run
+from kmirror.state.waiting import Deadline
+from kmirror.state.writer import StateWriter
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.engine import typed
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.shared_clusters import BehindWire, ForgetfulCluster
+from tests.support.side_jobs import view_of
+from tests.support.stores import state_store
 from tests.support.waiting import wait_until
 from tests.support.wire import METADATA, Wire, closed_port, cut_to, listener
 from tests.support.without_spark import ThreadRuntime
+
+#: What side jobs do only if it is wanted.
+SWITCHES = (
+    "sync_group_offsets_enabled",
+    "sync_quotas_enabled",
+    "emit_heartbeats_enabled",
+    "emit_checkpoints_enabled",
+)
 
 
 @pytest.fixture
@@ -325,10 +339,61 @@ def test_another_cluster_creates_no_topics_because_it_was_asked_for_coordinators
         request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
         with closing(connection), pytest.raises(WrongClusterError, match=r"its id is .*, not another"):
             connection.request(request)
-    # a topic that it is asked to create is there when a later one is
-    make_topic(cluster, "later")
+    assert topics_once_asked(cluster) == set()
+
+
+def test_the_state_is_written_to_no_other_cluster_than_it_was_read_from(
+    led: ForgetfulCluster, make_cluster: MakeCluster
+) -> None:
+    other = make_cluster("fresh")
+    store = state_store(properties_of(BehindWire(led.cluster, led.wire.port)))
+    store.ensure_topics()
+    store.read()
+    lead(led, other)
+    led.wire.cut()
+    for writer in (StateWriter(store, "engine", "a-mirror"), StateWriter(store, "operator", "a-mirror")):
+        with closing(writer), pytest.raises(UnreachableError, match="another cluster answers"):
+            writer.open(Deadline(2))
+    assert topics_once_asked(other) == set()
+
+
+def test_jobs_of_an_engine_go_to_no_other_cluster_than_the_engine(
+    led: ForgetfulCluster, cluster_pair: ClusterPair
+) -> None:
+    """The other one may have a mirror of that name too, whose groups, rights and settings must stay as they are."""
+    on = dict.fromkeys(SWITCHES, "true")
+    with Destination.open(properties_of(BehindWire(led.cluster, led.wire.port))) as destination:
+        topic = unique_topic()
+        mirror = new_mirror(destination, cluster_pair.source, topics_include=f"{topic}-.*", **on)
+        make_topic(cluster_pair.source, f"{topic}-1")
+        assert add(destination, mirror, selector(f"{topic}-1")).exit_code == 0
+        make_topic(cluster_pair.source, f"{topic}-2")
+        view = view_of(destination, mirror)
+        jobs = side_jobs_of(mirror, destination.properties, destination.cluster_id)
+    lead(led, cluster_pair.destination)
+    led.wire.cut()
+    refused = set()
+    for job in jobs:
+        with closing(job), suppress(UnreachableError):
+            list(job.run(view))
+            continue
+        refused.add(job.name)
+    assert refused == {job.name for job in jobs}
+
+
+@pytest.mark.parametrize("verb", [["pause"], ["resume"], ["failover", "--yes"], ["add", "--topics", "a"]])
+def test_a_command_leaves_a_cluster_without_mirrors_as_it_was(make_cluster: MakeCluster, verb: list[str]) -> None:
+    cluster = make_cluster("fresh")
+    done = typed(cluster, *verb, "--mirror", "a-mirror")
+    assert (done.returncode, "a-mirror" in done.stderr) == (ExitCode.REFUSED, True), done.stderr
+    assert topics_once_asked(cluster) == set()
+
+
+def topics_once_asked(cluster: SandboxCluster) -> set[str]:
+    """Return a cluster's topics, with all that were being created."""
+    make_topic(cluster, later := unique_topic("later"))
     with ClusterClient(client_config(properties_of(cluster))) as client:
-        assert set(client.metadata(None).topics) == {"later"}
+        return set(client.metadata(None).topics) - {later}
 
 
 def test_no_log_is_read_ahead_from_another_cluster(cluster_pair: ClusterPair) -> None:

@@ -55,10 +55,10 @@ class Asking(DestinationJob):
         return ()
 
 
-def jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list[SideJob]:
+def jobs_of(mirror: str, destination_properties: Mapping[str, str], cluster_id: str | None = None) -> list[SideJob]:
     """Return the jobs of a mirror. Six wait for its source without a limit of their own, if they are switched on."""
     more = [Asking(name, mirror, destination_properties) for name in ("asking", "asking again")]
-    return [*own_jobs_of(mirror, destination_properties), *more]
+    return [*own_jobs_of(mirror, destination_properties, cluster_id), *more]
 
 
 JOBS = {f"kmirror-{job.name}" for job in jobs_of("m", {})}

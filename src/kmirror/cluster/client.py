@@ -54,12 +54,11 @@ class ClusterClient:
     """Send requests to one cluster's brokers; keeps connections, and looks up leaders when they move."""
 
     def __init__(self, config: ClientConfig) -> None:
+        #: With the id of the cluster, once known: whatever answers at an address of it must be a broker of it.
         self.config = config
         self._connections: dict[int, Connection] = {}
         self._bootstrap: Connection | None = None
         self._metadata: ClusterMetadata | None = None
-        #: The id of the cluster, once known: whatever answers at an address of it must be a broker of it.
-        self._cluster_id = config.cluster_id
         #: The addresses in bootstrap.servers that were tried before one that answers, and what is wrong with each.
         self.passed_over: Mapping[str, str] = {}
         self._topics = metadata_codec.TopicsCache()
@@ -103,7 +102,7 @@ class ClusterClient:
         return connection
 
     def _open(self, host: str, port: int, timeout: float | None) -> Connection:
-        config = replace(self.config, cluster_id=self._cluster_id)
+        config = self.config
         if timeout is not None:
             config = replace(config, connect_timeout_ms=min(config.connect_timeout_ms, int(1000 * timeout)))
         return Connection.open(host, port, config)
@@ -192,7 +191,8 @@ class ClusterClient:
         if not found.brokers:
             raise UnreachableError("the cluster reports no brokers yet", "it may still be starting; try again")
         self._metadata = found
-        self._cluster_id = self._cluster_id or found.cluster_id
+        if self.config.cluster_id is None:
+            self.config = self.spare_connections.config = replace(self.config, cluster_id=found.cluster_id)
         SEEN_BROKERS.note(self.config, ((b.host, b.port) for b in found.brokers.values()))
         unknown = [t.name for t in found.topics.values() if t.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION]
         if unknown and len(found.brokers) > 1:

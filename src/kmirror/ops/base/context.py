@@ -15,12 +15,14 @@ from difflib import get_close_matches
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import WrongClusterError
-from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import ClusterMetadata
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 from kmirror.state.lock import take_lock_ahead, transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.state.store import StateStore
+from kmirror.state.store import STATE_TOPIC, StateStore
 from kmirror.state.writer import Decide
 
 #: A cluster that does not answer for this long counts as unreachable, unless a command waits for it on purpose.
@@ -35,37 +37,45 @@ class Destination:
     """
 
     def __init__(
-        self, properties: Mapping[str, str], config: ClientConfig, client: ClusterClient, cluster_id: str
+        self, properties: Mapping[str, str], client: ClusterClient, cluster_id: str, *, has_state: bool
     ) -> None:
         self.properties = properties
-        self.config = config
+        self.config = client.config
         self.client = client
         self.cluster_id = cluster_id
-        self.store = StateStore(config, client)
+        #: False if kmirror had never written to the destination when it was opened.
+        self._has_state = has_state
+        self.store = StateStore(self.config, client)
 
     @classmethod
-    def open(cls, properties: Mapping[str, str], expect_cluster_id: str | None = None) -> Destination:
-        """Connect to the destination and read its cluster id.
+    def open(
+        cls,
+        properties: Mapping[str, str],
+        expect_cluster_id: str | None = None,
+        *,
+        cluster_id: str | None = None,
+    ) -> Destination:
+        """Connect to the destination and read its cluster id; if that is known, brokers of others do not count.
 
         Raises:
             UsageError: a property is unknown or invalid.
-            UnreachableError: it does not answer or refuses us (DESTINATION_UNREACHABLE, AUTHENTICATION_FAILED …).
+            UnreachableError: it does not answer or refuses us (DESTINATION_UNREACHABLE, AUTHENTICATION_FAILED …), or
+                another cluster answers than `cluster_id`.
             RefusedError: its id is not `expect_cluster_id`.
         """
-        config = client_config(properties)
-        client = ClusterClient(config)
+        client = ClusterClient(client_config(properties).expecting(cluster_id))
         try:
             with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-                cluster_id = cluster_id_of(client)
-            if expect_cluster_id is not None and cluster_id != expect_cluster_id:
+                found, has_state = _asked(client)
+            if expect_cluster_id is not None and found != expect_cluster_id:
                 raise RefusedError(
-                    f"the destination is cluster {cluster_id}, not {expect_cluster_id}",
+                    f"the destination is cluster {found}, not {expect_cluster_id}",
                     "check --bootstrap-server, or correct --expect-cluster-id",
                 )
         except BaseException:
             client.close()
             raise
-        return cls(properties, config, client, cluster_id)
+        return cls(properties, client, found, has_state=has_state)
 
     def __enter__(self) -> Destination:
         return self
@@ -79,8 +89,12 @@ class Destination:
         self.store.close()
 
     def will_change(self, mirror: str) -> None:
-        """Take the mirror's lock while the command still reads, and keep it until the end."""
-        take_lock_ahead(self.store, mirror)
+        """Take the mirror's lock while the command still reads, and keep it until the end.
+
+        A cluster without mirrors is left as it is: asked for a lock, its brokers would create `__transaction_state`.
+        """
+        if self._has_state:
+            take_lock_ahead(self.store, mirror)
 
     def use_in_threads(self) -> None:
         """Give the store connections of its own, so that threads may share it while others use `client`."""
@@ -102,10 +116,19 @@ def cluster_id_of(client: ClusterClient, timeout: float = REACH_TIMEOUT_S) -> st
     Raises:
         UnreachableError: no answer within `timeout` seconds.
     """
-    found = client.metadata([], timeout=timeout).cluster_id
-    if not found:
+    return _id_in(client.metadata([], timeout=timeout))
+
+
+def _asked(client: ClusterClient) -> tuple[str, bool]:
+    """Return the id of a cluster, and whether it may have state of kmirror. Raises UnreachableError."""
+    found = client.metadata([STATE_TOPIC], timeout=REACH_TIMEOUT_S)
+    return _id_in(found), found.topics[STATE_TOPIC].error_code != Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _id_in(found: ClusterMetadata) -> str:
+    if not found.cluster_id:
         raise UnreachableError("the cluster has no id yet", "it may still be starting; try again")
-    return found
+    return found.cluster_id
 
 
 def require_same_cluster(recorded: str | None, found: str | None) -> None:

@@ -39,11 +39,15 @@ class Pace:
 
 
 class DestinationJob:
-    """A job of one mirror that connects to the destination when it first needs to, until it is closed."""
+    """A job of one mirror that connects to the destination when it first needs to, until it is closed.
 
-    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
+    It goes to no other cluster than `cluster_id`, if that is given.
+    """
+
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str], cluster_id: str | None = None) -> None:
         self._mirror = mirror
         self._properties = dict(destination_properties)
+        self._cluster_id = cluster_id
         self._opened: Destination | None = None
         self._pace = Pace()
 
@@ -54,7 +58,7 @@ class DestinationJob:
     @property
     def _destination(self) -> Destination:
         if self._opened is None:
-            self._opened = Destination.open(self._properties)
+            self._opened = Destination.open(self._properties, cluster_id=self._cluster_id)
         return self._opened
 
     def close(self) -> None:

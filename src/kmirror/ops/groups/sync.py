@@ -55,9 +55,10 @@ class GroupSyncJob:
 
     name = "group offsets"
 
-    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str], cluster_id: str | None = None) -> None:
         self._mirror = mirror
         self._properties = dict(destination_properties)
+        self._cluster_id = cluster_id
         self._stack = ExitStack()
         self._here: tuple[Destination, ClusterGroups] | None = None
         self._source: tuple[Mapping[str, str], ClusterGroups] | None = None
@@ -84,7 +85,7 @@ class GroupSyncJob:
         if self._source is not None and self._source[0] != view.mirror.source:
             self.close()
         if self._here is None:
-            opened = self._stack.enter_context(Destination.open(self._properties))
+            opened = self._stack.enter_context(Destination.open(self._properties, cluster_id=self._cluster_id))
             self._here = (opened, ClusterGroups(opened.client))
         destination, here = self._here
         with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):

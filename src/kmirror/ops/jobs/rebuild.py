@@ -79,8 +79,11 @@ class LaneRuntime(TaskRuntime, Protocol):
 class TopicRebuilder:
     """Rebuild topics of one mirror of a destination; see `engine.driver.rebuilds.Rebuilder`."""
 
-    def __init__(self, properties: Mapping[str, str], mirror: str, runtime: LaneRuntime) -> None:
+    def __init__(
+        self, properties: Mapping[str, str], mirror: str, runtime: LaneRuntime, cluster_id: str | None = None
+    ) -> None:
         self._properties = dict(properties)
+        self._cluster_id = cluster_id
         self._mirror = mirror
         self._runtime = runtime
 
@@ -94,7 +97,7 @@ class TopicRebuilder:
         Raises:
             RefusedError: too many were rebuilt within the hour, or another operation on it is in progress.
         """
-        with Destination.open(self._properties) as destination:
+        with Destination.open(self._properties, cluster_id=self._cluster_id) as destination:
             archive = archive_name(topic, destination.client.metadata(None).topics)
             if not consented:
                 _require_space(destination.client, topic, self._mirror)
@@ -134,7 +137,7 @@ class TopicRebuilder:
         Raises:
             KmirrorError: a step failed; nothing is lost, and it can be called again.
         """
-        with Destination.open(self._properties) as destination:
+        with Destination.open(self._properties, cluster_id=self._cluster_id) as destination:
             state = destination.state()
             mirror = require_mirror(state, self._mirror)
             with source_client(mirror.source, mirror.source_cluster_id) as source:

@@ -38,8 +38,8 @@ class SettingsSyncJob(DestinationJob):
 
     name = "topic settings"
 
-    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        super().__init__(mirror, destination_properties)
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str], cluster_id: str | None = None) -> None:
+        super().__init__(mirror, destination_properties, cluster_id)
         #: By topic, the last reported trouble.
         self._reported: dict[str, str] = {}
 

@@ -39,8 +39,8 @@ class DiscoveryJob(DestinationJob):
 
     name = "discovery"
 
-    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        super().__init__(mirror, destination_properties)
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str], cluster_id: str | None = None) -> None:
+        super().__init__(mirror, destination_properties, cluster_id)
         #: By source topic, the last reported reason why it is not added, and when it is retried.
         self._reported: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}

@@ -48,8 +48,8 @@ class RightsJob(DestinationJob):
 
     name = "rights"
 
-    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        super().__init__(mirror, destination_properties)
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str], cluster_id: str | None = None) -> None:
+        super().__init__(mirror, destination_properties, cluster_id)
         self._known = ProbeCache()
         self._reported: str | None = None
 

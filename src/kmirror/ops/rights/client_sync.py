@@ -34,8 +34,8 @@ class ClientsJob(DestinationJob):
 
     name = "clients"
 
-    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
-        super().__init__(mirror, destination_properties)
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str], cluster_id: str | None = None) -> None:
+        super().__init__(mirror, destination_properties, cluster_id)
         self._reported: dict[str, Collection[object]] = {}
 
     def run(self, view: JobView) -> Iterable[JobEvent]:

@@ -123,7 +123,7 @@ class EngineStart:
             },
             {},
         )
-        with closing(DiscoveryJob(record.name, self._destination.properties)) as job:
+        with closing(DiscoveryJob(record.name, self._destination.properties, self._destination.cluster_id)) as job:
             for event in job.run(view):
                 lease.heartbeat({}, timeout=_HEARTBEAT_TIMEOUT_S)
                 if event.note is not None:
@@ -143,7 +143,7 @@ class EngineStart:
 
     def engine(self, runtime: SparkRuntime) -> MirrorEngine:
         """Create the engine, which then owns the lease."""
-        mirror, properties = self.mirror, self._destination.properties
+        mirror, properties, cluster_id = self.mirror, self._destination.properties, self._destination.cluster_id
         return MirrorEngine(
             mirror,
             self._destination.state(),
@@ -151,9 +151,9 @@ class EngineStart:
             properties,
             runtime,
             actor(),
-            TopicRebuilder(properties, mirror, runtime),
-            side_jobs_of(mirror, properties),
-            self._destination.cluster_id,
+            TopicRebuilder(properties, mirror, runtime, cluster_id),
+            side_jobs_of(mirror, properties, cluster_id),
+            cluster_id,
         )
 
     def _held_lease(self) -> Lease:
@@ -167,13 +167,18 @@ class EngineStart:
             self._lease.close()
 
 
-def side_jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list[SideJob]:
-    """Return the jobs of one mirror; each opens connections of its own when it first runs, and closes them."""
+def side_jobs_of(
+    mirror: str, destination_properties: Mapping[str, str], cluster_id: str | None = None
+) -> list[SideJob]:
+    """Return the jobs of one mirror, whose destination is this cluster.
+
+    Each opens connections of its own when it first runs, and closes them.
+    """
     return [
-        RightsJob(mirror, destination_properties),
-        ClientsJob(mirror, destination_properties),
-        GroupSyncJob(mirror, destination_properties),
-        SettingsSyncJob(mirror, destination_properties),
-        DiscoveryJob(mirror, destination_properties),
-        *beside("mirrormaker_jobs")(mirror, destination_properties),
+        RightsJob(mirror, destination_properties, cluster_id),
+        ClientsJob(mirror, destination_properties, cluster_id),
+        GroupSyncJob(mirror, destination_properties, cluster_id),
+        SettingsSyncJob(mirror, destination_properties, cluster_id),
+        DiscoveryJob(mirror, destination_properties, cluster_id),
+        *beside("mirrormaker_jobs")(mirror, destination_properties, cluster_id),
     ]

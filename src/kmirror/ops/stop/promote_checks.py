@@ -58,7 +58,7 @@ def settings_trouble(
     trouble, is_recorded = _compare_settings(destination, record, known)
     if not dry_run and (trouble or not is_recorded):
         # only if needed: while producers are blocked, every second counts
-        job = SettingsSyncJob(mirror, destination.properties)
+        job = SettingsSyncJob(mirror, destination.properties, destination.cluster_id)
         try:
             list(job.run(JobView(record, settings, tuple(known), {}, {})))
         except (KmirrorError, OutcomeUnknown) as error:
