@@ -27,6 +27,7 @@ Options:
   -h, --help  Show this message and exit.
 
 Set up:
+  plan           Plan a migration: waves, times, and what is in the way.
   check          Check connections, broker versions, rights and settings.
   create         Create a mirror: store its source, filters and settings.
   add            Add source topics to a mirror.
@@ -173,6 +174,7 @@ def test_every_verb_that_acts_takes_yes() -> None:
         "verify",
         "events",
         "check",
+        "plan",
         "completion",
         "help",
         "sandbox status",

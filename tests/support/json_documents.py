@@ -29,6 +29,8 @@ from kmirror.status.mirror_status import MIRRORS
 from kmirror.status.partition_row import PARTITIONS
 from kmirror.web.answers import STATUS as SERVED
 from kmirror.web.recent import HISTORY
+from kmirror_plan.differences import CHANGES
+from kmirror_plan.migration_plan import MIGRATION_PLAN
 from kmirror_sandbox.registry import STATUS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -131,6 +133,12 @@ DOCUMENTS = {
             object_of(HISTORY),
         ),
         JsonDocument("plan", "Written by `failback --offline --plan FILE`", object_of(PLAN)),
+        JsonDocument(
+            "migration-plan",
+            "Printed by `plan`; `plan --out DIR` writes it as plan.json",
+            object_of(MIGRATION_PLAN),
+        ),
+        JsonDocument("plan-changes", "Printed by `plan --against DIR`", CHANGES.type),
     )
 }
 #: What read-only commands print, by their first words; any other command prints `result`.
@@ -142,6 +150,8 @@ _PRINTED = {
     ("events",): "events",
     ("config",): "config",
     ("check",): "check",
+    ("plan",): "migration-plan",
+    ("plan", "--against"): "plan-changes",
     ("verify",): "verify",
     ("verify", "--explain"): "verify-plan",
     ("sandbox", "status"): "sandbox-status",

@@ -17,6 +17,7 @@ from kmirror.cli.options import VerbGroup
 #: The sections of `kmirror --help`: by verb, its module (after a dot: beside this one) and its summary.
 SECTIONS = {
     "Set up": {
+        "plan": ("kmirror_plan.cli.plan_command", "Plan a migration: waves, times, and what is in the way."),
         "check": (".commands.views", "Check connections, broker versions, rights and settings."),
         "create": (".commands.mirrors", "Create a mirror: store its source, filters and settings."),
         "add": (".commands.mirrors", "Add source topics to a mirror."),

@@ -24,7 +24,8 @@ from kmirror.words import counted, listed
 
 _KEY = "min.insync.replicas"
 _OWN = (STATE_TOPIC, EVENTS_TOPIC)
-_NEW = "new mirror topics"
+#: The key of mirror topics that do not exist yet.
+NEW_TOPICS = "new mirror topics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def replication_of(client: ClusterClient, settings: Settings, topics: Sequence[s
     for name, answer in create_topics(client, asked, validate_only=True).items():
         if isinstance(answer, CreatedTopic) and answer.replication_factor is not None:
             count = answer.replication_factor
-            known[_NEW if name == new else name] = Replication(count, _number(answer.settings.get(_KEY)), False)
+            known[NEW_TOPICS if name == new else name] = Replication(count, _number(answer.settings.get(_KEY)), False)
     return known
 
 
@@ -81,7 +82,7 @@ def weak_replication(found: Mapping[str, Replication], brokers: int) -> list[tup
 def _more(names: Sequence[str], one: Replication) -> str:
     if one.exists:
         return "add replicas with kafka-reassign-partitions.sh"
-    settings = {"replication.factor" if name == _NEW else "state.replication.factor" for name in names}
+    settings = {"replication.factor" if name == NEW_TOPICS else "state.replication.factor" for name in names}
     return f"set {' and '.join(sorted(settings))}, for instance to 3, before they are created"
 
 

@@ -1,0 +1,1 @@
+"""Plan a migration: what moves together, in which order, how long it takes, and what is in the way."""

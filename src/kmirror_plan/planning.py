@@ -1,0 +1,93 @@
+"""`plan`: read both clusters, and make a plan. It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import client_config
+from kmirror.errors import Reason, RefusedError
+from kmirror.ops.base.context import Destination, naming_cluster, now_ms
+from kmirror.ops.check.check import check
+from kmirror.ops.mirrors.create import checked_properties
+from kmirror.settings.parsing import parse_settings
+from kmirror.settings.patterns import TopicSelector
+from kmirror_plan.migration_plan import MigrationPlan, make_plan
+from kmirror_plan.reading_destination import read_room
+from kmirror_plan.reading_source import Progress, read_inventory
+from kmirror_plan.waves import WaveLimits
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What was asked for; `rate` are bytes a second of a copy, None if unknown."""
+
+    mirror_config: Mapping[str, str]
+    topics: tuple[str, ...] = ()
+    sample_ms: int = 30_000
+    wave_bytes: int | None = None
+    wave_ms: int | None = None
+    rate: float | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options as they are stored with the plan, to make it again."""
+        return {
+            "topics": list(self.topics),
+            "sampleMs": self.sample_ms,
+            "waveBytes": self.wave_bytes,
+            "waveMs": self.wave_ms,
+            "bandwidth": self.rate,
+        }
+
+    def sampled(self, sample_ms: int) -> PlanRequest:
+        """Return the same with another time between the readings."""
+        return replace(self, sample_ms=sample_ms)
+
+    @classmethod
+    def stored(cls, mirror_config: Mapping[str, str], options: Mapping[str, Any]) -> PlanRequest:
+        """Return what a stored plan was asked for."""
+        return cls(
+            mirror_config,
+            tuple(options.get("topics") or ()),
+            options.get("sampleMs") or 30_000,
+            options.get("waveBytes"),
+            options.get("waveMs"),
+            options.get("bandwidth"),
+        )
+
+
+def plan(destination: Destination, request: PlanRequest, progress: Progress) -> MigrationPlan:
+    """Read both clusters and return the plan.
+
+    Raises:
+        UsageError: a property or pattern is invalid.
+        RefusedError: the properties contain a plaintext secret, or there is no topic to plan.
+        UnreachableError: a cluster does not answer or refuses us.
+    """
+    source, changed = checked_properties(request.mirror_config)
+    settings = parse_settings(changed)
+    selector = TopicSelector.parse(request.topics, "--topics") if request.topics else None
+    if selector is None and settings.topics_include.patterns:
+        selector = settings.topics_include
+    with ClusterClient(client_config(source)) as client, naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+        inventory = read_inventory(client, selector, request.sample_ms, progress)
+    if not inventory.topics:
+        raise RefusedError("no topic of the source is to be planned", "check --topics, and DESCRIBE on the topics")
+    progress("reading the destination")
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        room = read_room(destination, settings, [topic.topic for topic in inventory.topics])
+    progress("checking rights and settings")
+    report = check(destination.properties, properties=request.mirror_config)
+    return make_plan(
+        inventory,
+        room,
+        report.lines,
+        made_ms=now_ms(),
+        mirror_config=request.mirror_config,
+        options=request.options,
+        limits=WaveLimits(request.wave_bytes, None if request.wave_ms is None else request.wave_ms / 1000),
+        rate=request.rate,
+    )

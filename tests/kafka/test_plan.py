@@ -1,0 +1,177 @@
+"""`kmirror plan` on real brokers: an estate whose applications are known, least rights, and what changed since."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
+from kmirror.errors import ExitCode
+from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.acls import acls, give
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.engine import typed
+from tests.support.estates import RealEstate
+from tests.support.json_documents import check as check_document
+from tests.support.mirrors import make_topic, produce
+from tests.support.new_topics import create_and_wait
+from tests.support.topics import set_topic
+from tests.support.waiting import wait_until
+
+SIZES = (4, 3, 10, 2, 6, 2, 8, 5)
+
+
+@pytest.fixture(scope="module")
+def estate(cluster_pair: ClusterPair) -> RealEstate:
+    """Eight applications, a group that reads everything, and a producer that writes to all of them."""
+    made = RealEstate(cluster_pair.source, SIZES, prefix=unique_topic("app"))
+    made.groups[f"{made.prefix}.audit"] = made.topics
+    made.producers["gateway"] = [min(some) for some in made.applications]
+    made.write()
+    return made
+
+
+def file_of(cluster: SandboxCluster, folder: Path) -> str:
+    """Write the file of `--mirror-config`."""
+    file = folder / "source.properties"
+    file.write_text(f"bootstrap.servers={cluster.bootstrap_servers}\n")
+    return str(file)
+
+
+def planned(destination: SandboxCluster, *arguments: str) -> dict[str, Any]:
+    done = typed(destination, "plan", *arguments, "--sample", "1s", "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def names(found: list[Mapping[str, Any]], key: str = "topic") -> set[str]:
+    return {one[key] for one in found}
+
+
+def test_applications_and_hubs_of_an_estate_are_found_and_no_wave_splits_one(
+    cluster_pair: ClusterPair, estate: RealEstate, tmp_path: Path
+) -> None:
+    plan = planned(
+        cluster_pair.destination,
+        *("--mirror-config", file_of(cluster_pair.source, tmp_path), "--topics", f"{estate.prefix}.*"),
+        *("--wave-bytes", "25KB", "--bandwidth", "1MB/s"),
+    )
+    assert names(plan["topics"]) == set(estate.topics)
+    assert {frozenset(one["topics"]) for one in plan["applications"]} == set(estate.applications)
+    hubs = [(one["kind"], one["name"]) for one in plan["hubs"]]
+    assert [kind for kind, _ in hubs] == ["group", "producer"]
+    assert hubs[0][1] == f"{estate.prefix}.audit"
+    in_waves = [name for wave in plan["waves"] for name in wave["applications"]]
+    assert sorted(in_waves) == sorted(names(plan["applications"], "name"))
+    assert len(plan["waves"]) > 2
+    for wave in plan["waves"]:
+        assert (wave["exceeds"] is None) == (wave["bytes"] <= 25_000 or len(wave["applications"]) > 1)
+        assert wave["copySeconds"] == pytest.approx(10 + wave["bytes"] / 1e6, abs=0.1)
+    assert plan["unknown"] == []
+    # each producer wrote two records of 1,000 bytes: what brokers store is a little more
+    written = Counter(topic for some in estate.producers.values() for topic in some)
+    for topic in plan["topics"]:
+        assert 2_000 * written[topic["topic"]] < topic["bytes"] < 2_500 * written[topic["topic"]]
+        assert not topic["bytesAreEstimated"]
+
+
+def test_the_folder_has_files_that_other_commands_take_and_says_what_changed(
+    cluster_pair: ClusterPair, tmp_path: Path
+) -> None:
+    source, destination = cluster_pair.source, cluster_pair.destination
+    prefix, folder = unique_topic("shop"), tmp_path / "plan"
+    orders, audit = f"{prefix}.orders", f"{prefix}-audit.(x)"
+    make_topic(source, orders)
+    produce(source, orders, ["one", "two"])
+    config = file_of(source, tmp_path)
+    first = planned(destination, "--mirror-config", config, "--topics", f"{prefix}.*", "--out", str(folder))
+    check_document("migration-plan", json.loads((folder / "plan.json").read_text()))
+    assert json.loads((folder / "plan.json").read_text()) == first
+    assert {file.name for file in folder.iterdir()} == {"plan.json", "plan.html", "runbook.md", "wave-01.topics"}
+    assert (folder / "wave-01.topics").read_text() == f"{orders}\n"
+    mirror = unique_topic("m")
+    assert typed(destination, "create", "--mirror", mirror, "--mirror-config", config).returncode == 0
+    added = typed(destination, "add", "--mirror", mirror, "--topics", f"@{folder / 'wave-01.topics'}", "--dry-run")
+    assert (added.returncode, orders in added.stdout) == (0, True)
+
+    def changes() -> set[tuple[str, str, str, str]]:
+        done = typed(destination, "plan", "--against", str(folder), "--sample", "0s", "--json")
+        assert done.returncode == 0, done.stderr
+        return {(one["change"], one["kind"], one["name"], one["message"]) for one in json.loads(done.stdout)}
+
+    assert changes() == set()
+    admin = AdminClient({"bootstrap.servers": source.bootstrap_servers})
+    admin.create_partitions([NewPartitions(orders, 3)])[orders].result(30)
+    set_topic(source, orders, {"retention.ms": "1000000"})
+    create_and_wait(admin, NewTopic(f"{prefix}.more", 1, 1))
+    wait_until(lambda: len(admin.list_topics(timeout=30).topics[orders].partitions) == 3)
+    found = changes()
+    assert ("CHANGED", "topic", orders, "partitions: 1 → 3; retentionMs: 604800000 → 1000000") in found
+    assert ("ADDED", "topic", f"{prefix}.more", "") in found
+    assert ("ADDED", "application", f"{prefix}.more", "") in found
+    assert audit not in str(found)
+
+
+def test_a_folder_with_other_files_is_not_used_and_nothing_to_plan_is_refused(
+    cluster_pair: ClusterPair, tmp_path: Path
+) -> None:
+    destination, config = cluster_pair.destination, file_of(cluster_pair.source, tmp_path)
+    done = typed(destination, "plan", "--mirror-config", config, "--out", str(tmp_path))
+    assert (done.returncode, "has files that are not of a plan" in done.stderr) == (ExitCode.USAGE, True)
+    done = typed(destination, "plan", "--mirror-config", config, "--topics", "no-such-topic", "--sample", "0s")
+    assert (done.returncode, "no topic of the source" in done.stderr) == (ExitCode.REFUSED, True)
+    done = typed(destination, "plan", "--against", str(tmp_path))
+    assert (done.returncode, "plan.json" in done.stderr) == (ExitCode.USAGE, True)
+    assert {file.name for file in tmp_path.iterdir()} == {"source.properties"}
+
+
+def test_with_least_rights_it_names_what_it_may_not_see(
+    cluster_pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_path: Path
+) -> None:
+    topic, hidden = unique_topic("seen"), unique_topic("hidden")
+    with ClusterClient(client_config(guarded_cluster.client_properties())) as admin:
+        for name in (topic, hidden):
+            create_topic(admin, name, 2, 1, {})
+        give(admin, acls("topic", topic, "kmirror", "DESCRIBE"))
+    config = tmp_path / "source.properties"
+    properties = guarded_cluster.client_properties("kmirror")
+    secret = tmp_path / "login.properties"
+    secret.write_text(f"login={properties.pop('sasl.jaas.config')}\n")
+    secret.chmod(0o600)
+    lines = [f"{key}={value}" for key, value in properties.items()]
+    config.write_text("\n".join([*lines, f"sasl.jaas.config=${{file:{secret}:login}}"]) + "\n")
+    plan = planned(cluster_pair.destination, "--mirror-config", str(config))
+    assert topic in names(plan["topics"])
+    assert hidden not in names(plan["topics"])
+    (seen,) = [one for one in plan["topics"] if one["topic"] == topic]
+    assert (seen["partitions"], seen["offsets"], seen["retentionMs"]) == (2, 0, None)
+    unknown = {one["what"]: one["hint"] or "" for one in plan["unknown"]}
+    assert {"the bytes of topics", "principals", "quotas", "SCRAM users"} <= unknown.keys()
+    assert any(what.startswith("the settings of") for what in unknown)
+    assert any(what.startswith("who writes to") for what in unknown)
+    assert "--operation DESCRIBE" in unknown["the bytes of topics"].replace("Describe", "DESCRIBE")
+    assert (plan["principals"], plan["quotas"], plan["scramUsers"]) == (None, None, None)
+
+
+@pytest.mark.long
+def test_an_estate_of_fifty_applications_and_two_thousand_topics(cluster_pair: ClusterPair, tmp_path: Path) -> None:
+    sizes = [(2, 5, 20, 40, 60, 100)[number * 7 % 6] for number in range(50)]
+    estate = RealEstate(cluster_pair.source, sizes, prefix=unique_topic("big"))
+    estate.groups[f"{estate.prefix}.audit"] = estate.topics
+    estate.producers["gateway"] = [min(some) for some in estate.applications]
+    estate.write()
+    assert len(estate.topics) > 1_800
+    plan = planned(
+        cluster_pair.destination,
+        *("--mirror-config", file_of(cluster_pair.source, tmp_path), "--topics", f"{estate.prefix}.*"),
+    )
+    assert {frozenset(one["topics"]) for one in plan["applications"]} == set(estate.applications)
+    assert [one["kind"] for one in plan["hubs"]] == ["group", "producer"]
