@@ -81,7 +81,7 @@ class MigrationPlan:
     options: Mapping[str, Any]
     inventory: Inventory
     room: Room
-    rate: float | None
+    rates: CopyRates
     applications: tuple[Application, ...]
     hubs: tuple[Hub, ...]
     waves: tuple[Wave, ...]
@@ -123,8 +123,14 @@ MIGRATION_PLAN: tuple[Column[MigrationPlan], ...] = (
     Column(
         "copyBytesPerSecond",
         BYTES_PER_SECOND.null_when("it was neither given nor measured: no times are predicted"),
-        "the rate of a copy that times are predicted from (`--bandwidth`)",
-        lambda plan: plan.rate,
+        "the rate of a copy that times are predicted from (`--bandwidth`, or the mean of a trial)",
+        lambda plan: plan.rates.usual,
+    ),
+    Column(
+        "copyBytesPerSecondByClass",
+        Type("object", "object", items=BYTES_PER_SECOND),
+        "the rates that a trial measured, by class of batches: large, medium, small, taken apart, unknown",
+        lambda plan: dict(plan.rates.by_class),
     ),
     Column("destination", object_of(columns_of(Room)), "the destination", lambda plan: document(_ROOM, plan.room)),
     Column("waves", WAVES.type, "the waves, in order", lambda plan: [WAVES.document(one) for one in plan.waves]),
@@ -195,20 +201,20 @@ def make_plan(
     mirror_config: Mapping[str, str],
     options: Mapping[str, Any],
     limits: WaveLimits,
-    rate: float | None,
+    rates: CopyRates,
 ) -> MigrationPlan:
     """Return the plan for what was read."""
     topics = [topic for topic in inventory.topics if topic.shape is not Shape.MIRRORMAKER]
     applications, hubs = applications_of(topics, inventory.groups, inventory.producers)
     hub_topics = frozenset(hub.name for hub in hubs if hub.kind is NodeKind.TOPIC)
-    waves = waves_of(applications, {topic.topic: topic for topic in topics}, hub_topics, CopyRates(rate), limits)
+    waves = waves_of(applications, {topic.topic: topic for topic in topics}, hub_topics, rates, limits)
     return MigrationPlan(
         made_ms=made_ms,
         mirror_config=dict(mirror_config),
         options=dict(options),
         inventory=inventory,
         room=room,
-        rate=rate,
+        rates=rates,
         applications=applications,
         hubs=hubs,
         waves=waves,

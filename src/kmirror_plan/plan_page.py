@@ -83,13 +83,15 @@ def summary(plan: MigrationPlan) -> Iterator[tuple[str, str]]:
         f"{counted(len(plan.topics), 'topic')} ({byte_count(known)}{more}) are of "
         f"{counted(len(plan.applications), 'application')}, and move in {counted(len(plan.waves), 'wave')}.",
     )
-    if plan.rate is None:
-        yield "warn", "No times are predicted: how fast a copy is was not given (--bandwidth)."
+    if plan.rates.usual is None:
+        yield "warn", "No times are predicted: how fast a copy is was not said (--bandwidth) or measured (--trial)."
     else:
         seconds = [wave.copy_seconds for wave in plan.waves]
+        by_class = "".join(f", {name} batches {byte_rate(rate)}" for name, rate in plan.rates.by_class.items())
         if None not in seconds:
             total = sum(one for one in seconds if one is not None)
-            yield "", f"Copying all waves takes {duration_text(total)} at {byte_rate(plan.rate)}, one after another."
+            rates = f"{byte_rate(plan.rates.usual)}{by_class}"
+            yield "", f"Copying all waves, one after another, takes {duration_text(total)} at {rates}."
     never = [str(wave.number) for wave in plan.waves if wave.never_catches_up]
     if never:
         waves = f"wave {', '.join(never)}"

@@ -1,4 +1,4 @@
-"""`plan`: read both clusters, and make a plan. It changes nothing."""
+"""`plan`: read both clusters, and make a plan. Only a trial copy changes something."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror_plan.migration_plan import MigrationPlan, make_plan
 from kmirror_plan.reading_destination import read_room
 from kmirror_plan.reading_source import Progress, read_inventory
-from kmirror_plan.waves import WaveLimits
+from kmirror_plan.trial import run_trial
+from kmirror_plan.waves import NO_RATES, CopyRates, WaveLimits
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What was asked for; `rate` are bytes a second of a copy, None if unknown."""
+    """What was asked for; with `trial_bytes` the rates are measured."""
 
     mirror_config: Mapping[str, str]
     topics: tuple[str, ...] = ()
     sample_ms: int = 30_000
     wave_bytes: int | None = None
     wave_ms: int | None = None
-    rate: float | None = None
+    rates: CopyRates = NO_RATES
+    trial_bytes: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -39,7 +41,8 @@ class PlanRequest:
             "sampleMs": self.sample_ms,
             "waveBytes": self.wave_bytes,
             "waveMs": self.wave_ms,
-            "bandwidth": self.rate,
+            "bandwidth": self.rates.usual,
+            "bandwidthByClass": dict(self.rates.by_class),
         }
 
     def sampled(self, sample_ms: int) -> PlanRequest:
@@ -55,12 +58,12 @@ class PlanRequest:
             options.get("sampleMs") or 30_000,
             options.get("waveBytes"),
             options.get("waveMs"),
-            options.get("bandwidth"),
+            CopyRates(options.get("bandwidth"), options.get("bandwidthByClass") or {}),
         )
 
 
 def plan(destination: Destination, request: PlanRequest, progress: Progress) -> MigrationPlan:
-    """Read both clusters and return the plan.
+    """Read both clusters and return the plan; a trial copies records.
 
     Raises:
         UsageError: a property or pattern is invalid.
@@ -79,6 +82,9 @@ def plan(destination: Destination, request: PlanRequest, progress: Progress) -> 
     progress("reading the destination")
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         room = read_room(destination, settings, [topic.topic for topic in inventory.topics])
+    if request.trial_bytes is not None:
+        rates = run_trial(destination, request.mirror_config, inventory.topics, request.trial_bytes, progress)
+        request = replace(request, rates=rates)
     progress("checking rights and settings")
     report = check(destination.properties, properties=request.mirror_config)
     return make_plan(
@@ -89,5 +95,5 @@ def plan(destination: Destination, request: PlanRequest, progress: Progress) -> 
         mirror_config=request.mirror_config,
         options=request.options,
         limits=WaveLimits(request.wave_bytes, None if request.wave_ms is None else request.wave_ms / 1000),
-        rate=request.rate,
+        rates=request.rates,
     )

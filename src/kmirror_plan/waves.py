@@ -11,7 +11,7 @@ written meanwhile are copied too, so a copy catches up only if it is faster than
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmirror.columns import COUNT, FLAG, TEXT, Column, Type, list_of, shown, table_row
@@ -88,11 +88,15 @@ class CopyRates:
     """How many bytes a second a copy brings, by the class of a topic's batches; `usual` where a class has none."""
 
     usual: float | None = None
-    by_class: Mapping[str, float] | None = None
+    by_class: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, topic: TopicFacts) -> float | None:
         """Return the rate for a topic; None if it is not known."""
-        return (self.by_class or {}).get(batch_class(topic), self.usual)
+        return self.by_class.get(batch_class(topic), self.usual)
+
+
+#: No rate is known.
+NO_RATES = CopyRates()
 
 
 def batch_class(topic: TopicFacts) -> str:

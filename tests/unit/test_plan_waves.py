@@ -17,6 +17,7 @@ from kmirror_plan.inventory import Inventory, Shape, TopicFacts, Unseen, shape_o
 from kmirror_plan.migration_plan import MigrationPlan, Room, make_plan
 from kmirror_plan.plan_page import plan_page
 from kmirror_plan.runbook import runbook, wave_topics
+from kmirror_plan.trial import rate_of
 from kmirror_plan.waves import START_SECONDS, CopyRates, Wave, WaveLimits, waves_of
 from tests.support.strict_html import StrictHtml
 from tests.unit.test_plan_applications import group, producer, topic
@@ -134,7 +135,14 @@ def plan(
         }
     )
     return make_plan(
-        found, room, findings, made_ms=1, mirror_config={}, options={}, limits=WaveLimits(), rate=1.0 * MEGABYTE
+        found,
+        room,
+        findings,
+        made_ms=1,
+        mirror_config={},
+        options={},
+        limits=WaveLimits(),
+        rates=CopyRates(1.0 * MEGABYTE),
     )
 
 
@@ -199,3 +207,24 @@ def test_names_of_others_do_no_harm_in_the_page_and_in_the_runbook() -> None:
             assert shlex.split(line)[0] == "kmirror"
             assert "; rm -rf /'" in line
     assert wave_topics(made.waves[0]) == "a\n"
+
+
+def test_a_rate_is_of_the_time_in_which_an_engine_has_found_its_pace() -> None:
+    slow_start = [(0.0, 1.0), (10.0, 20.0)]
+    steady = [(10.0 + second, 20.0 + 10 * second) for second in range(1, 9)]
+    assert rate_of([*slow_start, *steady]) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("looks", [[], [(0.0, 5.0)], [(0.0, 1.0), (0.1, 50.0), (0.2, 100.0)]])
+def test_what_took_too_short_has_no_rate(looks: list[tuple[float, float]]) -> None:
+    assert rate_of(looks) is None
+
+
+def test_times_are_predicted_by_the_class_of_batches() -> None:
+    topics = {
+        "a.t": topic("a.t", size=MEGABYTE, mean_batch=500_000),
+        "b.t": topic("b.t", size=MEGABYTE, mean_batch=100),
+    }
+    rates = CopyRates(2.0 * MEGABYTE, {"small": 0.5 * MEGABYTE})
+    (wave,) = waves_of([application("a"), application("b")], topics, frozenset(), rates, WaveLimits())
+    assert wave.copy_seconds == START_SECONDS + 0.5 + 2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 import click
 
+from kmirror.cli.failures import ended_by_signals
 from kmirror.cli.options import Call, assignments_option, duration_option, file_option, folder_option, verb
 from kmirror.commands import Arguments, option
 from kmirror.errors import UsageError
@@ -33,10 +35,11 @@ def _size_option(flag: str, text: str, metavar: str = "N") -> click.Option:
 
 @verb(
     "plan",
-    "Plan a migration: waves, times, and what is in the way.\n\nReads both clusters and changes nothing. Topics, groups"
-    " and producers that are connected are an application, which no wave splits. Times are predicted only if you say"
-    " how fast a copy is (--bandwidth).\n\nWith --out it writes the plan as JSON and as a page, a runbook, and a file with"
-    " the topics of each wave for `kmirror add --topics @FILE`. --against says what has changed since.",
+    "Plan a migration: waves, times, and what is in the way.\n\nReads both clusters; only --trial changes something."
+    " Topics, groups and producers that are connected are an application, which no wave splits. Times are predicted"
+    " only if it is known how fast a copy is: say it (--bandwidth), or have some records copied (--trial).\n\nWith"
+    " --out it writes the plan as JSON and as a page, a runbook, and a file with the topics of each wave for `kmirror"
+    " add --topics @FILE`. --against says what has changed since.",
     file_option("--mirror-config", "File with the source's properties, as for `kmirror create`."),
     assignments_option("--config", "Set or override one property of FILE. Repeatable."),
     click.Option(
@@ -47,8 +50,9 @@ def _size_option(flag: str, text: str, metavar: str = "N") -> click.Option:
     ),
     duration_option("--sample", "Time between the two readings that rates come from. Default: 30s.", name="sample_ms"),
     _size_option("--wave-bytes", "Bytes of a wave at most, such as 500GB. Default: 100GB without --wave-time."),
-    duration_option("--wave-time", "Copy time of a wave at most, such as 4h. Needs --bandwidth.", name="wave_ms"),
+    duration_option("--wave-time", "Copy time of a wave at most, such as 4h. Needs a rate.", name="wave_ms"),
     _size_option("--bandwidth", "Bytes a copy brings per second, such as 80MB/s.", "R"),
+    _size_option("--trial", "Copy this many bytes to measure how fast a copy is, such as 1GB; removed afterwards."),
     folder_option("--out", text="Directory to write the plan to."),
     folder_option("--against", text="Directory of an earlier plan: show what has changed since."),
     click.Option(
@@ -70,6 +74,7 @@ def plan_verb(
     wave_bytes: int | None,
     wave_ms: int | None,
     bandwidth: int | None,
+    trial: int | None,
     out: str | None,
     against: str | None,
     mirror: str,
@@ -78,25 +83,32 @@ def plan_verb(
     from kmirror_plan.differences import CHANGES, changes_between
     from kmirror_plan.plan_files import RUNBOOK_FILE, PlanFolder, read_plan
     from kmirror_plan.planning import PlanRequest, plan
+    from kmirror_plan.waves import CopyRates
 
     check_name(mirror)
     if against is None and mirror_config is None:
         raise UsageError("--mirror-config is missing", "give the file of the source, or --against for an earlier plan")
-    if wave_ms is not None and bandwidth is None:
-        raise UsageError("--wave-time needs --bandwidth", "say how fast a copy is, such as --bandwidth 80MB/s")
+    if bandwidth is not None and trial is not None:
+        raise UsageError("--bandwidth and --trial exclude each other", "give one of them")
+    if wave_ms is not None and bandwidth is None and trial is None:
+        raise UsageError("--wave-time needs --bandwidth or --trial", "say how fast a copy is: --bandwidth 80MB/s")
     before = None
     if against is not None:
-        if out or mirror_config or config or topics or wave_bytes or wave_ms or bandwidth:
+        if out or mirror_config or config or topics or wave_bytes or wave_ms or bandwidth or trial:
             raise UsageError("--against takes everything from the earlier plan", "give only --sample besides")
         before = read_plan(against)
         request = PlanRequest.stored(before["mirrorConfig"], before["options"])
     else:
         properties = {**call.read_properties(str(mirror_config)), **config}
-        request = PlanRequest(properties, topics, 30_000, wave_bytes, wave_ms, bandwidth)
+        request = PlanRequest(properties, topics, 30_000, wave_bytes, wave_ms, CopyRates(bandwidth), trial)
     if sample_ms is not None:
         request = request.sampled(sample_ms)
     folder = PlanFolder.at(out) if out else None
-    with call.destination() as destination, call.output.waiting("planning") as progress:
+    with (
+        ended_by_signals() if trial else nullcontext(),
+        call.destination() as destination,
+        call.output.waiting("planning") as progress,
+    ):
         made = plan(destination, request, progress)
     if before is not None:
         call.output.rows(CHANGES, changes_between(before, made.to_json()))

@@ -1,0 +1,70 @@
+"""`kmirror plan --trial` measures with a real engine, and leaves neither mirror nor topics behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kmirror.ops.base.context import Destination
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.engine import ROOT, command, kmirror
+from tests.support.mirrors import make_topic, properties_of
+from tests.support.real_logs import producer_of
+from tests.support.waiting import wait_until
+
+TRIAL = "kmirror-trial-"
+
+
+def left_of_trials(pair: ClusterPair) -> set[str]:
+    """Return the mirrors and topics of trials at the destination."""
+    topics = AdminClient(properties_of(pair.destination)).list_topics(timeout=30).topics
+    with Destination.open(properties_of(pair.destination)) as destination:
+        names = {mirror.name for mirror in destination.state().mirrors}
+    return {name for name in {*topics, *names} if name.startswith(TRIAL)}
+
+
+def fill(pair: ClusterPair, topic: str, *, batch: int, size: int) -> None:
+    """Write `size` bytes in batches of about `batch` bytes."""
+    make_topic(pair.source, topic)
+    producer = producer_of(pair.source, topic, batch_size=batch, linger_ms=1000)
+    for _ in range(size // 1000):
+        producer.produce(topic, bytes(1000), partition=0)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+
+@pytest.mark.slow
+def test_a_trial_measures_each_class_of_batches_and_leaves_nothing_behind(
+    cluster_pair: ClusterPair, tmp_path: Path
+) -> None:
+    prefix, config = unique_topic("trial"), tmp_path / "source.properties"
+    config.write_text(f"bootstrap.servers={cluster_pair.source.bootstrap_servers}\ntopics.include={prefix}.*\n")
+    fill(cluster_pair, f"{prefix}.large", batch=200_000, size=60_000_000)
+    fill(cluster_pair, f"{prefix}.small", batch=2_000, size=10_000_000)
+    done = kmirror(
+        cluster_pair.destination, "plan", "--mirror-config", str(config), "--trial", "100MB", "--sample", "0s", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    rates = plan["copyBytesPerSecondByClass"]
+    assert rates
+    assert set(rates) <= {"large", "small"}
+    assert all(rate > 0 for rate in (*rates.values(), plan["copyBytesPerSecond"]))
+    assert all(wave["copySeconds"] > 10 for wave in plan["waves"])
+    assert left_of_trials(cluster_pair) == set()
+    # interrupted in the middle, it removes all that too
+    line = command(cluster_pair.destination, "plan", "--mirror-config", str(config), "--trial", "1GB", "--sample", "0s")
+    interrupted = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: any("." in name for name in left_of_trials(cluster_pair)))
+        interrupted.send_signal(signal.SIGINT)
+        _, error = interrupted.communicate(timeout=120)
+    finally:
+        interrupted.kill()
+    assert interrupted.returncode not in (0, 1), error
+    assert left_of_trials(cluster_pair) == set()
