@@ -17,6 +17,9 @@ USED = {
     "create_from_link": ("kmirror_compat.creating", "create_from_link"),
     "create_from_mm2": ("kmirror_compat.creating", "create_from_mm2"),
     "mirrormaker_jobs": ("kmirror_compat.mirrormaker_jobs", "jobs_of"),
+    "plan": ("kmirror_plan.planning", "plan_document"),
+    "plan_in": ("kmirror_plan.plan_files", "read_plan"),
+    "plan_outcomes": ("kmirror_plan.outcomes", "outcomes_table"),
     "mirrormaker_topics": ("kmirror_compat.mirrormaker_records", "own_topics"),
 }
 

@@ -11,9 +11,21 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
-from kmirror.cluster.security.properties import read_properties
+from kmirror.beside import beside
+from kmirror.calls import (
+    Properties,
+    Topics,
+    error_of,
+    given_properties,
+    idle_ms,
+    milliseconds,
+    readable,
+    required_selector,
+    result_of,
+    selector_of,
+)
 from kmirror.errors import (
     ExitCode,
     HistoriesDifferError,
@@ -48,10 +60,9 @@ from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.promote import promote
-from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
-from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.value_types import parse_start_from
 from kmirror.state.event_records import Event
 from kmirror.status.mirror_status import MirrorRow
@@ -86,18 +97,7 @@ __all__ = [
     "VerifyRow",
 ]
 
-#: Names and regular expressions as in `--topics`: one string, or a sequence of them.
-Topics = str | Sequence[str]
-#: Client properties, or the path of a Java properties file.
-Properties = Mapping[str, str] | str | os.PathLike[str]
-
-_ERRORS: dict[ExitCode, type[KmirrorError]] = {
-    kind.exit_code: kind
-    for kind in (UsageError, RefusedError, PartlyDoneError, TimedOutError, UnreachableError, HistoriesDifferError)
-}
 _LOCAL = "local[*]"
-
-R = TypeVar("R")
 
 
 class Client:
@@ -121,7 +121,7 @@ class Client:
         expect_cluster_id: str | None = None,
     ) -> None:
         """Store how to reach the destination: `command_config` may include `bootstrap.servers`. Connects to nothing."""
-        properties = _properties(command_config or {})
+        properties = given_properties(command_config or {})
         if bootstrap_server is not None:
             properties["bootstrap.servers"] = bootstrap_server
         if not properties.get("bootstrap.servers", "").strip():
@@ -131,6 +131,31 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({self._properties['bootstrap.servers']!r})"
+
+    def plan(
+        self,
+        mirror_config: Properties,
+        topics: Topics | None = None,
+        *,
+        config: Mapping[str, str] | None = None,
+        sample: float = 30.0,
+        wave_bytes: int | None = None,
+        wave_time: float | None = None,
+        bandwidth: float | None = None,
+        trial: int | None = None,
+    ) -> dict[str, Any]:
+        """Plan a migration; return the document that `kmirror plan --json` prints.
+
+        `sample` and `wave_time` are seconds, `bandwidth` bytes per second. Only a `trial` of so many bytes changes
+        something: what it makes at the destination is removed again.
+        """
+        selected = selector_of(topics, "topics")
+        properties = {**given_properties(mirror_config), **(config or {})}
+        asked = (selected.patterns if selected is not None else (), milliseconds(sample), wave_bytes)
+        wave_ms = None if wave_time is None else milliseconds(wave_time)
+        with self._destination() as destination:
+            found = beside("plan")(destination, properties, *asked, wave_ms, bandwidth, trial)
+        return dict(found)
 
     def check(
         self,
@@ -151,7 +176,7 @@ class Client:
         report = check(
             self._properties,
             mirror=mirror,
-            properties=None if mirror_config is None else {**_properties(mirror_config), **(config or {})},
+            properties=None if mirror_config is None else {**given_properties(mirror_config), **(config or {})},
             expect_cluster_id=self._expect_cluster_id,
             probe=probe,
         )
@@ -159,7 +184,7 @@ class Client:
             bad = [line for line in report.lines if not line.ok]
             first = bad[0]
             message = f"{len(bad)} of {len(report.lines)} checks failed; the first: {first.cluster}: {first.message}"
-            raise _error(ErrorInfo(report.exit_code, message, first.hint, first.reason), report)
+            raise error_of(ErrorInfo(report.exit_code, message, first.hint, first.reason), report)
         return report
 
     def create(
@@ -173,11 +198,11 @@ class Client:
     ) -> VerbResult:
         """Create a mirror: store its source, filters and settings."""
         with self._destination() as destination:
-            return _done(
+            return result_of(
                 create(
                     destination,
                     mirror,
-                    _properties(mirror_config),
+                    given_properties(mirror_config),
                     config,
                     if_not_exists=if_not_exists,
                     dry_run=dry_run,
@@ -199,10 +224,10 @@ class Client:
         dry_run: bool = False,
     ) -> VerbResult:
         """Add source topics to a mirror; `start_from` is earliest, latest or timestamp:T."""
-        selected, left_out = _required(topics, "topics"), _selector(exclude, "exclude")
+        selected, left_out = required_selector(topics, "topics"), selector_of(exclude, "exclude")
         start = None if start_from is None else parse_start_from("start_from", start_from)
         with self._destination() as destination:
-            return _done(
+            return result_of(
                 add(
                     destination,
                     mirror,
@@ -221,7 +246,7 @@ class Client:
         """Return the mirrors of the destination."""
         with self._destination() as destination:
             rows = list_mirrors(destination)
-            return _readable(rows, unreadable_notes(destination))
+            return readable(rows, unreadable_notes(destination))
 
     def describe(
         self, mirror: str | None = None, topics: Topics | None = None, *, failed: bool = False
@@ -231,10 +256,10 @@ class Client:
         Works with the source down and without an engine. Raises PartlyDoneError, with the rows in `result`, if a newer
         kmirror stored something that this one cannot read.
         """
-        selected = _selector(topics, "topics")
+        selected = selector_of(topics, "topics")
         with self._destination() as destination:
             rows = describe(destination, mirror, selected, failed=failed)
-            return _readable(rows, unreadable_notes(destination, mirror))
+            return readable(rows, unreadable_notes(destination, mirror))
 
     def wait(
         self,
@@ -251,9 +276,15 @@ class Client:
         """
         if condition not in list(Condition):
             raise UsageError(f"{condition!r} is not a condition to wait for", f"give one of {', '.join(Condition)}")
-        selected, readers, timeout_ms = _selector(topics, "topics"), _selector(groups, "groups"), _milliseconds(timeout)
+        selected, readers, timeout_ms = (
+            selector_of(topics, "topics"),
+            selector_of(groups, "groups"),
+            milliseconds(timeout),
+        )
         with self._destination() as destination:
-            return _done(wait(destination, mirror, Condition(condition), timeout_ms, topics=selected, groups=readers))
+            return result_of(
+                wait(destination, mirror, Condition(condition), timeout_ms, topics=selected, groups=readers)
+            )
 
     def verify(
         self,
@@ -265,11 +296,11 @@ class Client:
         spark_conf: Mapping[str, str] | None = None,
     ) -> VerifyOutcome:
         """Compare source and destination record by record, or `sample` random ranges of each partition."""
-        request = VerifyRequest(mirror, _selector(topics, "topics"), sample, SparkChoice(master, spark_conf or {}))
+        request = VerifyRequest(mirror, selector_of(topics, "topics"), sample, SparkChoice(master, spark_conf or {}))
         with self._destination() as destination:
             outcome = verify(destination, request)
         if outcome.error is not None:
-            raise _error(outcome.error, outcome)
+            raise error_of(outcome.error, outcome)
         return outcome
 
     def promote(
@@ -298,10 +329,10 @@ class Client:
         """
         request = PromoteRequest(
             mirror,
-            _selector(topics, "topics"),
-            _selector(exclude, "exclude"),
-            None if timeout is None else _milliseconds(timeout),
-            _idle_ms(idle, allow_producers=allow_producers, block_producers=block_producers),
+            selector_of(topics, "topics"),
+            selector_of(exclude, "exclude"),
+            None if timeout is None else milliseconds(timeout),
+            idle_ms(idle, allow_producers=allow_producers, block_producers=block_producers),
             verify,
             master,
             together,
@@ -309,10 +340,10 @@ class Client:
         )
         with self._destination() as destination:
             if batch is None:
-                return _done(promote(destination, request, stopping=stop, dry_run=dry_run).result)
-            pause_ms = _milliseconds(pause)
+                return result_of(promote(destination, request, stopping=stop, dry_run=dry_run).result)
+            pause_ms = milliseconds(pause)
             done = promote_in_batches(destination, request, batch, pause_ms, stopping=stop, dry_run=dry_run)
-            return _done(done.result)
+            return result_of(done.result)
 
     def failover(
         self,
@@ -323,16 +354,16 @@ class Client:
         dry_run: bool = False,
     ) -> VerbResult:
         """Stop mirroring immediately and make the topics writable; needs neither the source nor an engine."""
-        selected = _selector(topics, "topics")
+        selected = selector_of(topics, "topics")
         with self._destination() as destination:
             done = failover(destination, mirror, selected, fence_with_record=fence_with_record, dry_run=dry_run)
-            return _done(done.result)
+            return result_of(done.result)
 
     def remove(self, mirror: str, topics: Topics, *, dry_run: bool = False) -> VerbResult:
         """Remove topics from a mirror and make them writable, whatever their lag."""
-        selected = _required(topics, "topics")
+        selected = required_selector(topics, "topics")
         with self._destination() as destination:
-            return _done(remove(destination, mirror, selected, dry_run=dry_run).result)
+            return result_of(remove(destination, mirror, selected, dry_run=dry_run).result)
 
     def failback(
         self,
@@ -358,15 +389,15 @@ class Client:
             raise UsageError("discard requires recreate or offline_plan", "give one of them with it")
         request = FailbackRequest(
             mirror,
-            _properties(mirror_config),
-            _selector(topics, "topics"),
+            given_properties(mirror_config),
+            selector_of(topics, "topics"),
             Strategy.RECREATE if recreate else None if offline_plan is None else Strategy.OFFLINE,
             None if offline_plan is None else os.fspath(offline_plan),
             discard,
             spark=SparkChoice(master, spark_conf or {}),
         )
         with self._destination() as destination:
-            return _done(failback(destination, request, dry_run=dry_run).result)
+            return result_of(failback(destination, request, dry_run=dry_run).result)
 
     def switchover(
         self,
@@ -385,27 +416,27 @@ class Client:
         """Promote topics here, and make their source a mirror of this cluster, as `mirror_config` describes it."""
         request = SwitchoverRequest(
             mirror,
-            _properties(mirror_config),
-            _selector(topics, "topics"),
-            None if timeout is None else _milliseconds(timeout),
-            _idle_ms(idle, allow_producers=allow_producers, block_producers=block_producers),
+            given_properties(mirror_config),
+            selector_of(topics, "topics"),
+            None if timeout is None else milliseconds(timeout),
+            idle_ms(idle, allow_producers=allow_producers, block_producers=block_producers),
             master,
             block_producers=block_producers,
         )
         with self._destination() as destination:
-            return _done(switchover(destination, request, stopping=stop, dry_run=dry_run).result)
+            return result_of(switchover(destination, request, stopping=stop, dry_run=dry_run).result)
 
     def pause(self, mirror: str, topics: Topics | None = None, *, dry_run: bool = False) -> VerbResult:
         """Stop copying topics, all of the mirror by default, until they are resumed; they stay read-only."""
-        selected = _selector(topics, "topics")
+        selected = selector_of(topics, "topics")
         with self._destination() as destination:
-            return _done(pause(destination, mirror, selected, dry_run=dry_run))
+            return result_of(pause(destination, mirror, selected, dry_run=dry_run))
 
     def resume(self, mirror: str, topics: Topics | None = None, *, dry_run: bool = False) -> VerbResult:
         """Copy paused topics again."""
-        selected = _selector(topics, "topics")
+        selected = selector_of(topics, "topics")
         with self._destination() as destination:
-            return _done(resume(destination, mirror, selected, dry_run=dry_run))
+            return result_of(resume(destination, mirror, selected, dry_run=dry_run))
 
     def recover(
         self,
@@ -421,9 +452,9 @@ class Client:
         """Retry FAILED partitions now; to accept what is lost by that is consent to it."""
         if trim and not accept_loss:
             raise UsageError("trim requires accept_loss", "give both or neither")
-        selected, consent = _selector(topics, "topics"), Consent(accept_loss, trim, accept_reset, accept_divergence)
+        selected, consent = selector_of(topics, "topics"), Consent(accept_loss, trim, accept_reset, accept_divergence)
         with self._destination() as destination:
-            return _done(recover(destination, mirror, selected, consent, dry_run=dry_run))
+            return result_of(recover(destination, mirror, selected, consent, dry_run=dry_run))
 
     def settings(self, mirror: str) -> tuple[SettingRow, ...]:
         """Return a mirror's settings and the connection properties of its source, as `kmirror config` shows them."""
@@ -435,12 +466,12 @@ class Client:
     ) -> VerbResult:
         """Change settings of a mirror, and reset those in `unset` to their defaults."""
         with self._destination() as destination:
-            return _done(change_config(destination, mirror, changes, unset, dry_run=dry_run))
+            return result_of(change_config(destination, mirror, changes, unset, dry_run=dry_run))
 
     def delete(self, mirror: str, *, dry_run: bool = False) -> VerbResult:
         """Delete a mirror whose topics are all stopped; the topics stay."""
         with self._destination() as destination:
-            return _done(delete(destination, mirror, dry_run=dry_run))
+            return result_of(delete(destination, mirror, dry_run=dry_run))
 
     def events(self, mirror: str | None = None, since: str | None = None) -> tuple[Event, ...]:
         """Return what was done and what happened, oldest first; `since` is a time or a duration, as in `--since`."""
@@ -449,50 +480,3 @@ class Client:
 
     def _destination(self) -> Destination:
         return Destination.open(self._properties, self._expect_cluster_id)
-
-
-def _done(result: VerbResult) -> VerbResult:
-    """Return a result with exit code 0; raise any other as an error."""
-    if result.exit_code is ExitCode.OK:
-        return result
-    raise _error(result.error or ErrorInfo(result.exit_code, f"{result.verb} ended with {result.exit_code}"), result)
-
-
-def _error(why: ErrorInfo, result: object) -> KmirrorError:
-    error = _ERRORS.get(why.code, KmirrorError)(why.message, why.hint, why.reason)
-    error.result = result
-    return error
-
-
-def _readable(rows: tuple[R, ...], unreadable: Sequence[str]) -> tuple[R, ...]:
-    if not unreadable:
-        return rows
-    message = f"the result is incomplete: {unreadable[0]}"
-    hint = "use the kmirror version that wrote it, or a newer one"
-    raise _error(ErrorInfo(ExitCode.PARTLY_DONE, message, hint, Reason.STATE_UNREADABLE), rows)
-
-
-def _properties(given: Properties) -> dict[str, str]:
-    return dict(given) if isinstance(given, Mapping) else read_properties(os.fspath(given))
-
-
-def _required(topics: Topics, name: str) -> TopicSelector:
-    if not topics:
-        raise UsageError(f"{name} is empty", "give names or regular expressions, or omit it for all topics")
-    return TopicSelector.parse((topics,) if isinstance(topics, str) else topics, name)
-
-
-def _selector(topics: Topics | None, name: str) -> TopicSelector | None:
-    return None if topics is None else _required(topics, name)
-
-
-def _idle_ms(idle: float | None, *, allow_producers: bool, block_producers: bool) -> int | None:
-    if sum((idle is not None, allow_producers, block_producers)) > 1:
-        raise UsageError("idle, allow_producers and block_producers exclude each other", "give one of them")
-    if allow_producers:
-        return None
-    return IDLE_MS if idle is None else _milliseconds(idle)
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)

@@ -59,8 +59,8 @@ class PlanFolder:
         return sorted(content)
 
 
-def read_plan(path: str) -> dict[str, Any]:
-    """Return the document of the plan in a folder.
+def read_plan(path: str, flag: str = "--against") -> dict[str, Any]:
+    """Return the document of the plan in a folder that was given with `flag`.
 
     Raises:
         UsageError: there is none, or another version wrote it.
@@ -69,11 +69,11 @@ def read_plan(path: str) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"--against: cannot read {file}: {error.strerror}", "name the folder of a plan") from None
+        raise UsageError(f"{flag}: cannot read {file}: {error.strerror}", "name the folder of a plan") from None
     except ValueError:
         found = None
     if not isinstance(found, dict) or found.get("version") != VERSION:
-        raise UsageError(f"--against: {file} is not a plan of this version", "make it again with `kmirror plan --out`")
+        raise UsageError(f"{flag}: {file} is not a plan of this version", "make it again with `kmirror plan --out`")
     if not isinstance(found.get("mirrorConfig"), dict) or not isinstance(found.get("options"), dict):
-        raise UsageError(f"--against: {file} is damaged", "make it again with `kmirror plan --out`")
+        raise UsageError(f"{flag}: {file} is damaged", "make it again with `kmirror plan --out`")
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
-from kmirror.errors import Reason, RefusedError
+from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms
 from kmirror.ops.check.check import check
 from kmirror.ops.mirrors.create import checked_properties
@@ -60,6 +60,25 @@ class PlanRequest:
             options.get("waveMs"),
             CopyRates(options.get("bandwidth"), options.get("bandwidthByClass") or {}),
         )
+
+
+def plan_document(
+    destination: Destination,
+    mirror_config: Mapping[str, str],
+    topics: tuple[str, ...],
+    sample_ms: int,
+    wave_bytes: int | None,
+    wave_ms: int | None,
+    rate: float | None,
+    trial_bytes: int | None,
+) -> dict[str, Any]:
+    """Return the document of a plan, for programs; raises as `plan`."""
+    if rate is not None and trial_bytes is not None:
+        raise UsageError("bandwidth and trial exclude each other", "give one of them")
+    if wave_ms is not None and rate is None and trial_bytes is None:
+        raise UsageError("wave_time needs bandwidth or trial", "say how fast a copy is")
+    request = PlanRequest(mirror_config, topics, sample_ms, wave_bytes, wave_ms, CopyRates(rate), trial_bytes)
+    return plan(destination, request, lambda _: None).to_json()
 
 
 def plan(destination: Destination, request: PlanRequest, progress: Progress) -> MigrationPlan:

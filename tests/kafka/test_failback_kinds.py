@@ -36,7 +36,7 @@ from tests.support.local_engine import LocalEngine
 from tests.support.log_batches import VisibleRecord
 from tests.support.mirrors import selector, settings_of
 from tests.support.oracle import librdkafka_records
-from tests.support.real_logs import BUSY, CompactedTopic
+from tests.support.real_logs import BUSY, CompactedTopic, write
 from tests.support.round_trip import Trip, archives_of, under_way
 from tests.support.shared_clusters import GuardedPair
 from tests.support.visible import assert_sound, bounds_of, latest_values, shown, unsuperseded, visible
@@ -74,6 +74,18 @@ class Compacted(CompactedTopic):
             self.write_round()
         self.wait_until_cleaned(self.write_round())
 
+    def overwrite_all(self) -> None:
+        """Write a value of each key twice, and wait until the cleaner has removed all that was there before."""
+        before = bounds_of(self.cluster, self.topic).end
+        keys = sorted({record.key or b"" for record in shown(self.cluster, self.topic)})
+        for _ in range(2):
+            self.clock += 10_000
+            values = [VisibleRecord(0, self.clock + number, key, b"later") for number, key in enumerate(keys)]
+            write(self.cluster, self.topic, values)
+        self.clock += 10_000
+        self.wait_until_cleaned(self.write_round())
+        assert all(record.offset >= before for record in shown(self.cluster, self.topic))
+
 
 def failed_over(trip: Trip) -> tuple[Compacted, int]:
     """Mirror a compacted topic from A to B, and fail over; return it with the last mirrored offset."""
@@ -110,6 +122,16 @@ def test_the_new_primarys_cleaner_has_removed_what_the_old_source_still_has(trip
     (fork,) = done.evidence["forks"]
     assert (fork["sharedEnd"], fork["recordsBeyond"]) == (end, 0)
     assert archives_of(done) == {}
+    trip.copy_to_a()
+    assert_same_compacted(trip, topic)
+
+
+def test_nothing_is_left_to_compare_with_when_the_engine_starts_after_a_failback(trip: Trip) -> None:
+    """The failback has compared the logs; until an engine starts, the new primary's cleaner may remove all of that."""
+    topic, end = failed_over(trip)
+    assert trip.back(topic.topic).result.exit_code == 0
+    topic.at(trip.b).overwrite_all()
+    assert bounds_of(trip.a, topic.topic).end == end
     trip.copy_to_a()
     assert_same_compacted(trip, topic)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,17 +12,23 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+import kmirror
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.errors import ExitCode
+from kmirror.ops.add.add import add
+from kmirror.ops.base.context import Destination
+from kmirror.ops.show.describe import describe
+from kmirror.settings.patterns import TopicSelector
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import typed
 from tests.support.estates import RealEstate
 from tests.support.json_documents import check as check_document
-from tests.support.mirrors import make_topic, produce
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, new_mirror, produce
 from tests.support.new_topics import create_and_wait
 from tests.support.topics import set_topic
 from tests.support.waiting import wait_until
@@ -59,9 +66,10 @@ def names(found: list[Mapping[str, Any]], key: str = "topic") -> set[str]:
 def test_applications_and_hubs_of_an_estate_are_found_and_no_wave_splits_one(
     cluster_pair: ClusterPair, estate: RealEstate, tmp_path: Path
 ) -> None:
+    config = file_of(cluster_pair.source, tmp_path)
     plan = planned(
         cluster_pair.destination,
-        *("--mirror-config", file_of(cluster_pair.source, tmp_path), "--topics", f"{estate.prefix}.*"),
+        *("--mirror-config", config, "--topics", f"{estate.prefix}.*"),
         *("--wave-bytes", "25KB", "--bandwidth", "1MB/s"),
     )
     assert names(plan["topics"]) == set(estate.topics)
@@ -76,6 +84,9 @@ def test_applications_and_hubs_of_an_estate_are_found_and_no_wave_splits_one(
         assert (wave["exceeds"] is None) == (wave["bytes"] <= 25_000 or len(wave["applications"]) > 1)
         assert wave["copySeconds"] == pytest.approx(10 + wave["bytes"] / 1e6, abs=0.1)
     assert plan["unknown"] == []
+    client = kmirror.Client(cluster_pair.destination.bootstrap_servers)
+    again = client.plan(config, [f"{estate.prefix}.*"], sample=0, wave_bytes=25_000, bandwidth=1e6)
+    assert [wave["topics"] for wave in again["waves"]] == [wave["topics"] for wave in plan["waves"]]
     # each producer wrote two records of 1,000 bytes: what brokers store is a little more
     written = Counter(topic for some in estate.producers.values() for topic in some)
     for topic in plan["topics"]:
@@ -118,6 +129,41 @@ def test_the_folder_has_files_that_other_commands_take_and_says_what_changed(
     assert ("ADDED", "topic", f"{prefix}.more", "") in found
     assert ("ADDED", "application", f"{prefix}.more", "") in found
     assert audit not in str(found)
+
+
+def test_the_report_shows_what_came_of_each_wave(
+    cluster_pair: ClusterPair, destination: Destination, tmp_path: Path
+) -> None:
+    source, prefix, folder = cluster_pair.source, unique_topic("moved"), tmp_path / "plan"
+    for name in ("a", "b"):
+        make_topic(source, f"{prefix}.{name}")
+        produce(source, f"{prefix}.{name}", ["one", "two"])
+    planned(
+        cluster_pair.destination,
+        *("--mirror-config", file_of(source, tmp_path), "--topics", f"{prefix}.*", "--out", str(folder)),
+        *("--wave-bytes", "100", "--bandwidth", "1MB/s"),
+    )
+    mirror = new_mirror(destination, source)
+    assert add(destination, mirror, TopicSelector.parse([f"@{folder / 'wave-01.topics'}"])).exit_code == 0
+
+    def rows() -> list[list[Any]]:
+        report = tmp_path / "report.html"
+        options = ("--mirror", mirror, "--html", str(report), "--plan", str(folder))
+        done = typed(cluster_pair.destination, "report", *options)
+        assert done.returncode == 0, done.stderr
+        script = re.compile('<script type="application/json" id="report">(.*?)</script>', re.DOTALL)
+        (data,) = script.findall(report.read_text())
+        (table,) = [one for one in json.loads(data)["tables"] if one["title"].startswith("Waves as planned")]
+        return list(table["rows"])
+
+    assert [row[:4] for row in rows()] == [[1, 1, "10s", None], [2, 1, "10s", None]]
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_ms for row in describe(destination, mirror)))
+    first, second = rows()
+    assert first[3] is not None
+    assert re.fullmatch(r"copied in \d\.\d\d × the predicted time", first[4])
+    assert second[3:] == [None, "not added to this mirror"]
 
 
 def test_a_folder_with_other_files_is_not_used_and_nothing_to_plan_is_refused(

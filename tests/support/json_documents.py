@@ -180,7 +180,7 @@ def check_printed(words: Sequence[str], out: str) -> None:
     for flag, name in (("--report", "verify-report" if "verify" in words[:1] else "report"), ("--plan", "plan")):
         if flag in words and "truncate-logs" not in words[:1]:
             file = Path(words[words.index(flag) + 1])
-            if file.exists():
+            if file.is_file():
                 check(name, json.loads(file.read_text(encoding="utf-8")))
 
 

@@ -105,6 +105,15 @@ def test_each_misfit_has_its_reason(
     assert words in found.message
 
 
+@pytest.mark.parametrize("compared_end", [None, 99, 101])
+def test_only_an_end_that_was_compared_needs_no_other_proof(compared_end: int | None) -> None:
+    facts = seen(**UNPROVEN)
+    assert isinstance(judge(replace(ASSIGNMENT, compared_end=100), None, facts), Copy)
+    assert isinstance(judge(replace(ASSIGNMENT, compared_end=compared_end), None, facts), Fail)
+    # and no comparison excuses what differs now
+    assert isinstance(judge(replace(ASSIGNMENT, compared_end=100), None, seen(**NOT_OURS)), Fail)
+
+
 @pytest.mark.parametrize(
     ("earlier", "later", "reason"),
     [

@@ -134,6 +134,7 @@ def test_json_has_exactly_these_keys_and_values() -> None:
         "lastMirroredOffset": None,
         "lastMirroredEpoch": None,
         "initialCopyComplete": False,
+        "initialCopyAt": None,
         "rebuiltAt": None,
         "archive": None,
         "offsetsToArchive": None,

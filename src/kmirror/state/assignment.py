@@ -43,6 +43,8 @@ class Assignment:
     first_offset: int = 0
     #: True once records of the source were in the destination: an empty log then does not mean a fresh start.
     begun: bool = False
+    #: The end of an adopted log that was compared with its source's as a whole; None: it was not.
+    compared_end: int | None = None
     #: The operator's last request for the FAILED partition, if any.
     recovery: Recovery | None = None
     #: True: skip records that the source lost before they were copied (source.truncation.policy).

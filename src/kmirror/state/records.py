@@ -246,10 +246,14 @@ class PartitionRecord:
     failed_offset: int | None = None
     guard: Guard | None = None
     initial_copy_complete: bool = False
+    #: When that became true; None before, and for copies by older versions.
+    initial_copy_ms: int | None = None
     #: The first offset of a mirror that does not begin at the source's log start; set once.
     first_offset: int | None = None
     #: True once records of the source were in the destination: an empty log then does not mean a fresh start.
     begun: bool = False
+    #: Of an adopted log: its end when it was compared, record for record, with its source's; None: it was not.
+    compared_end: int | None = None
     #: True once the two logs were aligned: no filler is left that a reader could see.
     aligned: bool = False
     #: Up to here the source lost records before they were copied, and the copy continued after the loss.

@@ -168,6 +168,12 @@ class PartitionRow:
         "LAST-MIRRORED-EPOCH",
     )
     initial_copy_complete: bool = shown(FLAG, "whether the copy has ever reached the source's end")
+    initial_copy_ms: int | None = shown(
+        TIME.null_when("it has not, or an older version copied it"),
+        "when it first had everything that its source had when it was first seen",
+        key="initialCopyAt",
+        default=None,
+    )
     rebuilt_at_ms: int | None = shown(
         TIME.null_when("the topic was never rebuilt"), "when the topic was last rebuilt", key="rebuiltAt"
     )

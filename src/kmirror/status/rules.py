@@ -367,6 +367,7 @@ def _row(
         last_mirrored_offset=record.last_mirrored_offset if record else None,
         last_mirrored_epoch=record.last_mirrored_epoch if record else None,
         initial_copy_complete=record.initial_copy_complete if record else False,
+        initial_copy_ms=record.initial_copy_ms if record else None,
         rebuilt_at_ms=topic.rebuilt_at_ms,
         archive=topic.archive,
         as_of_ms=as_of_ms,

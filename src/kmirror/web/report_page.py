@@ -30,8 +30,8 @@ _Value = str | int | None | tuple[str, str]
 T = TypeVar("T")
 
 
-def page(facts: ReportFacts) -> str:
-    """Return the document."""
+def page(facts: ReportFacts, more_tables: Sequence[dict[str, Any]] = ()) -> str:
+    """Return the document, with `more_tables` after its own."""
     period = period_of(facts)
     data = {
         "status": {
@@ -40,7 +40,7 @@ def page(facts: ReportFacts) -> str:
         },
         "history": _history(facts, period),
         "facts": _facts(facts),
-        "tables": _tables(facts, period),
+        "tables": [*_tables(facts, period), *more_tables],
     }
     name, command = facts.status.record.name, on_mirror("report", facts.status.record.name, "--html", "FILE")
     made = f"Made by {facts.made_by} with kmirror {__version__}: {command}"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from kmirror.beside import beside
 from kmirror.cli.commands.evidence_files import AtomicFile
-from kmirror.cli.options import Call, mirror_option, verb
+from kmirror.cli.options import Call, folder_option, mirror_option, verb
 from kmirror.cli.terminal.plain_tables import size
 from kmirror.errors import UsageError
 
@@ -23,21 +24,25 @@ _HEAD_BYTES = 2_000
     " Overwrites an earlier report, but no other file.",
     mirror_option(),
     click.Option(["--html"], metavar="FILE", required=True, help="File to write the page to; - is standard output."),
+    folder_option("--plan", text="Directory of a plan: show beside it how long its waves took."),
     examples=(
         "kmirror report --mirror dr --html dr.html --bootstrap-server b:9092",
         "kmirror report --mirror dr --html - --bootstrap-server b:9092",
     ),
     documents=False,
 )
-def report_verb(call: Call, mirror: str, html: str) -> int:
+def report_verb(call: Call, mirror: str, html: str, plan: str | None) -> int:
     from kmirror.web.report_facts import report_facts
     from kmirror.web.report_page import page
 
     file = None if html == "-" else AtomicFile.at(html, _FLAG, "the report")
     if file is not None:
         require_own(file.path)
+    planned = beside("plan_in")(plan, "--plan") if plan else None
     with call.destination() as destination:
-        text = page(report_facts(destination, mirror))
+        facts = report_facts(destination, mirror)
+    tables = [beside("plan_outcomes")(planned, facts.topics, facts.status.partitions)] if planned else []
+    text = page(facts, tables)
     if file is None:
         call.output.screen.line(text.rstrip("\n"))
     else:

@@ -17,7 +17,7 @@ from kmirror.engine.histories import identity_check
 from kmirror.engine.histories.filler_end import filler_end
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, search_forks
-from kmirror.engine.histories.judge import Facts, ForeignWriters, TailMatch, Trouble
+from kmirror.engine.histories.judge import Facts, ForeignWriters, TailMatch, Trouble, is_unproven
 from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, Unreadable
 from kmirror.engine.histories.stretches import DamagedLogError, LogEnds
 from kmirror.engine.histories.tails import TailFinding, compare_tails
@@ -87,7 +87,7 @@ class Inspector:
         for a, found in self.compare_tails(ends, source, destination).items():
             seen[a] = _with_tail(a, seen[a], found)
         seen |= {a: self._with_filler(a, facts) for a, facts in seen.items() if _may_begin_with_filler(a, facts)}
-        seen |= self._with_forks({a: facts for a, facts in seen.items() if _may_differ(facts)})
+        seen |= self._with_forks({a: facts for a, facts in seen.items() if _may_differ(a, facts)})
         return [seen[a] if a in seen else Facts(trouble=troubles[a]) for a in assignments]
 
     def compare_tails(
@@ -323,12 +323,12 @@ def _with_foreign_records(fork: Fork, differs_at: int | None) -> Fork:
     return replace(fork, offset=differs_at, contradicts=True, agreed_at=agreed_at)
 
 
-def _may_differ(facts: Facts) -> bool:
-    """Return True if the logs are known to fork, or the mirror has more than its source."""
+def _may_differ(assignment: Assignment, facts: Facts) -> bool:
+    """Return True if the logs are known to fork, or may, or the mirror has more than its source."""
     if facts.trouble:
         return False
     longer = facts.source_log_end < facts.destination_log_end and not facts.only_filler
-    return facts.tail is TailMatch.DIFFERENT or facts.unproven or longer
+    return facts.tail is TailMatch.DIFFERENT or is_unproven(assignment, facts) or longer
 
 
 def _with_tail(assignment: Assignment, facts: Facts, found: TailFinding | Unreadable) -> Facts:

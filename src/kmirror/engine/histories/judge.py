@@ -308,10 +308,18 @@ def _hidden_tail(assignment: Assignment, facts: Facts) -> Wait | None:
 
 
 def _unproven_tail(assignment: Assignment, facts: Facts) -> Fail | None:
-    if facts.unproven:
+    if is_unproven(assignment, facts):
         why = "the last records are not this mirror's, and the source has nothing to compare them with"
         return _foreign_write(assignment, facts, None, why)
     return None
+
+
+def is_unproven(assignment: Assignment, facts: Facts) -> bool:
+    """Return whether the destination ends with records that neither the mirror wrote nor anything proves.
+
+    What `add` compared when it adopted the log stays proved: the source may have been compacted since.
+    """
+    return facts.unproven and facts.destination_log_end != assignment.compared_end
 
 
 def _lost_tail(assignment: Assignment, acknowledged: int | None, facts: Facts) -> Fail | None:

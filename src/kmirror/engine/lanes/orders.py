@@ -52,6 +52,7 @@ class LaneOrders:
                         else own_producer_id(self.mirror, topic.topic, partition),
                         producer_epoch=guard.producer_epoch if guard else 0,
                         first_offset=(record.first_offset or 0) if record else 0,
+                        compared_end=record.compared_end if record else None,
                         recovery=(topic.recoveries or {}).get(partition),
                         follows_truncation=settings.source_truncation_policy == "follow",
                         merges_batches=settings.copy_merge_batches == "auto",

@@ -34,6 +34,7 @@ def record_after(
         message=message,
         failed_offset=failed_offset,
         initial_copy_complete=known.initial_copy_complete or reached,
+        initial_copy_ms=now_ms if reached and not known.initial_copy_complete else known.initial_copy_ms,
         begun=known.begun or row.begun,
         aligned=known.aligned or row.state is PartitionState.MIRRORING,
         lost_until=known.lost_until if row.lost_until is None else row.lost_until,

@@ -23,7 +23,7 @@ from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add.add_plan import Action, AddFacts, FilterChange, decide, select
 from kmirror.ops.add.add_steps import carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.add_work import AddWork
-from kmirror.ops.add.adopt import Clusters, refusals
+from kmirror.ops.add.adopt import Clusters, compare_adopted
 from kmirror.ops.add.filling import filling_warnings
 from kmirror.ops.add.settle import settle_new, settle_present
 from kmirror.ops.add.topic_admin import QUOTA_WAIT_S, TopicAdmin
@@ -267,9 +267,12 @@ def _compare_adopted(destination: Destination, work: AddWork, bulk: Bulk, watch:
         ClusterClient(destination.config) as here,
     ):
         clusters = Clusters(source, here, work.mirror.source, destination.properties)
-        for topic, refused in refusals(clusters, adopted, work.mirror.name, bulk, work.warnings.append, watch).items():
-            del work.plans[topic]
-            work.results.append(refused)
+        found = compare_adopted(clusters, adopted, work.mirror.name, bulk, work.warnings.append, watch)
+    for topic, refused in found.refused.items():
+        del work.plans[topic]
+        work.results.append(refused)
+    for topic, ends in found.ends.items():
+        work.plans[topic] = replace(work.plans[topic], compared_ends=ends)
 
 
 def _check_at_destination(destination: Destination, work: AddWork) -> None:

@@ -62,6 +62,8 @@ class TopicPlan:
     is_start_fixed: bool = False
     #: Partitions of an existing topic whose log end is above 0.
     begun: frozenset[int] = frozenset()
+    #: By partition, the end of an existing log that was compared with its source's as a whole.
+    compared_ends: Mapping[int, int] = field(default_factory=dict)
     #: Why it is not known whether the topic comes from this destination.
     upstream_unknown: str | None = None
 

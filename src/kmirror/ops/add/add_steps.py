@@ -380,6 +380,7 @@ def _partition_records(
             continue
         new = PartitionRecord(mirror, plan.topic, index, PartitionState.LOG_ALIGNMENT, now_ms())
         first_offset, begun = plan.first_offsets.get(index), index in plan.begun
+        new = replace(new, compared_end=plan.compared_ends.get(index))
         if before is not None and is_same:
             new = replace(new, guard=before.guard, extra=before.extra)
             first_offset = before.first_offset if plan.begun else first_offset

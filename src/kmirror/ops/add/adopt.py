@@ -41,15 +41,22 @@ class Clusters(NamedTuple):
     destination_properties: Mapping[str, str]
 
 
-def refusals(
+class Adoption(NamedTuple):
+    """By topic, why it cannot be adopted; of those that can, the ends of their partitions that were compared."""
+
+    refused: dict[str, TopicResult]
+    ends: dict[str, dict[int, int]]
+
+
+def compare_adopted(
     clusters: Clusters,
     plans: Sequence[TopicPlan],
     mirror: str,
     bulk: Bulk,
     warn: Callable[[str], None],
     watch: Watch,
-) -> dict[str, TopicResult]:
-    """Compare every partition of these topics; return by topic why it cannot be adopted, if it cannot.
+) -> Adoption:
+    """Compare every partition of these topics.
 
     `warn` is called with what could not be compared because one of the logs starts later.
     """
@@ -66,8 +73,10 @@ def refusals(
         starts = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), EARLIEST))
         ends = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), LATEST), log_end=True)
     except (KmirrorError, OutcomeUnknown) as error:
-        return {plan.topic: _uncompared(TopicPartition(plan.topic, 0), as_kmirror_error(error)) for plan in plans}
+        trouble = as_kmirror_error(error)
+        return Adoption({plan.topic: _uncompared(TopicPartition(plan.topic, 0), trouble) for plan in plans}, {})
     refused: dict[str, TopicResult] = {}
+    compared: dict[str, dict[int, int]] = {plan.topic: {} for plan in plans}
     for there, here in pairs:
         start, end = starts[there].offset, ends[there].offset
         unknown = known.unknown.get(here)
@@ -88,7 +97,8 @@ def refusals(
                 notes = {retention_note(bounds.source_start, bounds.destination_start): None, **notes}
             for note in notes:
                 warn(f"{here}: {note}")
-    return refused
+            compared[here.topic][here.partition] = bounds.destination_end
+    return Adoption(refused, {topic: found for topic, found in compared.items() if topic not in refused})
 
 
 def _refused(here: TopicPartition, message: str, hint: str, reason: Reason | None = None) -> TopicResult:
