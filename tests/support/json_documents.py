@@ -21,9 +21,11 @@ from kmirror.ops.base.results import ERROR, RESULT
 from kmirror.ops.check.findings import CHECK
 from kmirror.ops.failback.truncation_plan import PLAN
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS
+from kmirror.ops.run.event_hook import EVENT_INPUT
 from kmirror.ops.show.describe_groups import GROUPS
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS
 from kmirror.ops.show.events import EVENTS
+from kmirror.ops.stop.verb_hooks import HOOK_INPUT
 from kmirror.ops.verify.verify_results import VERIFY, VERIFY_EVIDENCE, VERIFY_PLAN
 from kmirror.status.mirror_status import MIRRORS
 from kmirror.status.partition_row import PARTITIONS
@@ -132,6 +134,8 @@ DOCUMENTS = {
             "Served at `/history.json` by `run --http`: the last hour; the document `error` as for `/status.json`",
             object_of(HISTORY),
         ),
+        JsonDocument("hook", "Given to the commands of `--before` and `--after` on stdin", object_of(HOOK_INPUT)),
+        JsonDocument("event-hook", "Given to the command of `run --on-event` on stdin", object_of(EVENT_INPUT)),
         JsonDocument("plan", "Written by `failback --offline --plan FILE`", object_of(PLAN)),
         JsonDocument(
             "migration-plan",

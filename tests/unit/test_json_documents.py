@@ -66,5 +66,5 @@ def test_which_document_a_command_prints() -> None:
 
 def test_a_key_that_some_rows_have_is_not_required() -> None:
     schema = DOCUMENTS["result"].schema
-    some = {"totals", "clients", "keys", "blockedProducers", "steps"}
+    some = {"totals", "clients", "keys", "blockedProducers", "steps", "hooks"}
     assert set(schema["properties"]) - set(schema["required"]) == some

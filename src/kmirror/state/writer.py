@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 from kmirror.cluster.client import ClusterClient
@@ -30,7 +30,7 @@ from kmirror.errors import (
     UnreachableError,
     settled,
 )
-from kmirror.state.event_records import encode_event
+from kmirror.state.event_records import Event, encode_event
 from kmirror.state.record_kinds import encode, encode_key
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
@@ -49,16 +49,20 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 Decide = Callable[[State], Changes]
 
+#: Called with the events of each transaction that this process has written, in the thread that wrote it: must not wait.
+event_listeners: list[Callable[[Sequence[Event]], None]] = []
+
 _logger = logging.getLogger(__name__)
 
 
 class NotConfirmed(Exception):  # noqa: N818 - not a failure: it may have happened
     """A transaction was not confirmed; `place` is (topic, offset) of one of its records, None if it was not written."""
 
-    def __init__(self, place: tuple[str, int] | None, cause: str) -> None:
-        super().__init__(place, cause)
+    def __init__(self, place: tuple[str, int] | None, cause: str, events: tuple[Event, ...] = ()) -> None:
+        super().__init__(place, cause, events)
         self.place = place
         self.cause = cause
+        self.events = events
 
 
 class StateWriter:
@@ -159,7 +163,7 @@ class StateWriter:
             self._writer.commit({at: given for at, given in records.items() if given}, lambda: deadline.remaining)
         except CommitInDoubtError as error:
             self.close()
-            raise NotConfirmed(error.place, error.cause) from error
+            raise NotConfirmed(error.place, error.cause, changes.events) from error
         except FencedError as error:
             self.close()
             raise NotConfirmed(None, error.message) from error
@@ -169,6 +173,7 @@ class StateWriter:
         except BaseException:
             self.close()
             raise
+        _announce(changes.events)
 
     def close(self) -> None:
         """Close the connections; an unfinished transaction ends by the next `open` or the broker's time-out."""
@@ -197,9 +202,17 @@ def was_written(store: StateStore, writer: StateWriter, doubt: NotConfirmed, dea
     try:
         if not writer.is_open:
             writer.open(lookup_deadline)
-        return store.holds(*doubt.place, lookup_deadline)
+        was_stored = store.holds(*doubt.place, lookup_deadline)
     except KmirrorError as error:
         raise OutcomeUnknown(f"a change of {STATE_TOPIC} was not confirmed ({doubt.cause}), then: {error}") from error
+    if was_stored:
+        _announce(doubt.events)
+    return was_stored
+
+
+def _announce(events: Sequence[Event]) -> None:
+    for listener in event_listeners if events else ():
+        listener(events)
 
 
 def decide_and_write(store: StateStore, writer: StateWriter, decide: Decide, deadline: Deadline) -> Changes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 import click
 
 from kmirror.cli.commands.evidence_files import Report
+from kmirror.cli.commands.hook_options import HOOK_TIMEOUT, event_hook
 from kmirror.cli.failures import explain
 from kmirror.cli.options import (
     MASTER,
@@ -75,6 +76,13 @@ if TYPE_CHECKING:
         show_default=True,
         help="Log format; json is one object per line.",
     ),
+    click.Option(["--on-event"], metavar="CMD", help="Run this command for new events, with the events on its stdin."),
+    duration_option(
+        "--on-event-interval",
+        "Least time between two runs of the --on-event command. Default: 10s.",
+        name="interval_ms",
+    ),
+    HOOK_TIMEOUT,
     file_option("--log-file", "Also write the log to this file, rotated at 10 MB; five old files are kept."),
     examples=(
         "kmirror run --mirror dr --bootstrap-server b:9092",
@@ -100,6 +108,9 @@ def run_verb(
     http_host: tuple[str, ...],
     metrics_port: str | None,
     log_format: str,
+    on_event: str | None,
+    interval_ms: int | None,
+    hook_ms: int | None,
     log_file: str | None,
 ) -> int:
     if timeout_ms is not None and not until_caught_up:
@@ -117,6 +128,7 @@ def run_verb(
     from kmirror.web.address import Address
     from kmirror.web.http_server import serving_run
 
+    events = event_hook(",".join(mirror) or "*", on_event, interval_ms, hook_ms)
     flag, where = ("--http", http) if http is not None else ("--metrics-port", metrics_port)
     serve = None
     if where is not None:
@@ -140,7 +152,7 @@ def run_verb(
                         log.take(view)
                     show(view)
 
-                done = run(call.open_destination, request, watch, serve)
+                done = run(call.open_destination, request, watch, serve, events)
         except Exception as error:
             service_manager.report_stopping()
             if log is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kmirror.cli.commands.evidence_files import Report
+from kmirror.cli.commands.hook_options import HOOKS, verb_hooks
 from kmirror.cli.commands.stopping import BLOCK_PRODUCERS, show_stopped
 from kmirror.cli.options import (
     MASTER,
@@ -23,6 +24,8 @@ from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
     from kmirror.ops.failback.failback import FailbackPreview
+    from kmirror.ops.stop.report import VerbReport
+    from kmirror.ops.stop.steps import Gate
     from kmirror.settings.patterns import TopicSelector
 
 _TOPICS = "Topics. Default: all topics of the mirror."
@@ -44,6 +47,7 @@ _TOPICS = "Topics. Default: all topics of the mirror."
     click.Option(["--discard"], is_flag=True, help="Do not archive the extra records."),
     MASTER,
     SPARK_CONF,
+    *HOOKS,
     report_option(),
     examples=(
         "kmirror failback --mirror back --mirror-config b.properties --dry-run --bootstrap-server a:9092",
@@ -65,6 +69,9 @@ def failback_verb(
     discard: bool,
     master: str,
     spark_conf: dict[str, str],
+    before: str | None,
+    after: str | None,
+    hook_ms: int | None,
     report: str | None,
 ) -> int:
     if recreate and offline:
@@ -92,8 +99,14 @@ def failback_verb(
     strategy = Strategy.RECREATE if recreate else Strategy.OFFLINE if offline else None
     spark = SparkChoice(master, spark_conf)
     request = FailbackRequest(mirror, call.read_properties(mirror_config), topics, strategy, plan, discard, spark=spark)
-    with call.destination() as destination, call.output.working() as watch:
-        done = failback(destination, request, agree, watch, dry_run=call.dry_run)
+    hooks = verb_hooks(call, "failback", before, after, hook_ms)
+
+    def work(gate: Gate) -> VerbReport:
+        with call.output.working() as watch:
+            return failback(destination, request, agree, watch, dry_run=call.dry_run, gate=gate)
+
+    with call.destination() as destination:
+        done = hooks.carry_out(destination, work, dry_run=call.dry_run)
     return show_stopped(call, done, evidence)
 
 
@@ -108,6 +121,7 @@ def failback_verb(
     duration_option("--timeout", "Give up after this long and exit with 5. Default: wait forever.", name="timeout_ms"),
     BLOCK_PRODUCERS,
     MASTER,
+    *HOOKS,
     report_option(),
     examples=(
         "kmirror switchover --mirror dr --mirror-config b.properties --dry-run --bootstrap-server b:9092",
@@ -124,6 +138,9 @@ def switchover_verb(
     timeout_ms: int | None,
     block_producers: bool,
     master: str,
+    before: str | None,
+    after: str | None,
+    hook_ms: int | None,
     report: str | None,
 ) -> int:
     from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
@@ -133,6 +150,12 @@ def switchover_verb(
     request = SwitchoverRequest(
         mirror, call.read_properties(mirror_config), topics, timeout_ms, master=master, block_producers=block_producers
     )
-    with call.destination() as destination, stopping() as stop, call.output.promoting() as show:
-        done = switchover(destination, request, show, stop, dry_run=call.dry_run)
+    hooks = verb_hooks(call, "switchover", before, after, hook_ms)
+
+    def work(gate: Gate) -> VerbReport:
+        with stopping() as stop, call.output.promoting() as show:
+            return switchover(destination, request, show, stop, dry_run=call.dry_run, gate=gate)
+
+    with call.destination() as destination:
+        done = hooks.carry_out(destination, work, dry_run=call.dry_run)
     return show_stopped(call, done, evidence)

@@ -10,6 +10,7 @@ import click
 
 from kmirror.cli.commands.direction import direction
 from kmirror.cli.commands.evidence_files import Report
+from kmirror.cli.commands.hook_options import HOOKS, verb_hooks
 from kmirror.cli.options import MASTER, Call, duration_option, mirror_option, report_option, topics_option, verb
 from kmirror.cli.terminal import plain_tables as tables
 from kmirror.errors import KmirrorError, UsageError
@@ -17,6 +18,7 @@ from kmirror.errors import KmirrorError, UsageError
 if TYPE_CHECKING:
     from kmirror.ops.base.context import Destination
     from kmirror.ops.stop.report import VerbReport
+    from kmirror.ops.stop.steps import Gate
     from kmirror.settings.patterns import TopicSelector
 
 _MOST_SHOWN = 20
@@ -88,6 +90,7 @@ def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
     ),
     duration_option("--pause", "With --batch: how long to wait between batches. Default: 0s.", name="pause_ms"),
     MASTER,
+    *HOOKS,
     report_option(),
     examples=(
         "kmirror promote --mirror dr --dry-run --bootstrap-server b:9092",
@@ -112,6 +115,9 @@ def promote_verb(
     batch: int | None,
     pause_ms: int | None,
     master: str,
+    before: str | None,
+    after: str | None,
+    hook_ms: int | None,
     report: str | None,
 ) -> int:
     if pause_ms is not None and batch is None:
@@ -128,11 +134,17 @@ def promote_verb(
     evidence = Report.at(report) if report else None
     idle = None if allow_producers else IDLE_MS if idle_ms is None else idle_ms
     request = PromoteRequest(mirror, topics, exclude, timeout_ms, idle, verify, master, together, block_producers)
-    with call.destination() as destination, stopping() as stop, call.output.promoting() as show:
-        if batch is None:
-            done = promote(destination, request, show, stop, dry_run=call.dry_run)
-        else:
-            done = promote_in_batches(destination, request, batch, pause_ms or 0, show, stop, dry_run=call.dry_run)
+    hooks, dry_run = verb_hooks(call, "promote", before, after, hook_ms), call.dry_run
+
+    def work(gate: Gate) -> VerbReport:
+        with stopping() as stop, call.output.promoting() as show:
+            if batch is None:
+                return promote(destination, request, show, stop, dry_run=dry_run, gate=gate)
+            pause = pause_ms or 0
+            return promote_in_batches(destination, request, batch, pause, show, stop, dry_run=dry_run, gate=gate)
+
+    with call.destination() as destination:
+        done = hooks.carry_out(destination, work, dry_run=dry_run)
     return show_stopped(call, done, evidence)
 
 
@@ -148,6 +160,7 @@ def promote_verb(
         is_flag=True,
         help="If kmirror may not write markers: fence with one visible record per partition.",
     ),
+    *HOOKS,
     report_option(),
     examples=(
         "kmirror failover --mirror dr --dry-run --bootstrap-server b:9092",
@@ -158,12 +171,24 @@ def promote_verb(
     dry_run=True,
 )
 def failover_verb(
-    call: Call, mirror: str, topics: TopicSelector | None, fence_with_record: bool, report: str | None
+    call: Call,
+    mirror: str,
+    topics: TopicSelector | None,
+    fence_with_record: bool,
+    before: str | None,
+    after: str | None,
+    hook_ms: int | None,
+    report: str | None,
 ) -> int:
     from kmirror.ops.stop.failover import failover
 
+    hooks = verb_hooks(call, "failover", before, after, hook_ms)
     stop = partial(failover, mirror=mirror, topics=topics, fence_with_record=fence_with_record)
-    return _stop(call, mirror, stop, "Stop mirroring these topics now?", report)
+
+    def hooked(destination: Destination, dry_run: bool) -> VerbReport:
+        return hooks.carry_out(destination, lambda gate: stop(destination, dry_run=dry_run, gate=gate), dry_run=dry_run)
+
+    return _stop(call, mirror, hooked, "Stop mirroring these topics now?", report)
 
 
 @verb(

@@ -12,7 +12,7 @@ from kmirror.ops.base.blocked_producers import BLOCKED
 from kmirror.ops.base.client_gaps import CLIENTS
 from kmirror.ops.base.context import Destination, actor, now_ms
 from kmirror.ops.base.divergence import FORK
-from kmirror.ops.base.results import ERROR_OR_NULL, EXIT_CODE, TOTALS, VerbResult
+from kmirror.ops.base.results import ERROR_OR_NULL, EXIT_CODE, HOOKS, TOTALS, VerbResult
 from kmirror.ops.base.topic_results import GROUP_RESULTS, RESULTS
 from kmirror.state.records import MirrorRecord
 
@@ -36,7 +36,8 @@ _SOURCE: tuple[Column[MirrorRecord], ...] = (
         lambda mirror: mirror.source.get("bootstrap.servers"),
     ),
 )
-_DESTINATION: tuple[Column[Destination], ...] = (
+#: Which cluster the destination is.
+DESTINATION: tuple[Column[Destination], ...] = (
     Column("clusterId", TEXT, "id of the cluster", lambda destination: destination.cluster_id),
     Column("bootstrapServer", TEXT, "its addresses, comma-separated", lambda destination: destination.bootstrap_server),
 )
@@ -50,9 +51,9 @@ VERB_RUN: tuple[Column[VerbRun], ...] = (
     Column("source", object_of(_SOURCE), "the source of the mirror", lambda run: document(_SOURCE, run.mirror)),
     Column(
         "destination",
-        object_of(_DESTINATION),
+        object_of(DESTINATION),
         "the destination of the mirror",
-        lambda run: document(_DESTINATION, run.destination),
+        lambda run: document(DESTINATION, run.destination),
     ),
 )
 
@@ -142,6 +143,15 @@ EVIDENCE: tuple[Column[VerbEvidence], ...] = (
         ERROR_OR_NULL,
         "why not everything was done",
         lambda done: done.result.error and done.result.error.to_json(),
+    ),
+    Column(
+        HOOKS.key,
+        HOOKS.type,
+        HOOKS.meaning,
+        lambda done: HOOKS.value(done.result),
+        only=Only(
+            "promote, failover, failback and switchover with --before or --after", lambda done: done.result.hooks
+        ),
     ),
     _more("together", FLAG, "whether --together was given", "promote, and switchover that stopped after it"),
     Column(

@@ -32,6 +32,7 @@ from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
 from kmirror.ops.base.blocked_producers import BLOCKED, BlockedTopic
 from kmirror.ops.base.client_gaps import CLIENTS, ClientGaps, gap_sentences
 from kmirror.ops.base.converted_keys import KEYS, KeyRow
+from kmirror.ops.base.hook_runs import HOOK_RUNS, HookRun
 from kmirror.ops.base.topic_results import GROUP_RESULTS, RESULTS, GroupResult, Outcome, TopicResult
 
 #: Reasons that mean a cluster refuses us or does not answer: exit code 6 when nothing else happened.
@@ -158,6 +159,8 @@ class VerbResult:
     blocked: tuple[BlockedTopic, ...] = ()
     #: What was done, or would be, in words and in this order; None for verbs without steps.
     steps: tuple[str, ...] | None = None
+    #: How the operator's own commands ended.
+    hooks: tuple[HookRun, ...] = ()
 
     @classmethod
     def of(
@@ -189,6 +192,13 @@ class VerbResult:
         return document(RESULT, self)
 
 
+HOOKS: Column[VerbResult] = Column(
+    "hooks",
+    list_of(object_of(HOOK_RUNS)),
+    "the commands of --before and --after",
+    lambda done: [document(HOOK_RUNS, run) for run in done.hooks],
+    only=Only("promote, failover, failback and switchover with --before or --after", lambda done: done.hooks),
+)
 #: The document of every verb that changes something, and of `wait` and `run`.
 RESULT: tuple[Column[VerbResult], ...] = (
     Column("verb", TEXT, "the command", lambda done: done.verb),
@@ -247,6 +257,7 @@ RESULT: tuple[Column[VerbResult], ...] = (
         lambda done: list(done.steps or ()),
         only=Only("promote, failover, remove, failback and switchover", lambda done: done.steps is not None),
     ),
+    HOOKS,
     Column("error", ERROR_OR_NULL, "why not everything was done", lambda done: done.error and done.error.to_json()),
 )
 

@@ -29,7 +29,7 @@ from kmirror.ops.failback.progress import FAILBACK, Progress
 from kmirror.ops.failback.steps import FailbackRun
 from kmirror.ops.mirrors.create import check_name, checked_properties, source_cluster_id
 from kmirror.ops.stop.report import VerbReport, sorted_rows
-from kmirror.ops.stop.steps import Checkpoint, StepRunner
+from kmirror.ops.stop.steps import Checkpoint, Gate, StepRunner, no_gate
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.state.waiting import boottime
 from kmirror.work import Watch, unwatched
@@ -56,10 +56,11 @@ def failback(
     *,
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda _: None,
+    gate: Gate = no_gate,
 ) -> VerbReport:
     """Make the old source, `destination`, a mirror of the cluster that the request's properties name.
 
-    `watch` is shown the progress; nothing is in progress while `agree` is called.
+    `watch` is shown the progress; nothing is in progress while `agree` is called, and then `gate`.
 
     Raises:
         UsageError: an invalid property or combination of flags.
@@ -117,6 +118,7 @@ def failback(
         )
         if not agree(preview):
             raise RefusedError("not confirmed: nothing was changed")
+        gate(mirror, sorted({row.topic for row in preview.result.results if row.topic is not None}))
         carry_out_plan(run)
         rows, warnings = sorted_rows(run.rows), (*warnings, *run.warnings)
         return ended(VerbResult.of(FAILBACK, name, rows, groups=run.groups, warnings=warnings))

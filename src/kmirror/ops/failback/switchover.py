@@ -36,7 +36,7 @@ from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport
-from kmirror.ops.stop.steps import Checkpoint, Step, StepRunner
+from kmirror.ops.stop.steps import Checkpoint, Gate, Step, StepRunner, no_gate
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import MirrorRecord
 from kmirror.words import at_time, counted
@@ -72,8 +72,11 @@ def switchover(
     *,
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda _: None,
+    gate: Gate = no_gate,
 ) -> VerbReport:
     """Promote these topics here, all of the mirror by default, and make their source mirror them from here.
+
+    `gate` is called before the first change.
 
     Raises:
         UsageError: an invalid property.
@@ -85,6 +88,8 @@ def switchover(
     mirror = require_mirror(state, request.mirror)
     chosen = [t.topic for t in select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")]
     _require_way_back(destination, mirror, request)
+    if not dry_run:
+        gate(mirror, chosen)
     runner = StepRunner(checkpoint, acts=not dry_run)
     work = _Switchover(destination, request, mirror, chosen, watcher, stopping, runner, began_ms)
     runner.walk(SWITCHOVER, work)

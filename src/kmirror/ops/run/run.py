@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from kmirror.ops.base.retrying import Interrupted, Retries
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.base.spark import StartingSpark, new_log_file, spark_options, watched
 from kmirror.ops.run.engine_start import EngineStart, check_source
+from kmirror.ops.run.event_hook import EventHook
 from kmirror.ops.run.last_group_sync import last_group_sync
 from kmirror.ops.run.outcome import outcome
 from kmirror.ops.run.signals import Hangup, at_hangup, stopping
@@ -46,9 +47,15 @@ _WORKERS_S = 30.0
 
 
 def run(
-    open_destination: Callable[[], Destination], request: RunRequest, watcher: Watcher, serve: Serve | None = None
+    open_destination: Callable[[], Destination],
+    request: RunRequest,
+    watcher: Watcher,
+    serve: Serve | None = None,
+    event_hook: EventHook | None = None,
 ) -> VerbResult:
     """Copy until asked to stop; `watcher` is called about once a second, from this thread.
+
+    Events that are stored are passed on to `event_hook`.
 
     Ctrl-C and SIGTERM end it cleanly if this is the main thread. Transient errors are retried without limit, or until
     the time of `--timeout` or `--for` is over; with `--until-caught-up` alone a cluster that does not answer at the
@@ -80,7 +87,8 @@ def run(
     def watch(view: RunView) -> None:
         for show_served in served:
             show_served(view)
-        watcher(replace(view, spark_log=str(log_file)))
+        more = () if event_hook is None else event_hook.take_notes()
+        watcher(replace(view, spark_log=str(log_file), notes=(*view.notes, *more)))
 
     def show(phase: str, note: str | None, level: Level = Level.INFO) -> None:
         watch(_view(request, began, phase, [note] if note is not None else [], level))
@@ -105,9 +113,8 @@ def run(
             )
             run_them = _Run(started.destination, request, watch, log_file, began, stop, hangup, retries, snapshots)
             try:
-                if request.all_mirrors:
-                    return run_them.all_mirrors(started.state)
-                return run_them.named(started)
+                with nullcontext() if event_hook is None else event_hook.running(started.destination):
+                    return run_them.all_mirrors(started.state) if request.all_mirrors else run_them.named(started)
             finally:
                 if not retries.has_running_attempt:
                     started.destination.close()

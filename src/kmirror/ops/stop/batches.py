@@ -29,11 +29,11 @@ from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport, sorted_rows
-from kmirror.ops.stop.steps import StepRunner
+from kmirror.ops.stop.steps import Gate, StepRunner, no_gate
 from kmirror.ops.stop.stop import already_stopped_rows
 from kmirror.ops.stop.work import RUN_AGAIN, is_stopped
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.records import PartitionState
+from kmirror.state.records import MirrorRecord, PartitionState
 from kmirror.words import counted
 
 #: Time for the remaining topics to be reported as healthy.
@@ -68,8 +68,11 @@ def promote_in_batches(
     *,
     dry_run: bool = False,
     health_ms: int = _HEALTH_MS,
+    gate: Gate = no_gate,
 ) -> VerbReport:
     """Promote `size` topics at a time, each batch all or nothing; `request.timeout_ms` is for all batches.
+
+    `gate` is called once, before the first change.
 
     Raises:
         UsageError: `size` is below 1, or the flags exclude each other.
@@ -88,13 +91,23 @@ def promote_in_batches(
     left = [topic.topic for topic in chosen if not is_stopped(state, topic)]
     batches = [left[first : first + size] for first in range(0, len(left), size)]
     if dry_run or not batches:
-        return _with_plan(promote(destination, request, watcher, stopping, dry_run=dry_run), batches, pause_ms)
+        return _with_plan(
+            promote(destination, request, watcher, stopping, dry_run=dry_run, gate=gate), batches, pause_ms
+        )
 
     def say(line: str) -> None:
         watcher(PromoteView(time.monotonic() - began, lines=(line,)))
 
     def seconds_left() -> float | None:
         return None if request.timeout_ms is None else began + request.timeout_ms / 1000 - time.monotonic()
+
+    is_passed = False
+
+    def pass_once(record: MirrorRecord, _: Sequence[str]) -> None:
+        nonlocal is_passed
+        if not is_passed:
+            is_passed = True
+            gate(record, [topic.topic for topic in chosen])
 
     done_so_far, why = _BatchResults(), ""
     for topic in chosen:
@@ -112,7 +125,7 @@ def promote_in_batches(
             part = replace(request, topics=selected, exclude=None, timeout_ms=timeout_ms, together=True)
             at = now_ms()
             try:
-                done = promote(destination, part, watcher, event, own=own, runner=done_so_far.runner)
+                done = promote(destination, part, watcher, event, own=own, runner=done_so_far.runner, gate=pass_once)
             except KmirrorError as error:
                 if number == 1:
                     raise

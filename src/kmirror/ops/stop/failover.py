@@ -17,7 +17,7 @@ from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.report import VerbReport, sorted_rows, totals_of
-from kmirror.ops.stop.steps import Checkpoint, StepRunner
+from kmirror.ops.stop.steps import Checkpoint, Gate, StepRunner, no_gate
 from kmirror.ops.stop.stop import live_elsewhere, stop
 from kmirror.ops.stop.work import StopRequest, is_stopped
 from kmirror.settings.parsing import stored_settings
@@ -34,14 +34,20 @@ def failover(
     fence_with_record: bool = False,
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda _: None,
+    gate: Gate = no_gate,
 ) -> VerbReport:
     """Stop these topics; by default all topics of the mirror, and its discovery too.
+
+    `gate` is called before the first change, and must not need the source.
 
     Raises:
         RefusedError: no such mirror or topic.
         UnreachableError: the destination does not answer; run the same command again to continue.
     """
     runner = StepRunner(checkpoint, acts=not dry_run)
+    if runner.acts and gate is not no_gate:
+        _, record, chosen = _read(destination, mirror, topics)
+        gate(record, [topic.topic for topic in chosen])
     state, record, chosen = _chosen(destination, mirror, topics, runner)
     request = StopRequest(
         mirror,
@@ -83,6 +89,12 @@ def _chosen(
     """Return the stored state, the mirror and the topics to stop."""
     if runner.acts:
         destination.will_change(name)
+    return _read(destination, name, topics)
+
+
+def _read(
+    destination: Destination, name: str, topics: TopicSelector | None
+) -> tuple[State, MirrorRecord, list[TopicRecord]]:
     state = destination.state()
     mirror = require_mirror(state, name)
     return state, mirror, select_topics(state.topics(name), topics, f"of mirror {name}")

@@ -44,6 +44,7 @@ from kmirror.ops.groups.commit import refused_sentences
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import is_mirrored
 from kmirror.ops.stop.clients import ClientComparison
+from kmirror.ops.stop.copying_engine import CopyingEngine
 from kmirror.ops.stop.promote_checks import (
     FinalCheck,
     other_topics_of_groups,
@@ -71,7 +72,7 @@ from kmirror.ops.stop.promote_request import (
     waits_for_text,
 )
 from kmirror.ops.stop.report import VerbReport, sorted_rows
-from kmirror.ops.stop.steps import Step, StepRunner
+from kmirror.ops.stop.steps import Gate, Step, StepRunner, no_gate
 from kmirror.ops.stop.stop import already_stopped_rows, live_elsewhere, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.parsing import stored_settings
@@ -84,8 +85,6 @@ from kmirror.words import counted, listed
 _STEP_S = 0.5
 #: Time lanes may take to report what they have copied.
 _REPORT_S = 2.0
-#: Least time between two starts of our own engine.
-_RESTART_ENGINE_S = 5.0
 #: Least time between two attempts to add partitions.
 _ADD_AGAIN_S = 5.0
 _MOST_NAMED = 10
@@ -100,10 +99,12 @@ def promote(
     dry_run: bool = False,
     own: OwnEngine | None = None,
     runner: StepRunner | None = None,
+    gate: Gate = no_gate,
 ) -> VerbReport:
     """Stop each of these topics once it is complete; set `stopping` to interrupt.
 
     If no engine runs, `own` is started, or one that ends with the call. Several promotes in a row share a `runner`.
+    `gate` is called before the first change.
 
     Raises:
         UsageError: `request` is contradictory, or its master is none.
@@ -141,7 +142,7 @@ def promote(
         if request.block_producers and waiting:
             producer_block.require_possible()
             show.say("producers can be blocked at the source, except its super users")
-        engine, event = _Engine(own_engine, mirror.name, show), stopping or threading.Event()
+        engine, event = CopyingEngine(own_engine, mirror.name, show), stopping or threading.Event()
         promotion = _Promotion(
             destination, request, source, checker, claim, producer_block, engine, show, event, until, waiting,
             runner or StepRunner(acts=not dry_run), is_over=not waiting,
@@ -153,6 +154,9 @@ def promote(
         if chosen and not waiting:
             promotion.done.warnings += live_elsewhere(destination, mirror, names, "promote")
         promotion.done.warnings += half_stopped_warnings(state.topics(mirror.name), mirror.name, names)
+        promotion.runner.walk(NO_OTHER, promotion)
+        if not dry_run:
+            gate(mirror, [topic.topic for topic in chosen])
         try:
             promotion.runner.walk(PROMOTE, promotion)
         finally:
@@ -179,35 +183,6 @@ def promote(
     return VerbReport(result, evidence)
 
 
-class _Engine:
-    """Make sure that an engine copies while topics wait."""
-
-    def __init__(self, own: OwnEngine, mirror: str, show: Show) -> None:
-        self._own = own
-        self._mirror = mirror
-        self._show = show
-        self._started_at = 0.0
-
-    def ensure(self, state: State) -> None:
-        """Start our own engine if none is in charge."""
-        if engine_in_charge(state, self._mirror, now_ms()) is not None or self._own.is_running:
-            return
-        if time.monotonic() - self._started_at > _RESTART_ENGINE_S:
-            said = self._own.error_text()
-            self._show.say("no engine is in charge: one is started" + (f" again ({said})" if said else ""))
-            self._started_at = time.monotonic()
-            self._own.start()
-
-    def trouble(self, state: State) -> str | None:
-        """Return why nothing copies although our own engine was started; None if an engine is in charge."""
-        if not self._started_at or engine_in_charge(state, self._mirror, now_ms()) is not None:
-            return None
-        ended = (
-            "has not started yet" if self._own.is_running else f"ended: {self._own.error_text() or 'no reason known'}"
-        )
-        return f"no engine is in charge of mirror {self._mirror}; the one that promote started {ended}"
-
-
 @dataclass(slots=True)
 class _Promotion:
     """A promote in progress: topics that are `waiting`, and the results of the others."""
@@ -218,7 +193,7 @@ class _Promotion:
     checker: ReadinessChecker
     claim: Claim
     producer_block: ProducerBlock
-    engine: _Engine
+    engine: CopyingEngine
     show: Show
     stopping: threading.Event
     #: When the time runs out, by `time.monotonic`.
@@ -477,11 +452,13 @@ class _Promotion:
             done.warnings += other_topics_of_groups(self.source, state, request.mirror, self.waiting.values())
 
 
-PROMOTE: tuple[Step[_Promotion], ...] = (
+NO_OTHER: tuple[Step[_Promotion], ...] = (
     Step(
         "make sure that no other promote of the mirror waits",
         lambda promotion: promotion.claim.await_predecessor(promotion.stopping, promotion.until),
     ),
+)
+PROMOTE: tuple[Step[_Promotion], ...] = (
     Step(
         "record that the topics wait to be promoted",
         _Promotion.begin,

@@ -10,10 +10,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from kmirror.state.records import MirrorRecord
 from kmirror.state.waiting import boottime
 
 #: Called with what each step does, once it is done.
 Checkpoint = Callable[[str], None]
+
+#: Called once, when the preconditions hold and before the first change, with the mirror and its topics on the
+#: destination; what it raises ends the verb. A dry run does not call it.
+Gate = Callable[[MirrorRecord, Sequence[str]], None]
+
+
+def no_gate(_: MirrorRecord, __: Sequence[str]) -> None:
+    """Let the verb change what it has to."""
 
 
 class Work(Protocol):
