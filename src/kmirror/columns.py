@@ -234,6 +234,16 @@ class Table(Generic[R]):
     none: str = ""
     #: Sentences for people besides the rows.
     notes: Callable[[Sequence[R]], Iterable[str]] | None = None
+    #: Those headers that a table shows only if a row has a value for one of them.
+    optional: str = ""
+
+    def used_by(self, rows: Iterable[R]) -> Table[R]:
+        """Return the table for these rows: without its optional columns if none of them has a value there."""
+        optional = self.optional.split()
+        columns = [column for column in self.shown if column.header in optional]
+        if not columns or any(column.value(row) is not None for row in rows for column in columns):
+            return self
+        return replace(self, headers=" ".join(one for one in self.headers.split() if one not in optional), optional="")
 
     @property
     def shown(self) -> list[Column[R]]:

@@ -264,13 +264,13 @@ class Client:
     def wait(
         self,
         mirror: str,
-        condition: Literal["caught-up", "stopped", "healthy", "drained"],
+        condition: Literal["caught-up", "stopped", "healthy", "drained", "objective"],
         timeout: float,
         topics: Topics | None = None,
         *,
         groups: Topics | None = None,
     ) -> VerbResult:
-        """Wait until topics are caught up, stopped, healthy, or drained by `groups` (default: all synced groups).
+        """Wait until topics are caught up, stopped, healthy, within their objectives, or drained by `groups`.
 
         Raises immediately if waiting cannot help.
         """

@@ -78,13 +78,14 @@ Usage: kmirror wait [OPTIONS]
   Wait until topics are caught up, stopped, healthy or drained.
 
   Exits with 5 on --timeout, and immediately if waiting cannot help. Drained
-  means that consumer groups have read everything on the source.
+  means that consumer groups have read everything on the source; objective,
+  that all topics that objective.rpo names are within their objectives.
 
 Options:
   --mirror M                      Name of the mirror.  [required]
   --topics, --topic LIST          Destination topics. Default: all topics of
                                   the mirror.
-  --for [caught-up|stopped|healthy|drained]
+  --for [caught-up|stopped|healthy|drained|objective]
                                   Condition to wait for.  [required]
   --groups LIST                   With drained: groups to wait for. Default:
                                   all synced groups.
@@ -110,6 +111,7 @@ Examples:
   kmirror wait --mirror dr --for caught-up --timeout 5m --bootstrap-server b:9092
   kmirror wait --mirror dr --topics orders --for stopped --timeout 30m --bootstrap-server b:9092
   kmirror wait --mirror dr --for drained --groups billing --timeout 5m --bootstrap-server b:9092
+  kmirror wait --mirror dr --for objective --timeout 1m --bootstrap-server b:9092
 """
 
 

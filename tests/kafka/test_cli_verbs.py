@@ -50,6 +50,7 @@ DESCRIBE_KEYS: dict[str, tuple[type, ...]] = {
     "engineLastSeenMs": (NUMBER, NULL),
     "engineAgeMs": (NUMBER, NULL),
     "keptBeyondSourceLogStart": (NUMBER, NULL),
+    "objectiveMs": (NUMBER, NULL),
     "throttleBytesPerSecond": (NUMBER, NULL),
     "bytesPerSecond": (NUMBER, NULL),
     "recordsPerSecond": (float, NULL),
@@ -58,6 +59,7 @@ DESCRIBE_KEYS: dict[str, tuple[type, ...]] = {
     "lane": (NUMBER, NULL),
     "worker": (TEXT, NULL),
     "limitedBy": (TEXT, NULL),
+    "objectiveState": (TEXT, NULL),
 }
 LIST_KEYS: dict[str, tuple[type, ...]] = {
     "mirror": (TEXT,),
@@ -76,6 +78,9 @@ LIST_KEYS: dict[str, tuple[type, ...]] = {
     "maxTimeLagMs": (NUMBER, NULL),
     "etaMs": (NUMBER, NULL),
     "stoppedTopics": (NUMBER,),
+    "objectivesWithin": (NUMBER,),
+    "objectivesBreached": (NUMBER,),
+    "objectivesUnknown": (NUMBER,),
 }
 VERB_KEYS = ["verb", "mirror", "dryRun", "exitCode", "results", "groups", "error"]
 RESULT_KEYS = ["topic", "partition", "result", "reason", "message", "lastMirroredOffset", "lag"]

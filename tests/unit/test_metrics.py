@@ -12,6 +12,7 @@ from kmirror.engine.driver.engines import NotCopied
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.state.group_records import GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.records import DesiredState, Latencies, PartitionState, ProgressRow
+from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.partition_row import PARTITIONS
 from kmirror.web.exposition import exposition
 from kmirror.web.live_mirror import live_mirror
@@ -49,7 +50,8 @@ def test_names_follow_prometheus_conventions() -> None:
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])
 def test_every_declared_metric_is_served_where_all_is_known(accept: str) -> None:
-    mirror = mirror_record(metrics_per_partition="true", throttle_bytes_per_second="70000")
+    given = {"metrics_per_partition": "true", "throttle_bytes_per_second": "70000", "objective_rpo": ".*=1s"}
+    mirror = mirror_record(**given)
     known = snapshot(row(), mirror=mirror, records=[GroupsRecord("m", NOW_MS, 3)], jobs=("rights",))
     found = served(known, accept=accept)
     names = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name, _ in found}
@@ -65,6 +67,21 @@ def test_lag_is_summed_up_by_topic_and_the_time_lag_is_the_largest() -> None:
     assert value(found, "kmirror_topic_lag_seconds", mirror="m", topic="u") == 0
     assert value(found, "kmirror_partitions_lag_unknown", mirror="m") == 0
     assert value(found, "kmirror_partition_lag_offsets", mirror="m", topic="t", partition="0") is None
+
+
+def test_objectives_have_samples_where_topics_have_one() -> None:
+    rows = [row(), row("u", copied=100), row("v", source_seen_ms=NOW_MS - 11_000), row("w")]
+    known = snapshot(*rows, mirror=mirror_record(objective_rpo="w=10d, [tuv]=1ms"))
+    old = {partition: (AT - 11, 100) for partition in known.source_ends if partition.topic == "v"}
+    found = served(replace(known, source_ends={**known.source_ends, **old}))
+    met = {topic: value(found, "kmirror_topic_objective_met", mirror="m", topic=topic) for topic in "tuvw"}
+    assert met == {"t": 0, "u": 1, "v": None, "w": 1}
+    assert value(found, "kmirror_topic_objective_seconds", mirror="m", topic="w") == 864_000
+    states = {state: value(found, "kmirror_objectives", mirror="m", state=state) for state in ObjectiveState}
+    assert states == {"WITHIN": 2, "BREACHED": 1, "UNKNOWN": 1}
+    without = served(snapshot(*rows))
+    assert value(without, "kmirror_topic_objective_seconds", mirror="m", topic="t") is None
+    assert value(without, "kmirror_objectives", mirror="m", state="WITHIN") == 0
 
 
 def test_a_lag_that_is_not_known_is_absent_with_that_of_its_topic_and_counted() -> None:

@@ -128,6 +128,9 @@ def test_list_has_exactly_these_keys() -> None:
         "maxTimeLagMs",
         "etaMs",
         "stoppedTopics",
+        "objectivesWithin",
+        "objectivesBreached",
+        "objectivesUnknown",
     ]
 
 

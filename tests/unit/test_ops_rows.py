@@ -150,6 +150,8 @@ def test_json_has_exactly_these_keys_and_values() -> None:
         "lane": 0,
         "worker": "h1",
         "limitedBy": None,
+        "objectiveMs": None,
+        "objectiveState": None,
     }
 
 
@@ -501,6 +503,9 @@ def test_list_sums_up_a_mirror() -> None:
         "bytesPerSecond": 5_000,
         "maxTimeLagMs": 4_000,
         "etaMs": 2_500,
+        "objectivesWithin": 0,
+        "objectivesBreached": 0,
+        "objectivesUnknown": 0,
     }
 
 

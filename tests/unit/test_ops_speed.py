@@ -173,7 +173,7 @@ def test_the_wide_table_shows_them() -> None:
         "MIRRORING",
     ]
     idle = row(replace(ENGINE, last_seen_ms=NOW - 30_000), replace(progress(), rows=(far(),)))
-    cells = WIDE_PARTITIONS.cells([idle])[0]
+    cells = WIDE_PARTITIONS.used_by([idle]).cells([idle])[0]
     assert [cell.text for cell in cells[-6:]] == ["10m", "-", "-", "-", "ENGINE_SILENT", "MIRRORING"]
     assert cells[-1].code == Reason.ENGINE_SILENT, "it is not green"
 

@@ -46,6 +46,23 @@ def row(partition: int = 0, destination: int | None = 100, topic: str = "t", **m
     return PartitionRow(**{**fields, **more})
 
 
+def test_an_objective_is_waited_for_with_the_cause() -> None:
+    limits: dict[str, Any] = {"objective_ms": 30_000, "throttle_bytes_per_second": 70_000}
+    rows = [row(0, time_lag_ms=30_000, **limits), row(1, time_lag_ms=65_432, **limits), row(0, topic="u", **limits)]
+    late, unknown = judge(Condition.OBJECTIVE, rows, {})
+    assert (late.result, unknown.result) == (Outcome.TIMED_OUT, Outcome.TIMED_OUT)
+    limit = "copying is limited to 70,000 bytes/s (throttle.bytes.per.second)"
+    assert late.message == f"t-1 is not within its objective: it is 1m5s behind, and the objective is 30s; {limit}"
+    assert (
+        unknown.message
+        == f"u-0 is not within its objective: its time lag is unknown, and the objective is 30s; {limit}"
+    )
+    (within,) = judge(Condition.OBJECTIVE, rows[:1], {})
+    assert within.result is Outcome.DONE
+    (failed,) = judge(Condition.OBJECTIVE, [row(time_lag_ms=1, objective_ms=0, **FAILED)], {})
+    assert failed.result is Outcome.FAILED
+
+
 TARGETS = {TopicPartition("t", 0): 100, TopicPartition("t", 1): 100, TopicPartition("u", 0): 100}
 FAILED: dict[str, Any] = {"state": PartitionState.FAILED, "topic_state": TopicState.FAILED, "error_message": "it broke"}
 STOPPED: dict[str, Any] = {"state": PartitionState.STOPPED, "topic_state": TopicState.STOPPED}

@@ -71,10 +71,20 @@ def test_what_is_unknown_stays_unknown(js: Script) -> None:
     assert "≥ 0" in js("topicRow", partly, False)
     unknown |= {"lag": None, "lagUnknown": 2, "timeLagMs": None, "etaMs": None, "bytesPerSecond": None}
     shown = StrictHtml(f"<table>{js('topicRow', unknown, False)}</table>").text()
-    assert shown.endswith("2----")
+    assert shown.endswith("2------")
     filling = {**partly, "offsetsToFill": 12_000}
     assert "12,000 offsets without records to fill" in js("topicRow", filling, False)
     assert "to fill" not in js("topicRow", partly, False)
+
+
+def test_breached_objectives_are_listed_the_newest_first(js: Script) -> None:
+    common = {"mirror": "m", "objectiveMs": 30_000, "cause": "THROTTLE", "message": "<limited>"}
+    over = {"topic": "t", "fromMs": NOW, "untilMs": NOW + 60_000, **common}
+    left = {"topic": "u", "fromMs": NOW + 1000, "untilMs": None, **common}
+    text = StrictHtml(js("breachesSection", [over, left])).text()
+    assert text.startswith("Breached objectivesFROMUNTILTOPICOBJECTIVECAUSEWHY2026-01-02T03:06:01Znot met yetu30s")
+    assert text.endswith("2026-01-02T03:06:00Z2026-01-02T03:07:00Zt30sTHROTTLE<limited>")
+    assert js("breachesSection", []) == js("breachesSection", None) == ""
 
 
 def test_the_columns_are_those_that_topics_declare(js: Script) -> None:
@@ -82,10 +92,17 @@ def test_the_columns_are_those_that_topics_declare(js: Script) -> None:
     assert [head for _, head, _ in columns] == TOPICS_ON_PAGE.headers.split()
     assert {key: kind for key, _, kind in columns if kind in ("duration", "rate")} == {
         "timeLagMs": "duration",
+        "objectiveMs": "duration",
         "bytesPerSecond": "rate",
         "etaMs": "duration",
     }
-    row = StrictHtml(js("topicRow", status()["topics"][0], False)).found
+    topics = status()["topics"]
+    optional = [head for _, head, _ in columns if head not in [one for _, one, _ in js("columnsOf", topics)]]
+    assert optional == ["OBJECTIVE", "RPO"]
+    behind = {**topics[0], "objectiveMs": 1000, "objectiveState": "BREACHED"}
+    assert js("columnsOf", [*topics, behind]) == columns
+    assert '<span class="bad">BREACHED</span>' in js("topicRow", behind, False)
+    row = StrictHtml(js("topicRow", topics[0], False)).found
     assert [attributes["data-head"] for name, attributes in row if name == "td"] == [head for _, head, _ in columns]
 
 

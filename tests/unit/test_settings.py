@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from kmirror.errors import RefusedError, UsageError
+from kmirror.settings.objectives import Objectives
 from kmirror.settings.parsing import canonical, check_change, differing_keys, parse_settings, setting_of, split
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import SETTINGS, Settings, describe
@@ -97,6 +98,7 @@ def test_every_setting_is_read() -> None:
             "copy.connections": "16",
             "copy.buffer.bytes": "8388608",
             "throttle.bytes.per.second": "70000",
+            "objective.rpo": r"payments-.*=30s, orders=1h",
             "metrics.per.partition": "true",
         }
     )
@@ -135,6 +137,7 @@ def test_every_setting_is_read() -> None:
         copy_connections=16,
         copy_buffer_bytes=8_388_608,
         throttle_bytes_per_second=70_000,
+        objective_rpo=Objectives(((r"payments-.*", 30_000), ("orders", 3_600_000))),
         metrics_per_partition=True,
     )
     assert [topic for topic in ("orders-a", "orders-b", "payments", "x") if settings.selects(topic)] == [

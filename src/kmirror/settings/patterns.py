@@ -112,7 +112,7 @@ def split_patterns(text: str, name: str = "--topics") -> list[str]:
     Raises:
         UsageError: the list is empty, or a pattern is invalid; names it, and the position of the error.
     """
-    patterns = [pattern for part in _split(text) if (pattern := part.strip())]
+    patterns = [pattern for part in split_at_commas(text) if (pattern := part.strip())]
     if not patterns:
         raise UsageError(f"{name} is empty", _LIST_HINT)
     for pattern in patterns:
@@ -243,7 +243,8 @@ def _unopened(text: str) -> int | None:
     return None
 
 
-def _split(text: str) -> Iterator[str]:
+def split_at_commas(text: str) -> Iterator[str]:
+    """Yield the parts of a list, which are separated by commas outside of brackets."""
     start, depth = 0, 0
     for index, character in _syntax(text):
         if character in "({":

@@ -14,6 +14,7 @@ from typing import Any
 
 from kmirror.settings import value_types
 from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
+from kmirror.settings.objectives import Objectives
 from kmirror.settings.patterns import ExcludedNames, TopicSelector
 from kmirror.settings.topic_filters import TopicFilters
 from kmirror.settings.value_types import Alias, Setting, StartFrom, ValueType, parse_start_from
@@ -337,6 +338,13 @@ class Settings:
         value_types.patterns(),
         TopicSelector(),
         "Source topics to copy first. While one of them is more than 5 s behind, the other topics wait.",
+    )
+    objective_rpo: Objectives = _row(  # noqa: RUF009 - the row is a field
+        "objective.rpo",
+        ValueType("objectives", "PATTERN=DURATION, comma-separated", Objectives.parse),
+        Objectives(),
+        "How far behind in time source topics may be, such as payments-.*=30s, .*=10m; the first pattern that matches"
+        " counts.",
     )
     metrics_per_partition: bool = _row(
         "metrics.per.partition",

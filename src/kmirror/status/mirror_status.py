@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kmirror.columns import COUNT, DURATION, REASON, TEXT, TIME, Table, columns_of, one_of, shown, table_row
 from kmirror.errors import NOT_COPYING, Reason
+from kmirror.settings.objectives import Objectives
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord
 from kmirror.status.engine_health import EngineHealth
+from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.partition_row import LIMIT, NO_ENGINE, RATE, PartitionRow, shown_duration
 from kmirror.status.topic_state import SourceTrouble, TopicState
 from kmirror.status.topic_status import TopicStatus, totals
@@ -86,6 +89,9 @@ class MirrorRow:
     stopped_topics: int = shown(
         COUNT, "how many of its topics are STOPPED: promoted, failed over or removed", "STOPPED"
     )
+    objectives_within: int = shown(COUNT, "how many of its topics are within their objectives", default=0)
+    objectives_breached: int = shown(COUNT, "how many of its topics have breached their objectives", default=0)
+    objectives_unknown: int = shown(COUNT, "of how many of its topics that is unknown", default=0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
@@ -132,7 +138,7 @@ class MirrorStatus:
         if worst is None:
             worst = _state_without_topics(self.trouble, self.health)
         rows, health = self.partitions, self.health
-        sums = totals(rows)
+        sums, objectives = totals(rows), Counter(topic.objective_state for topic in self.topics)
         idle = (row.reason for row in rows if row.reason in NOT_COPYING)
         reasons = (row.reason for row in rows if row.topic_state is worst and row.reason is not None)
         return MirrorRow(
@@ -152,7 +158,15 @@ class MirrorStatus:
             bytes_per_second=sums.bytes_per_second,
             max_time_lag_ms=sums.time_lag_ms,
             eta_ms=sums.eta_ms,
+            objectives_within=objectives[ObjectiveState.WITHIN],
+            objectives_breached=objectives[ObjectiveState.BREACHED],
+            objectives_unknown=objectives[ObjectiveState.UNKNOWN],
         )
+
+
+def objectives_of(mirror: MirrorRecord) -> Objectives:
+    """Return the objectives of a mirror's topics."""
+    return stored_settings(mirror.settings).objective_rpo
 
 
 def throttle_of(mirror: MirrorRecord) -> int | None:

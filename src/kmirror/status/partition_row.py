@@ -34,6 +34,7 @@ from kmirror.commands import on_mirror
 from kmirror.errors import HISTORY_REASONS, NOT_COPYING, Reason
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
+from kmirror.status.objective_state import ObjectiveState, objective_state
 from kmirror.status.topic_state import TopicState
 from kmirror.words import at_time, byte_rate, counted, one_line, visible
 
@@ -78,6 +79,8 @@ def _shown_time(time_ms: int | None) -> str | None:
 _UNSEEN = "the source was never read"
 NO_ENGINE = "no engine is in charge"
 _NO_LANE = "no lane reports on the partition"
+OBJECTIVE_STATE = one_of("objective state", ObjectiveState).null_when("no pattern of objective.rpo matches, or STOPPED")
+OBJECTIVE = DURATION.null_when("no pattern of objective.rpo matches, or STOPPED")
 RATE = Type("integer", "bytes per second", minimum=0)
 LIMIT = Type("integer", "bytes per second").null_when("there is no limit")
 #: When partitions have no metrics of their own.
@@ -198,6 +201,13 @@ class PartitionRow:
     engine_age_ms: int | None = shown(
         DURATION.null_when("no engine ever ran, or its clock is ahead"), "how long ago that was", default=None
     )
+    objective_ms: int | None = shown(
+        OBJECTIVE,
+        "the longest time lag that objective.rpo allows for the topic",
+        "OBJECTIVE",
+        cell=shown_duration,
+        default=None,
+    )
     throttle_bytes_per_second: int | None = shown(LIMIT, "the mirror's throttle.bytes.per.second", default=None)
     bytes_per_second: int | None = shown(
         RATE.null_when(_NO_LANE), "how fast the partition is copied", "RATE", cell=shown_rate, default=None
@@ -270,6 +280,12 @@ class PartitionRow:
             return None
         each = byte_rate(rate / connections)
         return f"source path, {counted(connections, 'connection')} of {each}" + " each" * (connections > 1)
+
+    @property
+    @showing(OBJECTIVE_STATE, "whether timeLagMs is within objectiveMs; UNKNOWN while it is unknown", "RPO")
+    def objective_state(self) -> ObjectiveState | None:
+        """Whether the partition is within its topic's objective; None if it has none."""
+        return objective_state(self.objective_ms, self.time_lag_ms)
 
     @property
     def failed(self) -> bool:
@@ -389,7 +405,8 @@ PARTITIONS = Table(
 WIDE_PARTITIONS = Table(
     # REASON has a column of its own here
     tuple(replace(one, cell=lambda row: row.shown_state) if one.header == "STATE" else one for one in _PARTITION),
-    "MIRROR TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAG TIME-LAG RATE ETA WORKER REASON STATE",
+    "MIRROR TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAG TIME-LAG OBJECTIVE RPO RATE ETA WORKER REASON STATE",
+    optional="OBJECTIVE RPO",
     none=PARTITIONS.none,
     notes=_notes,
 )

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import LINK_REFUSED, NOT_COPYING, Reason
+from kmirror.settings.objectives import Objectives
 from kmirror.state.records import (
     PENDING_ADD,
     PENDING_PROMOTE,
@@ -33,7 +34,7 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.workflow_records import PROMOTE
 from kmirror.status.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
-from kmirror.status.mirror_status import MirrorStatus, throttle_of
+from kmirror.status.mirror_status import MirrorStatus, objectives_of, throttle_of
 from kmirror.status.next_steps import failure_text, refused_text
 from kmirror.status.observed import ClusterSnapshot, Report, is_gone, reports_of, time_lag
 from kmirror.status.partition_row import PartitionRow, kept_offsets
@@ -66,6 +67,7 @@ class MirrorFacts:
     is_promoted: bool
     limit: int | None
     now_ms: int
+    objectives: Objectives
 
 
 def mirror_status(
@@ -82,7 +84,7 @@ def mirror_status(
     health = _readable(state, mirror.name, health or engine_health(state.engine(mirror.name), mirror.name, now_ms))
     promote, reports = state.workflow(mirror.name, PROMOTE), reports_of(state, mirror.name)
     is_promoted = promote is not None and promote.is_alive(now_ms)
-    facts = MirrorFacts(destination, source, health, is_promoted, throttle_of(mirror), now_ms)
+    facts = MirrorFacts(destination, source, health, is_promoted, throttle_of(mirror), now_ms, objectives_of(mirror))
     found = [
         topic_status(topic, {one.partition: one for one in state.partitions(mirror.name, topic.topic)}, reports, facts)
         for topic in sorted(topics, key=lambda one: one.topic)
@@ -333,9 +335,10 @@ def _row(
         log_start = last.source_log_start if last else None
         as_of_ms = report.as_of_ms if report else None
     lag, is_extra = None, beside is not None and beside.is_extra
+    is_stopped = status.state is PartitionState.STOPPED
     if is_extra:
         lag = 0
-    elif answers and status.state is not PartitionState.STOPPED:
+    elif answers and not is_stopped:
         # a partition that nobody copies, or whose mirror topic is gone or will be, is behind by its whole log
         is_lacking = topic.rebuild is not None or ((beside is not None or gone) and destination_offset is None)
         starts_there = log_start if log_start is not None or report is None else report.row.source_log_start
@@ -378,6 +381,7 @@ def _row(
         is_reported=current is not None,
         is_extra=is_extra,
         throttle_bytes_per_second=shared.limit,
+        objective_ms=None if is_stopped else shared.objectives.of(topic.source_topic),
         first_topics=(engine.first_topics if engine and health.reason is None else None) or (),
         bytes_per_second=int(current.bytes_per_second) if current else None,
         records_per_second=current.offsets_per_second if current else None,

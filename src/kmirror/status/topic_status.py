@@ -25,7 +25,16 @@ from kmirror.columns import (
 )
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.state.records import PartitionState
-from kmirror.status.partition_row import RATE, PartitionRow, eta_ms, shown_duration, shown_rate
+from kmirror.status.objective_state import ObjectiveState, objective_state
+from kmirror.status.partition_row import (
+    OBJECTIVE,
+    OBJECTIVE_STATE,
+    RATE,
+    PartitionRow,
+    eta_ms,
+    shown_duration,
+    shown_rate,
+)
 from kmirror.status.topic_state import TopicState
 
 #: Reasons that a state already implies.
@@ -136,6 +145,18 @@ class TopicStatus:
         "ETA",
         cell=shown_duration,
     )
+    objective_ms: int | None = shown(
+        OBJECTIVE,
+        "the longest time lag that objective.rpo allows",
+        "OBJECTIVE",
+        cell=shown_duration,
+        gauge=Gauge(
+            "kmirror_topic_objective_seconds",
+            "seconds",
+            "the longest time lag that `objective.rpo` allows for the topic",
+            "if no pattern of `objective.rpo` matches, and if all its partitions are STOPPED",
+        ),
+    )
     #: Whether lanes should copy it: it is not paused, stopped or being rebuilt.
     is_wanted: bool
     partitions: tuple[PartitionRow, ...]
@@ -159,6 +180,7 @@ class TopicStatus:
             time_lag_ms=sums.time_lag_ms,
             bytes_per_second=sums.bytes_per_second,
             eta_ms=sums.eta_ms,
+            objective_ms=next((row.objective_ms for row in partitions if not row.is_stopped), None),
             lag_as_of_ms=min(as_of) if len(as_of) == len(partitions) else None,
         )
 
@@ -223,6 +245,17 @@ class TopicStatus:
         return sum(row.offsets_to_fill or 0 for row in self.partitions if not row.is_stopped) or None
 
     @property
+    @showing(
+        OBJECTIVE_STATE,
+        "whether timeLagMs is within objectiveMs; UNKNOWN while it is unknown",
+        "RPO",
+        after="objective_ms",
+    )
+    def objective_state(self) -> ObjectiveState | None:
+        """Whether the topic is within its objective; None if it has none."""
+        return objective_state(self.objective_ms, self.time_lag_ms)
+
+    @property
     def code(self) -> Reason | TopicState:
         """Return the code that decides the colour: why nothing is copied, else the state."""
         return self.reason if self.reason is not None and self.reason in NOT_COPYING else self.state
@@ -234,7 +267,8 @@ class TopicStatus:
 
 
 _COLUMNS = columns_of(TopicStatus)
-TOPICS = Table(_COLUMNS, "TOPIC RATE LAG TIME-LAG ETA STATE")
+_OPTIONAL = "OBJECTIVE RPO"
+TOPICS = Table(_COLUMNS, "TOPIC RATE LAG TIME-LAG OBJECTIVE RPO ETA STATE", optional=_OPTIONAL)
 #: The table of the page of `run --http`, and of a report's topics.
-TOPICS_ON_PAGE = Table(_COLUMNS, "TOPIC STATE PARTITIONS LAG TIME-LAG RATE ETA")
-TOPICS_OF_MIRRORS = Table(_COLUMNS, "MIRROR TOPIC RATE LAG TIME-LAG ETA STATE")
+TOPICS_ON_PAGE = Table(_COLUMNS, "TOPIC STATE PARTITIONS LAG TIME-LAG OBJECTIVE RPO RATE ETA", optional=_OPTIONAL)
+TOPICS_OF_MIRRORS = Table(_COLUMNS, "MIRROR TOPIC RATE LAG TIME-LAG OBJECTIVE RPO ETA STATE", optional=_OPTIONAL)

@@ -19,6 +19,7 @@ from typing import Any
 
 from kmirror.columns import DURATION, TIME, Column
 from kmirror.ops.show.events import EVENTS
+from kmirror.status.objective import BREACHES
 from kmirror.status.partition_row import RATE
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TOPICS_ON_PAGE
@@ -46,6 +47,7 @@ _BAD_RESULTS = (
     "LINK_FAILED",
     "SOURCE_UNAVAILABLE",
     "died",
+    "BREACHED",
 )
 #: How values are shown, by their units; others that are numbers as numbers.
 _KINDS = {DURATION.words: "duration", RATE.words: "rate", TIME.words: "time"}
@@ -124,6 +126,8 @@ def script() -> str:
         "BAD_RESULTS": _BAD_RESULTS,
         "COLUMNS": [(one.key, one.header, kind_of(one)) for one in TOPICS_ON_PAGE.shown],
         "EVENTS": [(one.key, one.header, kind_of(one)) for one in EVENTS.shown],
+        "BREACHES": [(one.key, one.header, kind_of(one)) for one in BREACHES.shown],
+        "OPTIONAL": TOPICS_ON_PAGE.optional.split(),
     }
     return _part("page.js").replace("{/* look */}", json_text(declared))
 

@@ -23,6 +23,7 @@ from kmirror.errors import NOT_COPYING, Reason
 from kmirror.state.group_records import LASTING_REASONS
 from kmirror.state.records import Latencies, PartitionState
 from kmirror.status.mirror_status import throttle_of
+from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.partition_row import PARTITIONS, PER_PARTITION, PartitionRow
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TOPICS
@@ -186,6 +187,12 @@ def _job_ages(mirror: LiveMirror) -> Iterator[Value]:
             yield (job,), mirror.age(snapshot.jobs_done_at.get(name, snapshot.began_at))
 
 
+def _objectives_met(mirror: LiveMirror) -> Iterator[Value]:
+    for topic in mirror.topics:
+        if topic.objective_state not in (None, ObjectiveState.UNKNOWN):
+            yield (topic.topic,), topic.objective_state is ObjectiveState.WITHIN
+
+
 def _groups_skipped(mirror: LiveMirror) -> Iterator[Value]:
     return _counted(sorted(LASTING_REASONS), (one.skipped for one in mirror.state.groups(mirror.name)))
 
@@ -282,6 +289,21 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         lambda mirror: sum(map(_is_lag_missing, mirror.partitions)),
     ),
     *_of_rows(TOPICS.columns, ("topic",), lambda mirror: mirror.topics),
+    Metric(
+        "kmirror_topic_objective_met",
+        "1 or 0",
+        "1 while the topic is within its objective, 0 while it is not",
+        _objectives_met,
+        "while the time lag is unknown; if the topic has no objective",
+        labels=("topic",),
+    ),
+    Metric(
+        "kmirror_objectives",
+        "topics",
+        "topics with an objective, by whether they are within it",
+        lambda mirror: _counted(ObjectiveState, (topic.objective_state for topic in mirror.topics)),
+        labels=("state",),
+    ),
     Metric(
         "kmirror_topic_records_copied_total",
         "records",

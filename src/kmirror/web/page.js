@@ -4,7 +4,7 @@
 const HOUR_MS = 3600000, GAP_MS = 150000, STALE_MS = 10000, MOST_ROWS = 1500, UNKNOWN = "-";
 // From the declarations in Python: states by their colour and order, results of events, and key, heading and kind of the columns
 // of topics and of events.
-const { BAD, FINE, ORDER, BAD_RESULTS, COLUMNS, EVENTS } = {/* look */};
+const { BAD, FINE, ORDER, BAD_RESULTS, COLUMNS, EVENTS, BREACHES, OPTIONAL } = {/* look */};
 
 // -- words ---------------------------------------------------------------------------------------------------------
 
@@ -131,11 +131,18 @@ function stateCell(row) {
   return [escaped(state) + message + filling, color + " words"];
 }
 
-function topicRow(row, several) {
-  return tableRow(COLUMNS, row, {
+/** Return the columns of topics: optional ones only if one of them has a value. */
+function columnsOf(topics) {
+  const used = ([key, head]) => OPTIONAL.includes(head) && topics.some(row => (row[key] ?? null) !== null);
+  return COLUMNS.some(used) ? COLUMNS : COLUMNS.filter(([, head]) => !OPTIONAL.includes(head));
+}
+
+function topicRow(row, several, columns = COLUMNS) {
+  return tableRow(columns, row, {
     topic: () => [escaped(row.topic) + (several ? ` <small>${escaped(row.mirror)}</small>` : ""), "prose"],
     state: stateCell,
     lag: () => [number(row.lag, row.lagUnknown ? "≥ " : ""), ""],
+    objectiveState: () => [escaped(row.objectiveState), { WITHIN: "ok", BREACHED: "bad", UNKNOWN: "warn" }[row.objectiveState] || ""],
   });
 }
 
@@ -249,6 +256,17 @@ function eventsTable(events) {
   return table(EVENTS, [...events].reverse(), EVENT_CELLS);
 }
 
+/** Return a section with a table of breached objectives, the newest first; nothing if there are none. */
+function breachesSection(breaches) {
+  if (!breaches || !breaches.length) return "";
+  const made = table(BREACHES, [...breaches].reverse(), {
+    untilMs: one => [one.untilMs === null ? '<strong>not met yet</strong>' : atTime(one.untilMs), one.untilMs === null ? "bad" : ""],
+    topic: one => [escaped(one.topic), "prose"],
+    message: one => [prose(one.message), "prose"],
+  });
+  return `<section><h2>Breached objectives</h2><div class="table wide">${made}</div></section>`;
+}
+
 /** Say what is wrong, null where nothing is. `trouble` is why the last question was not answered, `ageMs` how old the numbers are. */
 function alarmOf(status, trouble, ageMs) {
   if (trouble && !status) return `The engine does not answer: ${trouble}. Nothing is known.`;
@@ -306,8 +324,9 @@ function start() {
   function showTopics() {
     const found = chosen(shown.topics, by("filter").value, shown.column, by("down").checked);
     const several = new Set(shown.topics.map(row => row.mirror)).size > 1;
-    put("rows", found.slice(0, MOST_ROWS).map(row => topicRow(row, several)).join(""));
-    put("heads", COLUMNS.map(column => {
+    const columns = columnsOf(shown.topics);
+    put("rows", found.slice(0, MOST_ROWS).map(row => topicRow(row, several, columns)).join(""));
+    put("heads", columns.map(column => {
       const head = column[1], sorted = head === shown.column ? ` aria-sort="${by("down").checked ? "descending" : "ascending"}"` : "";
       return tableHead(column, `<button type="button" data-head="${head}">${head}</button>`, sorted);
     }).join(""));
@@ -321,7 +340,7 @@ function start() {
       shown.topics = shown.status.topics || [];
       by("topics").hidden = shown.status.topics === null;
       put("mirrors", mirrorsShown(shown.status, shown.history, shown.facts));
-      put("tables", shown.tables.map(tableSection).join(""));
+      put("tables", breachesSection(shown.history && shown.history.breaches) + shown.tables.map(tableSection).join(""));
       showTopics();
     }
     if (shown.history) {

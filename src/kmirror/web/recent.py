@@ -17,6 +17,7 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.show.events import EVENTS
 from kmirror.state.event_records import Event, EventPage
 from kmirror.state.history_records import HOUR_MS, TimedPoint
+from kmirror.status.objective import BREACHES, breaches_of
 from kmirror.web.metrics import RunStatus
 from kmirror.words import at_time, one_line
 
@@ -175,6 +176,14 @@ HISTORY: tuple[Column[LastHour], ...] = (
         EVENTS.type.null_when("they were never read"),
         "what happened to them, oldest first, at most 500, as `events` shows it",
         lambda hour: None if hour.events.found is None else [EVENTS.document(event) for event in hour.events.found],
+    ),
+    Column(
+        "breaches",
+        BREACHES.type.null_when("events were never read"),
+        "when topics were not within their objectives, by these events, in the order in which they began",
+        lambda hour: (
+            None if hour.events.found is None else [BREACHES.document(one) for one in breaches_of(hour.events.found)]
+        ),
     ),
     Column(
         "eventsTrouble",

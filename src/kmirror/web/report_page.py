@@ -13,6 +13,7 @@ from kmirror.ops.show.events import EVENTS
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import TopicRecord
 from kmirror.status.mirror_status import MIRRORS
+from kmirror.status.objective import BREACHES, breaches_of
 from kmirror.status.partition_row import PartitionRow
 from kmirror.status.topic_status import TOPICS, TopicStatus
 from kmirror.web.look import report_text
@@ -65,6 +66,7 @@ def _history(facts: ReportFacts, period: Period | None) -> dict[str, Any]:
         "from": period.from_ms if period is not None else None,
         "mirrors": mirrors,
         "events": [EVENTS.document(event) for event in facts.events[-_MOST_EVENTS:]],
+        "breaches": [BREACHES.document(one) for one in breaches_of(facts.events)[-_MOST_EVENTS:]],
         "leftOut": _left_out(len(facts.events), _MOST_EVENTS, "earlier event"),
     }
 

@@ -13,10 +13,12 @@ from kmirror.ops.stop.report import totals_of, totals_sentences
 from kmirror.settings.durations import format_duration
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS
+from kmirror.status.objective import breaches_of
+from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.partition_row import PartitionRow
 from kmirror.web.report_facts import ReportFacts
 from kmirror.web.spans import Health, Span, spans_of
-from kmirror.words import at_time, counted, one_line
+from kmirror.words import at_time, counted, listed, one_line, visible
 
 #: Events that engines record about themselves; the others are commands, or decisions about topics.
 _ENGINE_EVENTS = frozenset({"run", "lane", "workers", "source", "settings", "groups", "rights", "discovery"})
@@ -55,6 +57,7 @@ def summary(facts: ReportFacts, period: Period | None) -> Iterator[str]:
         yield f"This kmirror cannot read {records} of the mirror: a newer version wrote them. They are left out."
     yield from _how_it_is(facts)
     yield from _how_it_went(facts, period)
+    yield from _what_was_breached(facts)
     yield from _what_was_stopped(facts)
     yield from _what_was_lost(facts)
     yield from _what_was_rebuilt(facts)
@@ -139,6 +142,21 @@ def _how_it_went(facts: ReportFacts, period: Period | None) -> Iterator[str]:
     if behind:
         longest, when = max(behind)
         yield f"The longest time lag seen was {format_duration(longest // 1000 * 1000)}, at {at_time(when)}."
+
+
+def _what_was_breached(facts: ReportFacts) -> Iterator[str]:
+    now = [topic for topic in facts.status.topics if topic.objective_state is ObjectiveState.BREACHED]
+    if now:
+        are = "is" if len(now) == 1 else "are"
+        names = listed([topic.topic for topic in now], _MOST_NAMED)
+        yield f"{counted(len(now), 'topic')} {are} not within the objective: {names}."
+    if found := breaches_of(facts.events):
+        last = max(found, key=lambda one: one.from_ms)
+        until = "it is not met again yet" if last.until_ms is None else f"it was met again at {at_time(last.until_ms)}"
+        yield (
+            f"Objectives were breached {counted(len(found), 'time')}, the last time by {visible(last.topic)} at"
+            f" {at_time(last.from_ms)} ({last.cause}: {one_line(last.message)}); {until}."
+        )
 
 
 def _what_was_stopped(facts: ReportFacts) -> Iterator[str]:

@@ -67,12 +67,13 @@ def exit_code(call: Call, unreadable: Sequence[str]) -> int:
 @verb(
     "wait",
     "Wait until topics are caught up, stopped, healthy or drained.\n\nExits with 5 on --timeout, and immediately if"
-    " waiting cannot help. Drained means that consumer groups have read everything on the source.",
+    " waiting cannot help. Drained means that consumer groups have read everything on the source; objective, that all"
+    " topics that objective.rpo names are within their objectives.",
     mirror_option(),
     topics_option("Destination topics. Default: all topics of the mirror."),
     click.Option(
         ["--for", "condition"],
-        type=click.Choice(["caught-up", "stopped", "healthy", "drained"]),
+        type=click.Choice(["caught-up", "stopped", "healthy", "drained", "objective"]),
         required=True,
         help="Condition to wait for.",
     ),
@@ -82,6 +83,7 @@ def exit_code(call: Call, unreadable: Sequence[str]) -> int:
         "kmirror wait --mirror dr --for caught-up --timeout 5m --bootstrap-server b:9092",
         "kmirror wait --mirror dr --topics orders --for stopped --timeout 30m --bootstrap-server b:9092",
         "kmirror wait --mirror dr --for drained --groups billing --timeout 5m --bootstrap-server b:9092",
+        "kmirror wait --mirror dr --for objective --timeout 1m --bootstrap-server b:9092",
     ),
 )
 def wait_verb(
@@ -94,10 +96,10 @@ def wait_verb(
 ) -> int:
     from kmirror.ops.show.wait import Condition, wait
 
-    with call.destination() as destination, call.output.waiting(f"waiting for {mirror} to be {condition}") as on_check:
-        done = wait(
-            destination, mirror, Condition(condition), timeout_ms, topics=topics, groups=groups, on_check=on_check
-        )
+    wanted = Condition(condition)
+    what = f"waiting for {mirror} to be {wanted.words}"
+    with call.destination() as destination, call.output.waiting(what) as on_check:
+        done = wait(destination, mirror, wanted, timeout_ms, topics=topics, groups=groups, on_check=on_check)
     return call.show(done)
 
 

@@ -229,6 +229,7 @@ class TableOutput:
         show_error(self.screen, error)
 
     def _table(self, table: Table[R], rows: Sequence[R]) -> None:
+        table = table.used_by(rows)
         if not self.screen.is_terminal:
             for line in tables.lines(table, rows):
                 self.screen.line(line)

@@ -37,7 +37,8 @@ class TableView(Generic[R]):
         texts = [*(self._table.notes(rows) if self._table.notes else ()), *([] if rows else [self._table.none])]
         notes: list[Line] = [[(line, "")] for text in texts for line in textwrap.wrap(text, width)]
         notes = notes[: height // _NOTES_SHARE]
-        parts = fitting_parts(self._table, rows, width, height - len(title) - len(notes) - 2)
+        table = self._table.used_by(rows)
+        parts = fitting_parts(table, rows, width, height - len(title) - len(notes) - 2)
         body = [*notes, [], *(line for part in parts for line in part)]
         shown, all_rows = max(0, len(parts) - 1), counted(len(rows), "row")
         more = "" if shown == len(rows) else f"{shown:,} of "

@@ -86,7 +86,7 @@ class TopView:
         ]
         topics = [row for row in overview.topics if self._filter.casefold() in row.topic.casefold()]
         topics.sort(key=_ORDERS[self._order][1])
-        table = TOPICS_OF_MIRRORS if len(overview.mirrors) > 1 else TOPICS
+        table = (TOPICS_OF_MIRRORS if len(overview.mirrors) > 1 else TOPICS).used_by(topics)
         parts = fitting_parts(table, topics, width, height - len(title) - len(sums) - 1)
         body = faded([*sums, *(line for part in parts for line in part)], observed, at)
         foot = self._foot(max(0, len(parts) - 1), len(topics), len(overview.topics))

@@ -31,7 +31,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.status.engine_health import EngineHealth, engine_health
-from kmirror.status.mirror_status import throttle_of
+from kmirror.status.mirror_status import objectives_of, throttle_of
 from kmirror.status.observed import ClusterSnapshot, Report
 from kmirror.status.rules import MirrorFacts, topic_status
 from kmirror.status.topic_status import TopicStatus
@@ -158,6 +158,7 @@ class _Cause:
     topic: TopicRecord
     is_promoted: bool
     lacking: Lacking | None
+    objective_ms: int | None
     #: Of a topic that is not copied: what else changes while lanes report nothing.
     beside: tuple[object, ...]
 
@@ -236,8 +237,9 @@ class LiveStatus:
                 found[name] = cause, _as_of(before[1], steady_since_ms) if record.is_copied else before[1]
         if renewed:
             here, there = known.snapshots(renewed)
-            limit = throttle_of(self._topics.record)
-            facts = MirrorFacts(here, there, known.health, is_promoted, limit, time_ms)
+            mirror = self._topics.record
+            limit, objectives = throttle_of(mirror), objectives_of(mirror)
+            facts = MirrorFacts(here, there, known.health, is_promoted, limit, time_ms, objectives)
             for record in renewed:
                 cause = self._cause(record, known, is_promoted=is_promoted)
                 found[record.topic] = cause, topic_status(record, *self._of_topic(record), facts)
@@ -268,8 +270,7 @@ class LiveStatus:
         found = self._stored.get(("workflow", self._topics.record.name, PROMOTE))
         return isinstance(found, WorkflowRecord) and found.is_alive(time_ms)
 
-    @staticmethod
-    def _cause(record: TopicRecord, known: Known, *, is_promoted: bool) -> _Cause:
+    def _cause(self, record: TopicRecord, known: Known, *, is_promoted: bool) -> _Cause:
         beside: tuple[object, ...] = ()
         if not record.is_copied:
             trouble = known.source_trouble.reason if known.source_trouble is not None else None
@@ -277,7 +278,8 @@ class LiveStatus:
             if record.desired is DesiredState.PAUSED:
                 beside = *beside, known.paused_ends[0], known.are_paused_known
         is_waiting = is_promoted and record.pending_operation == PENDING_PROMOTE
-        return _Cause(record, is_waiting, known.lacking.get(record.topic), beside)
+        objective_ms = self._topics.settings.objective_rpo.of(record.source_topic)
+        return _Cause(record, is_waiting, known.lacking.get(record.topic), objective_ms, beside)
 
     def _of_topic(self, topic: TopicRecord) -> tuple[dict[int, PartitionRecord], dict[TopicPartition, Report]]:
         """Return the records of a topic's partitions, and the last reports on them."""

@@ -40,6 +40,7 @@ from kmirror.engine.status.health import MirrorHealth
 from kmirror.engine.status.history import History, Sample
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.engine.status.mirror_topics import MirrorTopics
+from kmirror.engine.status.objective_watch import ObjectiveWatch
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import FeedTopic, StateFeed, StoredRecords
 from kmirror.engine.threads import guarded_thread
@@ -111,6 +112,7 @@ class MirrorEngine:
         self._stored = StoredRecords(mirror, (*state.records.values(), *state.unknown))
         self._priorities = Priorities()
         self.counters = Counters()
+        self._objectives = ObjectiveWatch(self.journal, lease.record.since_ms)
         self._reports = LaneReports(lease.lease_id)
         self.live = LiveStatus(
             self._topics,
@@ -219,6 +221,8 @@ class MirrorEngine:
             self._workers.check(at, are_readable=self._destination.trouble(at) is None)
             if self.history.is_due(at):
                 self.history.take(self._sample(), at, now_ms())
+            if self._objectives.is_due(at, has_rules=bool(self._topics.settings.objective_rpo.rules)):
+                self._objectives.take(self.topics(), self.counters.throttled_ms, at, now_ms())
         if self._heartbeats.is_due(at):
             self._send_heartbeat()
         if not self.stopping and self.lost is None:

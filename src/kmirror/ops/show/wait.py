@@ -1,10 +1,10 @@
-"""`wait`: return when a mirror's topics are caught up, stopped, healthy or drained.
+"""`wait`: return when a mirror's topics are caught up, stopped, healthy, drained or within their objectives.
 
 *caught-up*: every partition has reached the source end that the first check saw, and none is still being aligned before
 its first record; the source is needed for that check only. *stopped*: every partition is STOPPED. *healthy*: records
 flow: an engine is in charge and reports, its workers report on every partition, the source answers, and every partition
 has been aligned; paused and stopped topics are as operators want them. *drained*: consumers have read all that the
-source holds (`ops.show.drained`).
+source holds (`ops.show.drained`). *objective*: each topic that `objective.rpo` names is within its objective.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import read_status
 from kmirror.ops.show.drained import NO_READER, judge_drained, read_committed_offsets, read_ends, unread_topics
+from kmirror.settings.durations import format_duration
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, PartitionState
+from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.observed import ClusterSnapshot
-from kmirror.status.partition_row import PartitionRow
+from kmirror.status.partition_row import PartitionRow, shown_duration
 from kmirror.status.topic_state import TopicState
 from kmirror.words import counted, listed
 
@@ -46,6 +48,12 @@ class Condition(StrEnum):
     STOPPED = "stopped"
     HEALTHY = "healthy"
     DRAINED = "drained"
+    OBJECTIVE = "objective"
+
+    @property
+    def words(self) -> str:
+        """What a topic is then."""
+        return "within its objective" if self is Condition.OBJECTIVE else self.value
 
 
 #: The source ends to reach; a partition without an entry has none yet.
@@ -89,6 +97,8 @@ def wait(
                 raise RefusedError(f"mirror {mirror} has no topics yet", "add some with `kmirror add`")
             found, sources = read_status(prober, state, chosen)
             rows = [row for one in found for row in one.partitions]
+            if condition is Condition.OBJECTIVE:
+                rows = _with_objective(rows)
             if condition is Condition.CAUGHT_UP:
                 _take_targets(targets, rows, sources.get(record.name))
             if on_check is not None:
@@ -161,6 +171,17 @@ def is_over(results: Sequence[TopicResult]) -> bool:
     return all(row.result in (Outcome.DONE, Outcome.FAILED) for row in results)
 
 
+def _with_objective(rows: Sequence[PartitionRow]) -> list[PartitionRow]:
+    """Return the partitions of topics that have objectives. Raises RefusedError if none has."""
+    found = [row for row in rows if row.objective_ms is not None]
+    if not found:
+        raise RefusedError(
+            "no topic has an objective: waiting cannot succeed",
+            "set one with `kmirror config --set 'objective.rpo=.*=10m'`",
+        )
+    return found
+
+
 def _take_targets(
     targets: dict[TopicPartition, int], rows: Sequence[PartitionRow], source: ClusterSnapshot | None
 ) -> None:
@@ -182,7 +203,7 @@ def _judged(condition: Condition, topic: str, rows: Sequence[PartitionRow], targ
     missing = [(row, why) for row in rows if (why := _missing(condition, row, targets)) is not None]
     lag = max((row.lag for row in rows if row.lag is not None), default=None)
     if not missing:
-        return TopicResult(topic, None, Outcome.DONE, f"{topic} is {condition}", lag=lag)
+        return TopicResult(topic, None, Outcome.DONE, f"{topic} is {condition.words}", lag=lag)
     row, why = missing[0]
     failed = None
     if condition is not Condition.STOPPED:
@@ -195,7 +216,7 @@ def _judged(condition: Condition, topic: str, rows: Sequence[PartitionRow], targ
         topic,
         None,
         Outcome.TIMED_OUT if failed is None else Outcome.FAILED,
-        f"{topic}-{row.partition} is not {condition}: {why}{more}",
+        f"{topic}-{row.partition} is not {condition.words}: {why}{more}",
         row.reason,
         lag=lag,
         hint=_hint(condition, row),
@@ -221,7 +242,7 @@ def _hint(condition: Condition, row: PartitionRow) -> str:
 def progress(condition: Condition, rows: Sequence[PartitionRow], targets: Targets) -> str:
     """Return how many partitions are not ready, in a few words."""
     lacking = sum(_missing(condition, row, targets) is not None for row in rows)
-    return f"{lacking:,} of {counted(len(rows), 'partition')} not {condition}"
+    return f"{lacking:,} of {counted(len(rows), 'partition')} not {condition.words}"
 
 
 def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str | None:
@@ -239,6 +260,8 @@ def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str |
             return row.error_message or f"it is {row.topic_state}"
         reported = row.is_reported or row.reason is Reason.PAUSED_BY_OPERATOR
         return None if reported else "no worker has reported it yet"
+    if condition is Condition.OBJECTIVE:
+        return _beyond_objective(row)
     target = targets.get(TopicPartition(row.topic, row.partition))
     if target is None or row.destination_offset is None:
         return row.error_message or "its offsets are unknown"
@@ -249,3 +272,15 @@ def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str |
     if row.state is PartitionState.LOG_ALIGNMENT and not row.initial_copy_complete:
         return f"its log is still being aligned with the source's{why}"
     return None
+
+
+def _beyond_objective(row: PartitionRow) -> str | None:
+    """Return why a partition is not within its topic's objective, None if it is."""
+    if row.objective_state is ObjectiveState.WITHIN:
+        return None
+    objective, cause = format_duration(row.objective_ms or 0), row.error_message or row.limited_by
+    behind = "its time lag is unknown" if row.time_lag_ms is None else f"it is {shown_duration(row.time_lag_ms)} behind"
+    limit = row.throttle_bytes_per_second
+    if cause is None and limit is not None:
+        cause = f"copying is limited to {limit:,} bytes/s (throttle.bytes.per.second)"
+    return f"{behind}, and the objective is {objective}" + (f"; {cause}" if cause else "")
