@@ -122,7 +122,8 @@ class EventHook:
             with self._changed:
                 self._end_at = now() + self._last_s
                 self._changed.notify_all()
-            thread.join()
+            # killing takes no second; the thread does not keep the process
+            thread.join(self._last_s + 1)
 
     def take_notes(self) -> tuple[Note, ...]:
         """Return the notes that were not taken before."""
