@@ -20,13 +20,12 @@ others may write there.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from kmirror.errors import UsageError
+from kmirror.toml_tables import TomlTable, read_toml
 
 OUTPUTS = ("table", "json")
 TRUST_KEYS = ("paths", "env", "sources", "token_urls")
@@ -127,18 +126,7 @@ def read_config_file(path: Path) -> ConfigFile:
     Raises:
         UsageError: it is unreadable, not TOML (with the line), or has an unknown key or a value of the wrong type.
     """
-    import tomli
-
-    try:
-        document = tomli.loads(path.read_bytes().decode("utf-8"))
-    except tomli.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}", "correct that line") from None
-    except RecursionError:
-        raise UsageError(f"{path} is nested too deep", "it has tables of two levels at most") from None
-    except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
-        raise UsageError(f"cannot read {path}: {why}", "correct KMIRROR_CONFIG, or make the file readable") from None
-    table = _Table(path, "", document)
+    table = read_toml(path, "correct KMIRROR_CONFIG, or make the file readable")
     table.check_keys({"clusters", "defaults", "trust"})
     clusters = table.table("clusters")
     named = {name: _cluster(clusters.table(name)) for name in clusters.content}
@@ -154,7 +142,7 @@ def read_config_file(path: Path) -> ConfigFile:
     return ConfigFile(path, named, cluster, output, _trust(table.table("trust")), path, (path,))
 
 
-def _trust(table: _Table) -> dict[str, TrustEntries]:
+def _trust(table: TomlTable) -> dict[str, TrustEntries]:
     table.check_keys(set(TRUST_KEYS))
     found = {key: tuple(table.strings(key)) for key in TRUST_KEYS if key in table.content}
     if "paths" in found:
@@ -165,7 +153,7 @@ def _trust(table: _Table) -> dict[str, TrustEntries]:
     return {key: TrustEntries(table.path, entries) for key, entries in found.items()}
 
 
-def _cluster(table: _Table) -> NamedCluster:
+def _cluster(table: TomlTable) -> NamedCluster:
     table.check_keys({"bootstrap-server", "command-config"})
     bootstrap_server, command_config = table.string("bootstrap-server"), table.string("command-config")
     if not bootstrap_server:
@@ -175,40 +163,3 @@ def _cluster(table: _Table) -> NamedCluster:
     if not command_config:
         return NamedCluster(bootstrap_server)
     return NamedCluster(bootstrap_server, (table.path.parent / Path(command_config).expanduser()).absolute())
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """One table of the document; `name` is its dotted name, for errors."""
-
-    path: Path
-    name: str
-    content: Mapping[str, Any]
-
-    def check_keys(self, known: Collection[str]) -> None:
-        for key in self.content:
-            if key not in known:
-                near = get_close_matches(key.replace("_", "-"), known, n=1) or get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
-                raise UsageError(f"{self.path}: unknown key {self._dotted(key)}", hint)
-
-    def table(self, key: str) -> _Table:
-        content = self.content.get(key, {})
-        if not isinstance(content, dict):
-            raise UsageError(f"{self.path}: {self._dotted(key)} is not a table", f"write [{self._dotted(key)}]")
-        return _Table(self.path, self._dotted(key), content)
-
-    def string(self, key: str) -> str | None:
-        value = self.content.get(key)
-        if value is not None and not isinstance(value, str):
-            raise UsageError(f"{self.path}: {self._dotted(key)} is not a string", 'write it in quotes: "…"')
-        return value
-
-    def strings(self, key: str) -> list[str]:
-        value = self.content[key]
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise UsageError(f"{self.path}: {self._dotted(key)} is not a list of strings", 'write it as ["…", "…"]')
-        return value
-
-    def _dotted(self, key: str) -> str:
-        return f"{self.name}.{key}" if self.name else key
