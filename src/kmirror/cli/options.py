@@ -266,9 +266,11 @@ def topics_option(
     )
 
 
-def file_option(flag: str, text: str, *, required: bool = False) -> click.Option:
+def file_option(flag: str, text: str, *, required: bool = False, short: str | None = None) -> click.Option:
     """Return an option whose value is a file name."""
-    return click.Option([flag], metavar="FILE", required=required, help=text, shell_complete=_files)
+    return click.Option(
+        [*filter(None, (short, flag))], metavar="FILE", required=required, help=text, shell_complete=_files
+    )
 
 
 def folder_option(*declared: str, text: str, required: bool = False, multiple: bool = False) -> click.Option:

@@ -112,6 +112,10 @@ class TableOutput:
 
         if result.keys:
             self._table(KEYS, result.keys)
+        if result.changes:
+            from kmirror.ops.base.change_rows import CHANGES
+
+            self._table(planned(CHANGES) if result.dry_run else CHANGES, result.changes)
         about_topics = [row for row in result.results if row.topic is not None]
         if result.totals is not None:
             about_topics = self._stopped(result.totals, about_topics)
@@ -122,7 +126,7 @@ class TableOutput:
             table = PARTITION_RESULTS if with_partitions else RESULTS
             self._table(planned(table) if result.dry_run else table, about_topics)
         for row in result.results:
-            if row.topic is None:
+            if row.topic is None and not result.changes:
                 self.screen.line(row.message or row.result.value)
         if headline:
             self.screen.line(headline)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -46,6 +46,9 @@ class Destination:
         #: False if kmirror had never written to the destination when it was opened.
         self._has_state = has_state
         self.store = StateStore(self.config, client)
+        #: Checked, under the lock, by the next change that is written: what a verb has begun, it finishes.
+        self.condition: Callable[[State], None] | None = None
+        self._rehearsed: State | None = None
 
     @classmethod
     def open(
@@ -96,6 +99,15 @@ class Destination:
         if self._has_state:
             take_lock_ahead(self.store, mirror)
 
+    def let_go(self, mirror: str) -> None:
+        """Give up the mirror's lock, if it was kept."""
+        if (kept := self.store.kept.pop(mirror, None)) is not None:
+            kept.close()
+
+    def rehearse(self, state: State | None) -> None:
+        """Have `state` return this one, which a dry run would have led to; None: the stored one again."""
+        self._rehearsed = state
+
     def use_in_threads(self) -> None:
         """Give the store connections of its own, so that threads may share it while others use `client`."""
         self.store = StateStore(self.config)
@@ -107,7 +119,7 @@ class Destination:
 
     def state(self) -> State:
         """Read all stored state of this destination. Raises UnreachableError."""
-        return self.store.read()
+        return self.store.read() if self._rehearsed is None else self._rehearsed
 
 
 def cluster_id_of(client: ClusterClient, timeout: float = REACH_TIMEOUT_S) -> str:
@@ -241,19 +253,31 @@ def known_mirror(state: State, name: str) -> MirrorRecord:
 
 
 def change(destination: Destination, mirror: str, decide: Decide) -> Changes:
-    """Change the stored state of a mirror, under its lock; return what was written.
+    """Change the stored state of a mirror, under its lock and if the destination's condition holds.
 
-    Raises: KmirrorError: as `decide` and `state.lock.transact`; if the outcome is unknown, an UnreachableError that
-        says so.
+    Returns what was written.
+
+    Raises: KmirrorError: as `decide`, the condition and `state.lock.transact`; if the outcome is unknown, an
+        UnreachableError that says so.
     """
+    condition = destination.condition
+
+    def decide_if_met(state: State) -> Changes:
+        if condition is not None:
+            condition(state)
+        return decide(state)
+
     try:
-        return transact(destination.store, mirror, decide)
+        changes = transact(destination.store, mirror, decide_if_met)
     except OutcomeUnknown as error:
         raise UnreachableError(
             f"the destination stopped responding before it confirmed: {error}",
             "check with `kmirror describe`; run the same command again to finish",
             Reason.DESTINATION_UNREACHABLE,
         ) from error
+    if changes:
+        destination.condition = None
+    return changes
 
 
 def actor() -> str:

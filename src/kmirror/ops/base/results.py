@@ -30,6 +30,7 @@ from kmirror.columns import (
 )
 from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
 from kmirror.ops.base.blocked_producers import BLOCKED, BlockedTopic
+from kmirror.ops.base.change_rows import CHANGES, ChangeRow
 from kmirror.ops.base.client_gaps import CLIENTS, ClientGaps, gap_sentences
 from kmirror.ops.base.converted_keys import KEYS, KeyRow
 from kmirror.ops.base.hook_runs import HOOK_RUNS, HookRun
@@ -161,6 +162,8 @@ class VerbResult:
     steps: tuple[str, ...] | None = None
     #: How the operator's own commands ended.
     hooks: tuple[HookRun, ...] = ()
+    #: The changes of `apply`; None for other verbs.
+    changes: tuple[ChangeRow, ...] | None = None
 
     @classmethod
     def of(
@@ -216,6 +219,13 @@ RESULT: tuple[Column[VerbResult], ...] = (
         "the total loss",
         lambda done: done.totals and done.totals.to_json(),
         only=Only("verbs that stop partitions at once: failover, remove", lambda done: done.totals),
+    ),
+    Column(
+        "changes",
+        CHANGES.type,
+        "what leads from the stored state to the file, in the order of the doing, and how it ended",
+        lambda done: [CHANGES.document(row) for row in done.changes or ()],
+        only=Only("`apply`", lambda done: done.changes is not None),
     ),
     Column(
         "results",

@@ -17,6 +17,7 @@ from kmirror.columns import (
     TIME,
     Column,
     Only,
+    R,
     Table,
     Type,
     columns_of,
@@ -72,6 +73,8 @@ class TopicResult:
     #: The consumer group of the row, and how many offsets it has not read; None: unknown.
     group: str | None = None
     offsets_left: int | None = None
+    #: The mirror, where the rows of one document are of several.
+    mirror: str | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -139,6 +142,7 @@ def estimated_in_all(stops: Iterable[TopicResult], *, at_loss: bool = False) -> 
 
 OUTCOME = one_of("result", Outcome)
 _AT_STOP: Only[TopicResult] = Only("a partition that was stopped", lambda row: row.at_stop)
+_OF_MIRROR: Only[TopicResult] = Only("`apply`", lambda row: row.mirror)
 _OF_GROUP: Only[TopicResult] = Only("what a group lacks, in `wait --for drained`", lambda row: row.group)
 _UNSEEN = "the source was never read"
 
@@ -186,6 +190,7 @@ _RESULT: tuple[Column[TopicResult], ...] = (
         "offsets that the destination is behind; for a stopped partition the records known to be lost",
         lambda row: row.lag,
     ),
+    Column("mirror", TEXT, "the mirror", lambda row: row.mirror, only=_OF_MIRROR),
     Column("group", TEXT, "the group that has not read everything", lambda row: row.group, only=_OF_GROUP),
     Column(
         "offsetsLeft",
@@ -279,15 +284,16 @@ _RESULT: tuple[Column[TopicResult], ...] = (
 RESULTS = Table(_RESULT, "TOPIC RESULT MESSAGE")
 PARTITION_RESULTS = Table(_RESULT, "TOPIC PARTITION RESULT MESSAGE")
 #: What people are shown of a dry run, which has done nothing and waited for nothing.
-_PLANNED = {Outcome.DONE: "OK", Outcome.TIMED_OUT: "WAITS"}
+_PLANNED: dict[str, str] = {Outcome.DONE: "OK", Outcome.TIMED_OUT: "WAITS"}
 
 
-def planned(table: Table[TopicResult]) -> Table[TopicResult]:
-    """Return the table of results for a dry run."""
-    columns = tuple(
-        replace(one, cell=lambda row: _PLANNED.get(row.result, row.result)) if one.header == "RESULT" else one
-        for one in table.columns
-    )
+def planned(table: Table[R]) -> Table[R]:
+    """Return a table of results for a dry run."""
+
+    def cell(column: Column[R]) -> Callable[[R], object]:
+        return lambda row: _PLANNED.get(str(column.value(row)), column.value(row))
+
+    columns = tuple(replace(one, cell=cell(one)) if one.header == "RESULT" else one for one in table.columns)
     return replace(table, columns=columns)
 
 

@@ -1,0 +1,324 @@
+"""`apply` and `export` on real brokers: a file becomes mirrors, and mirrors become a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import delete_topics
+from kmirror.errors import Reason
+from kmirror.ops.base.context import Destination
+from kmirror.ops.declare.apply import ApplyRequest, apply
+from kmirror.ops.declare.mirrors_file import read_mirrors_file
+from kmirror.ops.mirrors import config as config_verb
+from kmirror.settings.parsing import stored_settings
+from kmirror.state.records import DesiredState, MirrorRecord
+from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.engine import command, run_to_its_end, typed
+from tests.support.killed import Moment, run_killed
+from tests.support.mirrors import make_topic, properties_of
+
+
+@dataclass(slots=True)
+class Site:
+    """A destination without mirrors, its source, and the file of mirrors."""
+
+    pair: ClusterPair
+    file: Path
+
+    @property
+    def servers(self) -> str:
+        return self.pair.source.bootstrap_servers
+
+    def write(self, text: str) -> None:
+        """Write the file; SERVERS is where the source is."""
+        self.file.write_text(text.replace("SERVERS", self.servers), encoding="utf-8")
+
+    def apply(self, *more: str, file: Path | None = None) -> tuple[int, dict[str, Any]]:
+        """Apply the file; return the exit code and the document."""
+        done = typed(self.pair.destination, "apply", "--file", str(file or self.file), "--json", *more)
+        document: dict[str, Any] = json.loads(done.stdout)
+        assert document["exitCode"] == done.returncode
+        return done.returncode, document
+
+    def export(self) -> str:
+        done = typed(self.pair.destination, "export")
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    def mirrors(self) -> dict[str, MirrorRecord]:
+        return {record.name: record for record in self._state().mirrors}
+
+    def topics(self, mirror: str) -> dict[str, DesiredState]:
+        """Return the desired states of a mirror's topics that are completely added."""
+        return {one.topic: one.desired for one in self._state().topics(mirror) if one.pending_operation is None}
+
+    def _state(self) -> Any:
+        with Destination.open(properties_of(self.pair.destination)) as destination:
+            return destination.state()
+
+
+@pytest.fixture
+def site(cluster_pair: ClusterPair, tmp_path: Path) -> Iterator[Site]:
+    with ClusterClient(client_config(cluster_pair.destination.client_properties())) as client:
+        delete_topics(client, [STATE_TOPIC, EVENTS_TOPIC])
+    yield Site(cluster_pair, tmp_path / "mirrors.toml")
+
+
+def lines(document: dict[str, Any], *, result: str | None = None) -> list[str]:
+    """Return the changes of a document, or those that ended so."""
+    return [row["change"] for row in document["changes"] if result in (None, row["result"])]
+
+
+def new_topics(source: SandboxCluster, *prefixes: str) -> list[str]:
+    found = [unique_topic(prefix) for prefix in prefixes]
+    for topic in found:
+        make_topic(source, topic)
+    return found
+
+
+TWO = """
+[variables]
+retry = 60000
+
+[mirrors.first]
+topics = ["{a}", '{family}-\\d']
+exclude = ["test-.*"]
+source = {{ "bootstrap.servers" = "SERVERS" }}
+settings = {{ "retry.timeout.ms" = "{{{{retry}}}}" }}
+
+[mirrors.second]
+topics = ["{b}"]
+paused = true
+source = {{ "bootstrap.servers" = "SERVERS", "client.id" = "second" }}
+settings = {{ "topic.prefix" = "copy.", "groups.exclude" = [] }}
+"""
+
+
+def test_a_file_becomes_mirrors_and_changes_with_them(site: Site) -> None:
+    a, b = new_topics(site.pair.source, "a", "b")
+    family = unique_topic("family")
+    make_topic(site.pair.source, f"{family}-1")
+    text = TWO.format(a=a, b=b, family=family)
+    site.write(text)
+
+    code, tried = site.apply("--dry-run")
+    assert (code, tried["error"], tried["dryRun"]) == (0, None, True)
+    assert site.mirrors() == {}
+    code, done = site.apply()
+    assert (code, done["error"]) == (0, None)
+    assert lines(done) == lines(tried)
+    assert [row["topic"] for row in done["results"]] == [row["topic"] for row in tried["results"]]
+    assert lines(done)[1:3] == [f"+ add topic {a}", f"+ add pattern {family}-\\d"]
+
+    found = site.mirrors()
+    assert list(found) == ["first", "second"]
+    assert stored_settings(found["first"].settings).retry_timeout_ms == 60000
+    assert found["first"].settings["topics.include"] == f"{family}-\\d"
+    assert found["first"].settings["topics.exclude"] == "test-.*"
+    assert found["second"].paused
+    assert site.topics("first") == {a: DesiredState.ACTIVE, f"{family}-1": DesiredState.ACTIVE}
+    assert site.topics("second") == {f"copy.{b}": DesiredState.PAUSED}
+
+    again = typed(site.pair.destination, "apply", "--file", str(site.file))
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout == f"nothing to change: 2 mirrors are as they are in {site.file}\n"
+
+    site.write(
+        text.replace("60000", "70000")
+        .replace('"second"', '"changed"')
+        .replace("paused = true", f'paused-topics = ["copy.{b}"]')
+        .replace(f'topics = ["{a}"', f'paused-topics = ["{a}"]\ntopics = ["{a}"')
+    )
+    code, done = site.apply()
+    assert (code, done["error"]) == (0, None)
+    assert lines(done) == [
+        f"~ pause topic {a}",
+        "~ retry.timeout.ms: 60000 → 70000",
+        "~ client.id: second → changed",
+        "~ resume mirror second",
+        f"~ pause topic copy.{b}",
+    ]
+    assert site.topics("first")[a] is DesiredState.PAUSED
+    assert site.topics("second") == {f"copy.{b}": DesiredState.PAUSED}
+    assert not site.mirrors()["second"].paused
+    assert site.apply()[1]["changes"] == []
+
+
+def test_what_is_exported_changes_nothing_when_it_is_applied(site: Site) -> None:
+    a, b, c = new_topics(site.pair.source, "a", "b", "c")
+    site.write(
+        f"""
+        [mirrors."with.dots"]
+        topics = ["{a}", "{b}", '{c[:-1]}\\w']
+        paused-topics = ["{b}"]
+        exclude = ['x{{1,3}}', "y"]
+        [mirrors."with.dots".source]
+        "bootstrap.servers" = "SERVERS"
+        [mirrors."with.dots".settings]
+        "groups.include" = ['a\\.b', "it's"]
+        "copy.lanes" = 3
+        "sync.group.offsets.enabled" = false
+        "acls.include" = 'TOPIC;orders-.*;READ'
+        [mirrors.paused]
+        paused = true
+        source = {{ "bootstrap.servers" = "SERVERS" }}
+        """.replace('"it\'s"', "'its.*'")
+    )
+    code, done = site.apply()
+    assert code == 0, done
+    before = site.mirrors()
+    exported = site.export()
+    site.file.write_text(exported, encoding="utf-8")
+    for more in ((), ("--prune",)):
+        code, done = site.apply(*more)
+        assert (code, done["changes"]) == (0, []), exported
+    assert site.mirrors() == before
+    assert site.export() == exported
+    assert f"topics = [\"{a}\", \"{b}\", '{c[:-1]}\\w']" in exported
+
+
+def test_what_is_not_in_the_file_stays_unless_it_is_pruned(site: Site) -> None:
+    a, b = new_topics(site.pair.source, "a", "b")
+    whole = f"""
+        [mirrors.kept]
+        topics = ["{a}", "{b}"]
+        source = {{ "bootstrap.servers" = "SERVERS", "client.id" = "x" }}
+        settings = {{ "retry.timeout.ms" = 60000 }}
+        [mirrors.empty]
+        source = {{ "bootstrap.servers" = "SERVERS" }}
+        [mirrors.old]
+        topics = ["{b}"]
+        source = {{ "bootstrap.servers" = "SERVERS" }}
+        settings = {{ "topic.prefix" = "old." }}
+        """
+    site.write(whole)
+    assert site.apply()[0] == 0
+    site.write(f'[mirrors.kept]\ntopics = ["{a}"]\nsource = {{ "bootstrap.servers" = "SERVERS" }}')
+
+    done = typed(site.pair.destination, "apply", "--file", str(site.file))
+    assert done.returncode == 0
+    for left in (f"mirrored as before: {b}", "client.id, retry.timeout.ms", "mirror empty: not in", "mirror old: not in"):
+        assert left in done.stderr
+
+    code, pruned = site.apply("--prune")
+    assert code == 4
+    assert lines(pruned, result="DONE") == [
+        "~ client.id: x → default",
+        "~ retry.timeout.ms: 60000 → default",
+        "- delete mirror empty",
+    ]
+    assert lines(pruned, result="REFUSED") == [f"- remove topic {b}", "- delete mirror old"]
+    assert list(site.mirrors()) == ["kept", "old"]
+    assert f"--prune-topics {b}" in json.dumps(pruned) or "see the message" in pruned["error"]["hint"]
+
+    naming = ("--prune", "--prune-topics", b, "--prune-mirror", "old")
+    code, refused = site.apply(*naming)
+    assert (code, refused["error"]["hint"]) == (3, "add --yes to proceed")
+    assert site.topics("kept")[b] is DesiredState.ACTIVE
+    code, tried = site.apply(*naming, "--dry-run")
+    assert code == 0
+    code, pruned = site.apply(*naming, "--yes")
+    assert (code, pruned["error"]) == (0, None)
+    assert lines(pruned) == lines(tried)
+    assert list(site.mirrors()) == ["kept"]
+    assert site.topics("kept") == {a: DesiredState.ACTIVE, b: DesiredState.STOPPED}
+    code, again = site.apply("--prune")
+    assert (code, again["changes"]) == (0, [])
+
+    # what was removed is not mirrored again because a file has it
+    site.write(f'[mirrors.kept]\ntopics = ["{a}", "{b}"]\nsource = {{ "bootstrap.servers" = "SERVERS" }}')
+    code, back = site.apply()
+    assert code == 3
+    assert "--adopt" in back["error"]["hint"]
+    assert site.apply("--prune-topics", a, "--yes")[0] == 2
+
+
+def test_one_source_that_does_not_answer_stops_no_other_mirror(site: Site) -> None:
+    (a,) = new_topics(site.pair.source, "a")
+    text = f"""
+        [mirrors.dead]
+        topics = ["{a}"]
+        source = {{ "bootstrap.servers" = "127.0.0.1:1" }}
+        settings = {{ "topic.prefix" = "dead." }}
+        """
+    living = f'[mirrors.living]\ntopics = ["{a}"]\nsource = {{ "bootstrap.servers" = "SERVERS" }}\n'
+    site.write(text + living)
+    for more in (("--dry-run",), ()):
+        code, done = site.apply(*more)
+        assert code == 4
+        assert [(row["mirror"], row["result"], row["reason"]) for row in done["changes"]] == [
+            ("dead", "FAILED", "SOURCE_UNREACHABLE"),
+            ("dead", "FAILED", "SOURCE_UNREACHABLE"),
+            ("living", "DONE", None),
+            ("living", "DONE", None),
+        ]
+        assert done["changes"][1]["message"].startswith("not attempted: ")
+    assert list(site.mirrors()) == ["living"]
+    assert site.apply()[0] == 6
+
+
+def test_what_cannot_change_is_refused_by_name_and_the_rest_is_done(site: Site) -> None:
+    site.write('[mirrors.m]\nsource = { "bootstrap.servers" = "SERVERS" }')
+    assert site.apply()[0] == 0
+    site.write(
+        """
+        [mirrors.m]
+        source = { "bootstrap.servers" = "SERVERS" }
+        settings = { "topic.prefix" = "p.", "copy.lanes" = 5 }
+        """
+    )
+    code, done = site.apply()
+    assert code == 4
+    assert lines(done, result="DONE") == ["~ copy.lanes: auto → 5"]
+    assert lines(done, result="REFUSED") == ["~ topic.prefix: empty → p."]
+    assert done["error"]["message"] == "mirror m: topic.prefix cannot be changed once the mirror exists"
+    code, done = site.apply()
+    assert (code, lines(done)) == (3, ["~ topic.prefix: empty → p."])
+
+    # the destination is another cluster than the source that the mirror was created from
+    site.file.write_text(
+        f'[mirrors.m]\nsource = {{ "bootstrap.servers" = "{site.pair.destination.bootstrap_servers}" }}', "utf-8"
+    )
+    code, done = site.apply()
+    assert (code, done["changes"][0]["reason"]) == (3, "LOOP")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[mirrors.m]\ntopic = []", "{file}: unknown key mirrors.m.topic"),
+        ("[mirrors.m.source]\nbootstrap.servers = 'x'", "{file}: mirrors.m.source.bootstrap is a table"),
+        (
+            '[mirrors.m]\nsource = { "bootstrap.servers" = "x" }\nsettings = { "retry.timeout" = 1 }',
+            "{file}: mirrors.m.settings: unknown setting retry.timeout",
+        ),
+    ],
+)
+def test_an_error_names_the_file_the_table_and_the_key(site: Site, text: str, message: str) -> None:
+    site.write(text)
+    code, done = site.apply()
+    assert (code, done["error"]["message"]) == (2, message.format(file=site.file))
+
+
+def test_a_plaintext_secret_is_refused_and_never_shown(site: Site) -> None:
+    site.write(
+        '[variables]\nword = "hunter2"\n[mirrors.m]\n'
+        'source = { "bootstrap.servers" = "SERVERS", "ssl.key.password" = "{{word}}" }'
+    )
+    done = typed(site.pair.destination, "apply", "--file", str(site.file))
+    assert done.returncode == 3
+    assert "ssl.key.password: plaintext secrets are not stored" in done.stderr
+    assert "${env:NAME}" in done.stderr
+    assert "hunter2" not in done.stderr + done.stdout
