@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-from collections.abc import Iterator
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,20 @@ import pytest
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import delete_topics
-from kmirror.errors import Reason
+from kmirror.errors import ExitCode, Reason
 from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.declare.apply import ApplyRequest, apply
 from kmirror.ops.declare.mirrors_file import read_mirrors_file
-from kmirror.ops.mirrors import config as config_verb
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord
+from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from kmirror.state.waiting import Deadline
+from kmirror.state.writer import StateWriter
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import command, run_to_its_end, typed
-from tests.support.killed import Moment, run_killed
 from tests.support.mirrors import make_topic, properties_of
 
 
@@ -64,16 +66,16 @@ class Site:
         """Return the desired states of a mirror's topics that are completely added."""
         return {one.topic: one.desired for one in self._state().topics(mirror) if one.pending_operation is None}
 
-    def _state(self) -> Any:
+    def _state(self) -> State:
         with Destination.open(properties_of(self.pair.destination)) as destination:
             return destination.state()
 
 
 @pytest.fixture
-def site(cluster_pair: ClusterPair, tmp_path: Path) -> Iterator[Site]:
+def site(cluster_pair: ClusterPair, tmp_path: Path) -> Site:
     with ClusterClient(client_config(cluster_pair.destination.client_properties())) as client:
         delete_topics(client, [STATE_TOPIC, EVENTS_TOPIC])
-    yield Site(cluster_pair, tmp_path / "mirrors.toml")
+    return Site(cluster_pair, tmp_path / "mirrors.toml")
 
 
 def lines(document: dict[str, Any], *, result: str | None = None) -> list[str]:
@@ -186,7 +188,7 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(site: Site) -> None
         assert (code, done["changes"]) == (0, []), exported
     assert site.mirrors() == before
     assert site.export() == exported
-    assert f"topics = [\"{a}\", \"{b}\", '{c[:-1]}\\w']" in exported
+    assert f'topics = ["{a}", "{b}", \'{c[:-1]}\\w\']' in exported
 
 
 def test_what_is_not_in_the_file_stays_unless_it_is_pruned(site: Site) -> None:
@@ -209,7 +211,12 @@ def test_what_is_not_in_the_file_stays_unless_it_is_pruned(site: Site) -> None:
 
     done = typed(site.pair.destination, "apply", "--file", str(site.file))
     assert done.returncode == 0
-    for left in (f"mirrored as before: {b}", "client.id, retry.timeout.ms", "mirror empty: not in", "mirror old: not in"):
+    for left in (
+        f"mirrored as before: {b}",
+        "client.id, retry.timeout.ms",
+        "mirror empty: not in",
+        "mirror old: not in",
+    ):
         assert left in done.stderr
 
     code, pruned = site.apply("--prune")
@@ -243,6 +250,87 @@ def test_what_is_not_in_the_file_stays_unless_it_is_pruned(site: Site) -> None:
     assert code == 3
     assert "--adopt" in back["error"]["hint"]
     assert site.apply("--prune-topics", a, "--yes")[0] == 2
+
+
+#: Four records: that it begins, then three changes.
+ONE = """
+[mirrors.m1]
+paused = true
+source = { "bootstrap.servers" = "SERVERS" }
+settings = { "retry.timeout.ms" = 1000 }
+[mirrors.m2]
+source = { "bootstrap.servers" = "SERVERS" }
+settings = { "copy.lanes" = 1 }
+"""
+#: On its own it would find nothing to do with the second mirror.
+OTHER = """
+[mirrors.m1]
+paused = false
+source = { "bootstrap.servers" = "SERVERS" }
+settings = { "retry.timeout.ms" = 2000 }
+[mirrors.m2]
+source = { "bootstrap.servers" = "SERVERS" }
+settings = { "copy.lanes" = "auto" }
+"""
+
+
+@pytest.mark.parametrize(("when", "number"), [*itertools.product(("before", "after"), (1, 2, 3, 4))])
+def test_of_two_at_once_the_later_one_decides(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, number: int
+) -> None:
+    """The first is held at one of its records while the other begins and ends."""
+    site.write(OTHER.replace("2000", "3000"))
+    assert site.apply()[0] == 0
+    site.write(OTHER)
+    first = tmp_path / "first.toml"
+    first.write_text(ONE.replace("SERVERS", site.servers), "utf-8")
+    reached, released = threading.Event(), threading.Event()
+    numbers, commit = itertools.count(1), StateWriter.commit
+
+    def held(self: StateWriter, changes: Changes, deadline: Deadline) -> None:
+        at = next(numbers) if threading.current_thread() is not threading.main_thread() else None
+        for moment in ("before", "after"):
+            if (moment, at) == (when, number):
+                reached.set()
+                assert released.wait(60)
+            if moment == "before":
+                commit(self, changes, deadline)
+
+    monkeypatch.setattr(StateWriter, "commit", held)
+    with ThreadPoolExecutor(1) as other:
+        running = other.submit(apply_file, site, first)
+        assert reached.wait(60)
+        code, second = site.apply()
+        assert code == 0, second
+        released.set()
+        done = running.result(60)
+    whole = {("before", 1): first, ("after", 4): site.file}
+    last = whole.get((when, number), site.file)
+    if (when, number) in whole:
+        assert done.exit_code is ExitCode.OK
+    else:
+        assert done.error is not None
+        assert done.error.reason is Reason.FENCED
+        assert "another apply has begun" in str(done.results[-1].message)
+    # the order of the two explains what is stored
+    assert site.apply("--dry-run", file=last)[1]["changes"] == []
+
+
+def apply_file(site: Site, file: Path) -> VerbResult:
+    with Destination.open(properties_of(site.pair.destination)) as destination:
+        return apply(destination, ApplyRequest(read_mirrors_file(file)))
+
+
+def test_two_that_race_leave_what_one_of_them_says(site: Site, tmp_path: Path) -> None:
+    files = [tmp_path / "one.toml", tmp_path / "other.toml"]
+    for file, text in zip(files, (ONE, OTHER), strict=True):
+        file.write_text(text.replace("SERVERS", site.servers), "utf-8")
+    lines_of_both = [command(site.pair.destination, "apply", "-f", str(file)) for file in files]
+    with ThreadPoolExecutor(2) as both:
+        done = list(both.map(run_to_its_end, lines_of_both))
+    assert 0 in [one.returncode for one in done], [one.stderr for one in done]
+    left = [site.apply("--dry-run", file=file)[1]["changes"] for file in files]
+    assert [] in left
 
 
 def test_one_source_that_does_not_answer_stops_no_other_mirror(site: Site) -> None:

@@ -61,6 +61,8 @@ def killed_and_run_again(kind: type[Scenario], pair: ClusterPair, folder: Path, 
         for kind, moment, marks in (
             (killed_verbs.FailingOver, Moment("before", 4), ()),
             (killed_verbs.FailingOver, Moment("step", 5), ()),
+            (killed_verbs.Applying, Moment("before", 4), ()),
+            (killed_verbs.Applying, Moment("after", 7), ()),
             (killed_verbs.Promoting, Moment("after", 3), pytest.mark.slow),
         )
     ],

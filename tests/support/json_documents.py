@@ -34,10 +34,13 @@ from kmirror.web.recent import HISTORY
 from kmirror_plan.differences import CHANGES
 from kmirror_plan.migration_plan import MIGRATION_PLAN
 from kmirror_sandbox.registry import STATUS
+from tests.support.mirrors_schema import mirrors_schema
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "json.md"
 SCHEMAS = ROOT / "src" / "kmirror" / "schemas"
+#: The schema of what people write, for their editors.
+MIRRORS_FILE = SCHEMAS / "mirrors.json"
 #: The text above the documents on the page.
 _INTRODUCTION = """\
 # JSON documents
@@ -272,16 +275,17 @@ def _codes(kind: Type) -> dict[str, tuple[str | int, ...]]:
     return found
 
 
-def schema_text(document: JsonDocument) -> str:
-    """Return the text of the file of a document's schema."""
-    return json.dumps(document.schema, indent=2, ensure_ascii=False) + "\n"
+def schema_text(schema: dict[str, Any]) -> str:
+    """Return the text of the file of a schema."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def write() -> None:
     """Write docs/json.md and all schemas."""
     PAGE.write_text(page(), encoding="utf-8")
     for document in DOCUMENTS.values():
-        document.file.write_text(schema_text(document), encoding="utf-8")
+        document.file.write_text(schema_text(document.schema), encoding="utf-8")
+    MIRRORS_FILE.write_text(schema_text(mirrors_schema()), encoding="utf-8")
 
 
 if __name__ == "__main__":

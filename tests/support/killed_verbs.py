@@ -5,6 +5,7 @@ Every scenario creates its own topics and mirror. `check` asks librdkafka for re
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,13 +22,13 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
-from kmirror.state.records import PartitionRecord, PartitionState
+from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
 from kmirror.state.workflow_records import WorkflowRecord
 from kmirror.status.topic_state import TopicState
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import ClusterPair, unique_topic
-from tests.support.engine import command
+from tests.support.engine import command, run_to_its_end
 from tests.support.groups import commit, committed
 from tests.support.local_engine import LocalEngine
 from tests.support.log_batches import VisibleRecord
@@ -307,6 +308,55 @@ class Deleting(Scenario):
         assert {topic: shown(self.b, topic) for topic in self.topics} == self._before
 
 
+class Applying(Scenario):
+    """A file with a new mirror, a changed one, and without one of its topics, which is named to be removed."""
+
+    least_records = 9
+    has_steps = False
+
+    def prepare(self) -> None:
+        self.new = unique_topic("new")
+        self._file = self.folder / f"{self.mirror}.toml"
+        source = f'source = {{ "bootstrap.servers" = "{self.a.bootstrap_servers}" }}'
+        first, second = self.topics
+        self._file.write_text(
+            f"""
+            [mirrors.{self.new}]
+            topics = ["{first}", "{second}"]
+            paused-topics = ["{self.new}.{second}"]
+            {source}
+            settings = {{ "topic.prefix" = "{self.new}." }}
+            [mirrors.{self.mirror}]
+            topics = ["{first}"]
+            paused = true
+            {source}
+            settings = {{ "retry.timeout.ms" = 60000 }}
+            """
+        )
+
+    @property
+    def command(self) -> list[str]:
+        return command(self.b, "apply", "-f", str(self._file), "--prune-topics", self.topics[1], "--yes")
+
+    def check(self) -> None:
+        again = run_to_its_end([*self.command, "--json"])
+        assert again.returncode == 0
+        assert json.loads(again.stdout)["changes"] == []
+        state = self.at_b.state()
+        first, second = self.topics
+        new = {one.topic: (one.desired, one.pending_operation) for one in state.topics(self.new)}
+        assert new == {
+            f"{self.new}.{first}": (DesiredState.ACTIVE, None),
+            f"{self.new}.{second}": (DesiredState.PAUSED, None),
+        }
+        record = state.mirror(self.mirror)
+        assert record is not None
+        assert (record.paused, record.settings["retry.timeout.ms"]) == (True, "60000")
+        changed = {one.topic: (one.desired, one.pending_operation) for one in state.topics(self.mirror)}
+        assert changed == {first: (DesiredState.PAUSED, None), second: (DesiredState.STOPPED, None)}
+        produce(self.b, second, ["local"])
+
+
 class _Returning(Scenario):
     """A becomes the mirror of B."""
 
@@ -442,6 +492,7 @@ ALL: tuple[type[Scenario], ...] = (
     Pausing,
     Resuming,
     Deleting,
+    Applying,
     FailingBack,
     FailingBackByRecreating,
     PlanningCuts,

@@ -8,6 +8,7 @@ from jsonschema import Draft202012Validator
 from kmirror.cli.verbs import VERBS
 from tests.support.json_documents import (
     DOCUMENTS,
+    MIRRORS_FILE,
     PAGE,
     SCHEMAS,
     JsonDocument,
@@ -17,18 +18,25 @@ from tests.support.json_documents import (
     printed_by,
     schema_text,
 )
+from tests.support.mirrors_schema import mirrors_schema
 
 REMEDY = "run: .venv/bin/python -m tests.support.json_documents"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
 def test_a_schema_is_what_the_declarations_say(document: JsonDocument) -> None:
-    assert document.file.read_text(encoding="utf-8") == schema_text(document), REMEDY
+    assert document.file.read_text(encoding="utf-8") == schema_text(document.schema), REMEDY
     Draft202012Validator.check_schema(document.schema)
 
 
 def test_there_is_a_document_for_each_schema() -> None:
-    assert {file.name for file in SCHEMAS.iterdir()} == {document.file.name for document in DOCUMENTS.values()}
+    files = {document.file.name for document in DOCUMENTS.values()}
+    assert {file.name for file in SCHEMAS.iterdir()} == files | {MIRRORS_FILE.name}
+
+
+def test_the_schema_of_the_file_of_mirrors_is_what_the_settings_say() -> None:
+    assert MIRRORS_FILE.read_text(encoding="utf-8") == schema_text(mirrors_schema()), REMEDY
+    Draft202012Validator.check_schema(mirrors_schema())
 
 
 def test_the_page_is_what_the_declarations_say() -> None:
@@ -66,5 +74,5 @@ def test_which_document_a_command_prints() -> None:
 
 def test_a_key_that_some_rows_have_is_not_required() -> None:
     schema = DOCUMENTS["result"].schema
-    some = {"totals", "clients", "keys", "blockedProducers", "steps", "hooks"}
+    some = {"changes", "totals", "clients", "keys", "blockedProducers", "steps", "hooks"}
     assert set(schema["properties"]) - set(schema["required"]) == some

@@ -104,7 +104,7 @@ def _expanded(table: TomlTable, value: Any, variables: Mapping[str, Any], where:
         return [_expanded(table, one, variables, where) for one in value]
     if not isinstance(value, str) or "{{" not in value:
         return value
-    if (whole := _VARIABLE.fullmatch(value)) and "{{" not in whole[1]:
+    if (whole := _VARIABLE.match(value)) and whole.end() == len(value):
         return _value_of(whole, table, where, variables)
     rest = _VARIABLE.sub("", value)
     if "{{" in rest:

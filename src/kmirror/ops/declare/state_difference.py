@@ -160,7 +160,7 @@ def _refused(
                 "create a new mirror with that setting, or restore its value in the file",
             )
     stopped = {one.source_topic: one.topic for one in topics if one.desired is DesiredState.STOPPED}
-    if left := [name for name in mirror.patterns if name in stopped]:
+    if left := [name for name, here in stopped.items() if name in mirror.patterns or here in mirror.otherwise]:
         yield Refusal(
             mirror.name,
             f"+ add topic {listed(left)}",
@@ -274,7 +274,8 @@ def _copying(
         (late or early).append(PauseTopics(name, pausing))
     if resuming:
         late.append(ResumeTopics(name, resuming))
-    if new := tuple(sorted(mirror.otherwise - wanted.keys())):
+    stopped = {one.topic for one in topics if one.desired is DesiredState.STOPPED}
+    if new := tuple(sorted(mirror.otherwise - wanted.keys() - stopped)):
         # topics that this file adds; the verb refuses names that are none
         late.append(_switch(not mirror.paused)(name, new))
     return early, late
