@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 #: Re-exported from `kmirror.library`; `__init__.pyi` declares the same for type checkers.
 _FROM_CLIENT = frozenset(
     {
+        "ChangeRow",
         "CheckLine",
         "CheckReport",
         "Client",

@@ -11,21 +11,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from kmirror.beside import beside
-from kmirror.calls import (
-    Properties,
-    Topics,
-    error_of,
-    given_properties,
-    idle_ms,
-    milliseconds,
-    readable,
-    required_selector,
-    result_of,
-    selector_of,
-)
 from kmirror.errors import (
     ExitCode,
     HistoriesDifferError,
@@ -38,13 +27,30 @@ from kmirror.errors import (
     UnreachableError,
     UsageError,
 )
+from kmirror.library_values import (
+    Properties,
+    Topics,
+    done_of,
+    error_of,
+    idle_ms_of,
+    milliseconds,
+    properties_of,
+    readable,
+    required,
+    selector,
+)
 from kmirror.ops.add.add import add
 from kmirror.ops.base.bulk import SparkChoice
+from kmirror.ops.base.change_rows import ChangeRow
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import ErrorInfo, StopTotals, VerbResult
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import CheckLine, CheckReport
+from kmirror.ops.declare.apply import ApplyRequest, apply
+from kmirror.ops.declare.export import export
+from kmirror.ops.declare.mirrors_file import read_mirrors_file
+from kmirror.ops.declare.state_difference import Prune
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest, Strategy
 from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
@@ -70,6 +76,7 @@ from kmirror.status.partition_row import PartitionRow
 
 #: Also exported by `kmirror` itself; as stable as the command line.
 __all__ = [
+    "ChangeRow",
     "CheckLine",
     "CheckReport",
     "Client",
@@ -121,7 +128,7 @@ class Client:
         expect_cluster_id: str | None = None,
     ) -> None:
         """Store how to reach the destination: `command_config` may include `bootstrap.servers`. Connects to nothing."""
-        properties = given_properties(command_config or {})
+        properties = properties_of(command_config or {})
         if bootstrap_server is not None:
             properties["bootstrap.servers"] = bootstrap_server
         if not properties.get("bootstrap.servers", "").strip():
@@ -149,8 +156,8 @@ class Client:
         `sample` and `wave_time` are seconds, `bandwidth` bytes per second. Only a `trial` of so many bytes changes
         something: what it makes at the destination is removed again.
         """
-        selected = selector_of(topics, "topics")
-        properties = {**given_properties(mirror_config), **(config or {})}
+        selected = selector(topics, "topics")
+        properties = {**properties_of(mirror_config), **(config or {})}
         asked = (selected.patterns if selected is not None else (), milliseconds(sample), wave_bytes)
         wave_ms = None if wave_time is None else milliseconds(wave_time)
         with self._destination() as destination:
@@ -176,7 +183,7 @@ class Client:
         report = check(
             self._properties,
             mirror=mirror,
-            properties=None if mirror_config is None else {**given_properties(mirror_config), **(config or {})},
+            properties=None if mirror_config is None else {**properties_of(mirror_config), **(config or {})},
             expect_cluster_id=self._expect_cluster_id,
             probe=probe,
         )
@@ -198,11 +205,11 @@ class Client:
     ) -> VerbResult:
         """Create a mirror: store its source, filters and settings."""
         with self._destination() as destination:
-            return result_of(
+            return done_of(
                 create(
                     destination,
                     mirror,
-                    given_properties(mirror_config),
+                    properties_of(mirror_config),
                     config,
                     if_not_exists=if_not_exists,
                     dry_run=dry_run,
@@ -224,10 +231,10 @@ class Client:
         dry_run: bool = False,
     ) -> VerbResult:
         """Add source topics to a mirror; `start_from` is earliest, latest or timestamp:T."""
-        selected, left_out = required_selector(topics, "topics"), selector_of(exclude, "exclude")
+        selected, left_out = required(topics, "topics"), selector(exclude, "exclude")
         start = None if start_from is None else parse_start_from("start_from", start_from)
         with self._destination() as destination:
-            return result_of(
+            return done_of(
                 add(
                     destination,
                     mirror,
@@ -241,6 +248,28 @@ class Client:
                     dry_run=dry_run,
                 )
             )
+
+    def apply(
+        self,
+        file: str | os.PathLike[str],
+        *,
+        prune: bool = False,
+        prune_topics: Sequence[str] = (),
+        prune_mirrors: Sequence[str] = (),
+        master: str = _LOCAL,
+        spark_conf: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> VerbResult:
+        """Make the mirrors those of a file; `prune_topics` and `prune_mirrors` name what is not in it and ends."""
+        named = Prune(prune, frozenset(prune_topics), frozenset(prune_mirrors))
+        request = ApplyRequest(read_mirrors_file(Path(file)), named, SparkChoice(master, spark_conf or {}))
+        with self._destination() as destination:
+            return done_of(apply(destination, request, dry_run=dry_run))
+
+    def export(self, mirrors: Sequence[str] = ()) -> str:
+        """Return the file for `apply` of these mirrors, by default of all."""
+        with self._destination() as destination:
+            return export(destination, mirrors)
 
     def list(self) -> tuple[MirrorRow, ...]:
         """Return the mirrors of the destination."""
@@ -256,7 +285,7 @@ class Client:
         Works with the source down and without an engine. Raises PartlyDoneError, with the rows in `result`, if a newer
         kmirror stored something that this one cannot read.
         """
-        selected = selector_of(topics, "topics")
+        selected = selector(topics, "topics")
         with self._destination() as destination:
             rows = describe(destination, mirror, selected, failed=failed)
             return readable(rows, unreadable_notes(destination, mirror))
@@ -264,27 +293,21 @@ class Client:
     def wait(
         self,
         mirror: str,
-        condition: Literal["caught-up", "stopped", "healthy", "drained", "objective"],
+        condition: Literal["caught-up", "stopped", "healthy", "drained"],
         timeout: float,
         topics: Topics | None = None,
         *,
         groups: Topics | None = None,
     ) -> VerbResult:
-        """Wait until topics are caught up, stopped, healthy, within their objectives, or drained by `groups`.
+        """Wait until topics are caught up, stopped, healthy, or drained by `groups` (default: all synced groups).
 
         Raises immediately if waiting cannot help.
         """
         if condition not in list(Condition):
             raise UsageError(f"{condition!r} is not a condition to wait for", f"give one of {', '.join(Condition)}")
-        selected, readers, timeout_ms = (
-            selector_of(topics, "topics"),
-            selector_of(groups, "groups"),
-            milliseconds(timeout),
-        )
+        selected, readers, timeout_ms = selector(topics, "topics"), selector(groups, "groups"), milliseconds(timeout)
         with self._destination() as destination:
-            return result_of(
-                wait(destination, mirror, Condition(condition), timeout_ms, topics=selected, groups=readers)
-            )
+            return done_of(wait(destination, mirror, Condition(condition), timeout_ms, topics=selected, groups=readers))
 
     def verify(
         self,
@@ -296,7 +319,7 @@ class Client:
         spark_conf: Mapping[str, str] | None = None,
     ) -> VerifyOutcome:
         """Compare source and destination record by record, or `sample` random ranges of each partition."""
-        request = VerifyRequest(mirror, selector_of(topics, "topics"), sample, SparkChoice(master, spark_conf or {}))
+        request = VerifyRequest(mirror, selector(topics, "topics"), sample, SparkChoice(master, spark_conf or {}))
         with self._destination() as destination:
             outcome = verify(destination, request)
         if outcome.error is not None:
@@ -329,10 +352,10 @@ class Client:
         """
         request = PromoteRequest(
             mirror,
-            selector_of(topics, "topics"),
-            selector_of(exclude, "exclude"),
+            selector(topics, "topics"),
+            selector(exclude, "exclude"),
             None if timeout is None else milliseconds(timeout),
-            idle_ms(idle, allow_producers=allow_producers, block_producers=block_producers),
+            idle_ms_of(idle, allow_producers=allow_producers, block_producers=block_producers),
             verify,
             master,
             together,
@@ -340,10 +363,10 @@ class Client:
         )
         with self._destination() as destination:
             if batch is None:
-                return result_of(promote(destination, request, stopping=stop, dry_run=dry_run).result)
+                return done_of(promote(destination, request, stopping=stop, dry_run=dry_run).result)
             pause_ms = milliseconds(pause)
             done = promote_in_batches(destination, request, batch, pause_ms, stopping=stop, dry_run=dry_run)
-            return result_of(done.result)
+            return done_of(done.result)
 
     def failover(
         self,
@@ -354,16 +377,16 @@ class Client:
         dry_run: bool = False,
     ) -> VerbResult:
         """Stop mirroring immediately and make the topics writable; needs neither the source nor an engine."""
-        selected = selector_of(topics, "topics")
+        selected = selector(topics, "topics")
         with self._destination() as destination:
             done = failover(destination, mirror, selected, fence_with_record=fence_with_record, dry_run=dry_run)
-            return result_of(done.result)
+            return done_of(done.result)
 
     def remove(self, mirror: str, topics: Topics, *, dry_run: bool = False) -> VerbResult:
         """Remove topics from a mirror and make them writable, whatever their lag."""
-        selected = required_selector(topics, "topics")
+        selected = required(topics, "topics")
         with self._destination() as destination:
-            return result_of(remove(destination, mirror, selected, dry_run=dry_run).result)
+            return done_of(remove(destination, mirror, selected, dry_run=dry_run).result)
 
     def failback(
         self,
@@ -389,15 +412,15 @@ class Client:
             raise UsageError("discard requires recreate or offline_plan", "give one of them with it")
         request = FailbackRequest(
             mirror,
-            given_properties(mirror_config),
-            selector_of(topics, "topics"),
+            properties_of(mirror_config),
+            selector(topics, "topics"),
             Strategy.RECREATE if recreate else None if offline_plan is None else Strategy.OFFLINE,
             None if offline_plan is None else os.fspath(offline_plan),
             discard,
             spark=SparkChoice(master, spark_conf or {}),
         )
         with self._destination() as destination:
-            return result_of(failback(destination, request, dry_run=dry_run).result)
+            return done_of(failback(destination, request, dry_run=dry_run).result)
 
     def switchover(
         self,
@@ -416,27 +439,27 @@ class Client:
         """Promote topics here, and make their source a mirror of this cluster, as `mirror_config` describes it."""
         request = SwitchoverRequest(
             mirror,
-            given_properties(mirror_config),
-            selector_of(topics, "topics"),
+            properties_of(mirror_config),
+            selector(topics, "topics"),
             None if timeout is None else milliseconds(timeout),
-            idle_ms(idle, allow_producers=allow_producers, block_producers=block_producers),
+            idle_ms_of(idle, allow_producers=allow_producers, block_producers=block_producers),
             master,
             block_producers=block_producers,
         )
         with self._destination() as destination:
-            return result_of(switchover(destination, request, stopping=stop, dry_run=dry_run).result)
+            return done_of(switchover(destination, request, stopping=stop, dry_run=dry_run).result)
 
     def pause(self, mirror: str, topics: Topics | None = None, *, dry_run: bool = False) -> VerbResult:
         """Stop copying topics, all of the mirror by default, until they are resumed; they stay read-only."""
-        selected = selector_of(topics, "topics")
+        selected = selector(topics, "topics")
         with self._destination() as destination:
-            return result_of(pause(destination, mirror, selected, dry_run=dry_run))
+            return done_of(pause(destination, mirror, selected, dry_run=dry_run))
 
     def resume(self, mirror: str, topics: Topics | None = None, *, dry_run: bool = False) -> VerbResult:
         """Copy paused topics again."""
-        selected = selector_of(topics, "topics")
+        selected = selector(topics, "topics")
         with self._destination() as destination:
-            return result_of(resume(destination, mirror, selected, dry_run=dry_run))
+            return done_of(resume(destination, mirror, selected, dry_run=dry_run))
 
     def recover(
         self,
@@ -452,9 +475,9 @@ class Client:
         """Retry FAILED partitions now; to accept what is lost by that is consent to it."""
         if trim and not accept_loss:
             raise UsageError("trim requires accept_loss", "give both or neither")
-        selected, consent = selector_of(topics, "topics"), Consent(accept_loss, trim, accept_reset, accept_divergence)
+        selected, consent = selector(topics, "topics"), Consent(accept_loss, trim, accept_reset, accept_divergence)
         with self._destination() as destination:
-            return result_of(recover(destination, mirror, selected, consent, dry_run=dry_run))
+            return done_of(recover(destination, mirror, selected, consent, dry_run=dry_run))
 
     def settings(self, mirror: str) -> tuple[SettingRow, ...]:
         """Return a mirror's settings and the connection properties of its source, as `kmirror config` shows them."""
@@ -466,12 +489,12 @@ class Client:
     ) -> VerbResult:
         """Change settings of a mirror, and reset those in `unset` to their defaults."""
         with self._destination() as destination:
-            return result_of(change_config(destination, mirror, changes, unset, dry_run=dry_run))
+            return done_of(change_config(destination, mirror, changes, unset, dry_run=dry_run))
 
     def delete(self, mirror: str, *, dry_run: bool = False) -> VerbResult:
         """Delete a mirror whose topics are all stopped; the topics stay."""
         with self._destination() as destination:
-            return result_of(delete(destination, mirror, dry_run=dry_run))
+            return done_of(delete(destination, mirror, dry_run=dry_run))
 
     def events(self, mirror: str | None = None, since: str | None = None) -> tuple[Event, ...]:
         """Return what was done and what happened, oldest first; `since` is a time or a duration, as in `--since`."""

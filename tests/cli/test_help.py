@@ -31,6 +31,8 @@ Set up:
   check          Check connections, broker versions, rights and settings.
   create         Create a mirror: store its source, filters and settings.
   add            Add source topics to a mirror.
+  apply          Make the mirrors those of a file: plan, review, apply.
+  export         Write the mirrors as a file for apply.
 
 Copy:
   run            Copy records until stopped or caught up.

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import kmirror
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import delete_topics
@@ -143,15 +144,20 @@ def test_a_file_becomes_mirrors_and_changes_with_them(site: Site) -> None:
         .replace("paused = true", f'paused-topics = ["copy.{b}"]')
         .replace(f'topics = ["{a}"', f'paused-topics = ["{a}"]\ntopics = ["{a}"')
     )
-    code, done = site.apply()
-    assert (code, done["error"]) == (0, None)
-    assert lines(done) == [
-        f"~ pause topic {a}",
-        "~ retry.timeout.ms: 60000 → 70000",
-        "~ client.id: second → changed",
-        "~ resume mirror second",
-        f"~ pause topic copy.{b}",
+    plan = [
+        f"first: ~ pause topic {a}",
+        "first: ~ retry.timeout.ms: 60000 → 70000",
+        "second: ~ client.id: second → changed",
+        "second: ~ resume mirror second",
+        f"second: ~ pause topic copy.{b}",
     ]
+    rehearsed = typed(site.pair.destination, "apply", "-f", str(site.file), "--dry-run")
+    assert (rehearsed.returncode, rehearsed.stderr) == (0, "dry run: nothing was changed\n")
+    table = [line.split(maxsplit=2) for line in rehearsed.stdout.splitlines()]
+    assert table[:6] == [["MIRROR", "RESULT", "CHANGE"], *([m, "OK", c] for m, c in (p.split(": ", 1) for p in plan))]
+    shown = typed(site.pair.destination, "apply", "-f", str(site.file))
+    assert (shown.returncode, shown.stderr.splitlines()) == (0, plan)
+    assert [line.split()[1] for line in shown.stdout.splitlines()[1:6]] == ["DONE"] * 5
     assert site.topics("first")[a] is DesiredState.PAUSED
     assert site.topics("second") == {f"copy.{b}": DesiredState.PAUSED}
     assert not site.mirrors()["second"].paused
@@ -182,6 +188,15 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(site: Site) -> None
     assert code == 0, done
     before = site.mirrors()
     exported = site.export()
+    other = site.file.with_name("other.toml")
+    written = typed(site.pair.destination, "export", "--mirror", "paused", "-f", str(other))
+    assert (written.returncode, written.stdout) == (0, f"wrote {other}\n")
+    assert "[mirrors.paused]" in other.read_text()
+    assert "with.dots" not in other.read_text()
+    assert typed(site.pair.destination, "export", "--mirror", "none").returncode == 3
+    client = kmirror.Client(site.pair.destination.bootstrap_servers)
+    assert client.export() == exported
+    assert client.apply(other).changes == ()
     site.file.write_text(exported, encoding="utf-8")
     for more in ((), ("--prune",)):
         code, done = site.apply(*more)

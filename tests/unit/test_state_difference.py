@@ -145,7 +145,7 @@ def declarations(draw: st.DrawFn, prefix: str | None = None) -> DeclaredMirror:
 #: What a file has to write so that it is read again: quotes, braces that look like variables, characters of all kinds.
 TEXTS = st.one_of(
     st.sampled_from(("x", "{{", "{{x}}", "{{{", "it's", 'say "x"', "a\\b", "'\"\\", "ü\n\t\x7f", "")),
-    st.text(st.characters(blacklist_categories=("Cs",)), max_size=6),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
 )
 
 

@@ -63,6 +63,7 @@ def apply_verb(
     spark_conf: dict[str, str],
 ) -> int:
     from kmirror.ops.base.bulk import SparkChoice
+    from kmirror.ops.base.topic_results import Outcome
     from kmirror.ops.declare.apply import ApplyRequest, apply
     from kmirror.ops.declare.mirrors_file import read_mirrors_file
     from kmirror.ops.declare.state_difference import Prune
@@ -76,8 +77,9 @@ def apply_verb(
     with call.destination() as destination, call.output.working() as watch:
         run = partial(apply, destination, request, watch=watch)
         if (names or prune_mirror) and not call.dry_run and not call.yes:
-            removed = [row for row in run(dry_run=True).changes or () if row.change.startswith("- ")]
-            for mirror in dict.fromkeys(row.mirror for row in removed if row.mirror):
+            rows = run(dry_run=True).changes or ()
+            removed = [row for row in rows if row.change.startswith("- ") and row.result is Outcome.DONE]
+            for mirror in dict.fromkeys(row.mirror for row in removed):
                 for line in direction(destination, mirror):
                     screen.note(line)
             for row in removed:

@@ -42,10 +42,11 @@ from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.settings.other_tools import PAUSED
+from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.workflow_records import WorkflowRecord
-from kmirror.words import counted
+from kmirror.words import counted, visible
 from kmirror.work import Watch, unwatched
 
 #: The lock and the record of all applies. It is also the lock of the claims of `add`, which is therefore shut out, too;
@@ -85,7 +86,7 @@ def apply(
     names = names_to_visit(request.declared, state, request.prune)
     plans = {name: walk.plan(name, state) for name in names}
     for line in (f"{name}: {line}" for name, plan in plans.items() for one in plan.changes for line in one.lines):
-        planned(line)
+        planned(visible(line))
     try:
         walk.carry_out(plans)
     finally:
@@ -153,7 +154,7 @@ class _Walk:
         """Carry out what is planned, or rehearse it."""
         acts = not self.dry_run and any(not isinstance(one, Refusal) for p in plans.values() for one in p.changes)
         if acts:
-            self.turn.begin(self.destination)
+            self._begin(one for plan in plans.values() for one in plan.changes)
         for name, plan in plans.items():
             if self.ended is not None:
                 self._leave(plan.changes, self.ended)
@@ -161,6 +162,12 @@ class _Walk:
                 self._under_lock(name, plan.changes)
             else:
                 self._mirror(plan.changes)
+
+    def _begin(self, changes: Iterable[PlannedChange]) -> None:
+        """Begin the turn; the first mirror of a destination says how kmirror's own topics are created."""
+        new = [stored_settings(one.settings) for one in changes if isinstance(one, CreateMirror)]
+        self.destination.store.ensure_topics(new[0].state_replication_factor if new else -1)
+        self.turn.begin(self.destination)
 
     def _under_lock(self, name: str, planned: Sequence[PlannedChange]) -> None:
         """Decide again from what is stored once this apply has the mirror's lock, and carry that out."""

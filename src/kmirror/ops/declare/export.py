@@ -119,5 +119,10 @@ def _string(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a basic TOML string; JSON's escapes are TOML's, but for DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """Return a basic TOML string, in which what a terminal would obey is an escape."""
+    return "".join(one if one.isprintable() else _escaped(one) for one in json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from kmirror.commands import on_mirror, on_topics
+from kmirror.commands import command_line, on_mirror, on_topics, option
 from kmirror.errors import UsageError
 from kmirror.ops.declare.declared import EXCLUDE, INCLUDE, Declared, DeclaredMirror, DeclaredTopics
 from kmirror.ops.declare.planned import (
@@ -295,7 +295,7 @@ def _removed(
             mirror.name,
             f"- remove topic {listed(rest)}",
             f"{listed(rest)}: not in the file, but removing makes a topic writable",
-            f"add --prune-topics {','.join(rest)} to remove it, or list it in the file",
+            f"add `{command_line(*option('--prune-topics', ','.join(rest)))}` to remove it, or list it in the file",
         )
     elif rest:
         found.notes.append(f"mirror {mirror.name}: not in the file, and mirrored as before: {listed(rest)}")
@@ -324,7 +324,7 @@ def _undeclared(name: str, state: State, prune: Prune, found: Difference) -> Non
                 f"- delete mirror {name}",
                 f"mirror {name}: not in the file, but it has topics"
                 + (", which become writable" if alive else ", and where they were stopped would be forgotten"),
-                f"add --prune-mirror {name} to delete it, or list it in the file",
+                f"add `{command_line(*option('--prune-mirror', name))}` to delete it, or list it in the file",
             )
         )
     else:

@@ -1,4 +1,4 @@
-"""What calls of the library are given, and how a command's exit code becomes an error."""
+"""What `kmirror.Client` is given and returns: arguments as the verbs take them, and results as errors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from kmirror.ops.base.results import ErrorInfo, VerbResult
 from kmirror.ops.stop.promote_request import IDLE_MS
 from kmirror.settings.patterns import TopicSelector
 
-R = TypeVar("R")
-
 #: Names and regular expressions as in `--topics`: one string, or a sequence of them.
 Topics = str | Sequence[str]
 #: Client properties, or the path of a Java properties file.
@@ -33,9 +31,10 @@ _ERRORS: dict[ExitCode, type[KmirrorError]] = {
     kind.exit_code: kind
     for kind in (UsageError, RefusedError, PartlyDoneError, TimedOutError, UnreachableError, HistoriesDifferError)
 }
+R = TypeVar("R")
 
 
-def result_of(result: VerbResult) -> VerbResult:
+def done_of(result: VerbResult) -> VerbResult:
     """Return a result with exit code 0; raise any other as an error."""
     if result.exit_code is ExitCode.OK:
         return result
@@ -43,14 +42,12 @@ def result_of(result: VerbResult) -> VerbResult:
 
 
 def error_of(why: ErrorInfo, result: object) -> KmirrorError:
-    """Return the error that the library raises; `result` is what was found and done until then."""
     error = _ERRORS.get(why.code, KmirrorError)(why.message, why.hint, why.reason)
     error.result = result
     return error
 
 
 def readable(rows: tuple[R, ...], unreadable: Sequence[str]) -> tuple[R, ...]:
-    """Return rows; raise PartlyDoneError if some records could not be read."""
     if not unreadable:
         return rows
     message = f"the result is incomplete: {unreadable[0]}"
@@ -58,25 +55,21 @@ def readable(rows: tuple[R, ...], unreadable: Sequence[str]) -> tuple[R, ...]:
     raise error_of(ErrorInfo(ExitCode.PARTLY_DONE, message, hint, Reason.STATE_UNREADABLE), rows)
 
 
-def given_properties(given: Properties) -> dict[str, str]:
-    """Return client properties. Raises UsageError if their file cannot be read."""
+def properties_of(given: Properties) -> dict[str, str]:
     return dict(given) if isinstance(given, Mapping) else read_properties(os.fspath(given))
 
 
-def required_selector(topics: Topics, name: str) -> TopicSelector:
-    """Return the selector of topics. Raises UsageError if there is none, or it is invalid."""
+def required(topics: Topics, name: str) -> TopicSelector:
     if not topics:
         raise UsageError(f"{name} is empty", "give names or regular expressions, or omit it for all topics")
     return TopicSelector.parse((topics,) if isinstance(topics, str) else topics, name)
 
 
-def selector_of(topics: Topics | None, name: str) -> TopicSelector | None:
-    """Return the selector of topics, None for all."""
-    return None if topics is None else required_selector(topics, name)
+def selector(topics: Topics | None, name: str) -> TopicSelector | None:
+    return None if topics is None else required(topics, name)
 
 
-def idle_ms(idle: float | None, *, allow_producers: bool, block_producers: bool) -> int | None:
-    """Return how long producers must have been idle; None if they need not be. Raises UsageError."""
+def idle_ms_of(idle: float | None, *, allow_producers: bool, block_producers: bool) -> int | None:
     if sum((idle is not None, allow_producers, block_producers)) > 1:
         raise UsageError("idle, allow_producers and block_producers exclude each other", "give one of them")
     if allow_producers:
@@ -85,5 +78,4 @@ def idle_ms(idle: float | None, *, allow_producers: bool, block_producers: bool)
 
 
 def milliseconds(seconds: float) -> int:
-    """Return seconds as milliseconds."""
     return round(seconds * 1000)
