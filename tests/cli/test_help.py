@@ -31,8 +31,8 @@ Set up:
   check          Check connections, broker versions, rights and settings.
   create         Create a mirror: store its source, filters and settings.
   add            Add source topics to a mirror.
-  apply          Make the mirrors those of a file: plan, review, apply.
-  export         Write the mirrors as a file for apply.
+  apply          Make the mirrors of the destination those of a file.
+  export         Write the mirrors of the destination as a file for apply.
 
 Copy:
   run            Copy records until stopped or caught up.
@@ -180,6 +180,7 @@ def test_every_verb_that_acts_takes_yes() -> None:
         "check",
         "plan",
         "completion",
+        "export",
         "help",
         "sandbox status",
     }
@@ -195,8 +196,8 @@ def test_every_verb_that_acts_takes_yes() -> None:
 
 def test_every_verb_takes_json_but_those_that_the_readme_names() -> None:
     without = {name for name, one in _commands() if "--json" not in {flag for o in one.params for flag in o.opts}}
-    assert without == {"demo", "help", "completion", "report", "top", "sandbox challenge", "sandbox produce"}
+    assert without == {"demo", "export", "help", "completion", "report", "top", "sandbox challenge", "sandbox produce"}
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "Every command except `demo`, `help`, `completion`, `report` and `top` takes `--json`" in " ".join(
+    assert "Every command except `demo`, `export`, `help`, `completion`, `report` and `top` takes `--json`" in " ".join(
         readme.split()
     )

@@ -82,7 +82,7 @@ def test_a_mirror_is_what_its_table_says(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_left_out_is_not_said(tmp_path: Path) -> None:
+def test_a_key_that_is_missing_decides_nothing(tmp_path: Path) -> None:
     assert read(tmp_path, MIRROR) == DeclaredMirror("m", {"bootstrap.servers": "a:9092"})
     assert read(tmp_path, MIRROR + "paused-topics = []").paused is False
 

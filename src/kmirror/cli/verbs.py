@@ -21,8 +21,8 @@ SECTIONS = {
         "check": (".commands.views", "Check connections, broker versions, rights and settings."),
         "create": (".commands.mirrors", "Create a mirror: store its source, filters and settings."),
         "add": (".commands.mirrors", "Add source topics to a mirror."),
-        "apply": (".commands.declare_commands", "Make the mirrors those of a file: plan, review, apply."),
-        "export": (".commands.declare_commands", "Write the mirrors as a file for apply."),
+        "apply": (".commands.declare_commands", "Make the mirrors of the destination those of a file."),
+        "export": (".commands.declare_commands", "Write the mirrors of the destination as a file for apply."),
     },
     "Copy": {
         "run": (".commands.copying", "Copy records until stopped or caught up."),

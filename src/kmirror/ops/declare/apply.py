@@ -35,13 +35,12 @@ from kmirror.ops.declare.planned import (
     ResumeTopics,
     StopTopics,
 )
-from kmirror.ops.declare.state_difference import Difference, Prune, difference, names_to_visit, unknown_names
+from kmirror.ops.declare.state_difference import MirrorDifference, Prune, difference, names_to_visit, unknown_names
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.stop.failover import failover, remove
-from kmirror.settings.other_tools import PAUSED
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.snapshot import Changes, State
@@ -143,14 +142,14 @@ class _Walk:
     #: Why no further mirror can be changed.
     ended: KmirrorError | None = None
 
-    def plan(self, name: str, state: State) -> Difference:
+    def plan(self, name: str, state: State) -> MirrorDifference:
         """Return the difference of a mirror; one that cannot be read is refused."""
         try:
             return difference(self.request.declared.mirror(name), name, state, self.request.prune)
         except RefusedError as error:
-            return Difference([Refusal(name, f"~ mirror {name}", error.message, error.hint, error.reason)])
+            return MirrorDifference([Refusal(name, f"~ mirror {name}", error.message, error.hint, error.reason)])
 
-    def carry_out(self, plans: Mapping[str, Difference]) -> None:
+    def carry_out(self, plans: Mapping[str, MirrorDifference]) -> None:
         """Carry out what is planned, or rehearse it."""
         acts = not self.dry_run and any(not isinstance(one, Refusal) for p in plans.values() for one in p.changes)
         if acts:
@@ -228,8 +227,7 @@ class _Walk:
         destination, dry_run = self.destination, self.dry_run
         match one:
             case CreateMirror():
-                once = {PAUSED: "true"} if one.paused else {}
-                return create(destination, one.mirror, {**one.source, **one.settings, **once}, dry_run=dry_run)
+                return create(destination, one.mirror, one.properties, dry_run=dry_run)
             case ConfigChange():
                 return change_config(destination, one.mirror, one.changed, one.unset, dry_run=dry_run)
             case AddTopics():

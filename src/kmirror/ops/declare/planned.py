@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from kmirror.errors import Reason
 from kmirror.ops.base.change_rows import ChangeAction
+from kmirror.settings.other_tools import PAUSED
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.value_types import StartFrom
 from kmirror.state.record_kinds import Record
@@ -43,6 +44,11 @@ class CreateMirror:
         more = [f"with {', '.join(settings)}"] if settings else []
         more += ["paused"] if self.paused else []
         return (", ".join([f"+ create mirror {self.mirror} of {self.source.get('bootstrap.servers')}", *more]),)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Return what `create` is given."""
+        return {**self.source, **self.settings, **({PAUSED: "true"} if self.paused else {})}
 
     def after(self, state: State, topics: Collection[str]) -> Changes:
         return Changes((MirrorRecord(self.mirror, self.source, self.settings, None, "", 0, paused=self.paused),))

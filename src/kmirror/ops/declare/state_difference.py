@@ -46,7 +46,7 @@ class Prune:
 
 
 @dataclass(slots=True)
-class Difference:
+class MirrorDifference:
     """The changes of one mirror, and what is in the state, not in the file, and left as it is."""
 
     changes: list[PlannedChange] = field(default_factory=list)
@@ -81,7 +81,7 @@ def unknown_names(state: State, prune: Prune) -> Iterator[Refusal]:
         yield Refusal("", f"- remove topic {name}", message, "`kmirror describe` lists the mirror topics")
 
 
-def difference(declared: DeclaredMirror | None, name: str, state: State, prune: Prune) -> Difference:
+def difference(declared: DeclaredMirror | None, name: str, state: State, prune: Prune) -> MirrorDifference:
     """Return what leads from the stored mirror of this name to the one in the file; `declared` None: it has none.
 
     Raises:
@@ -89,7 +89,7 @@ def difference(declared: DeclaredMirror | None, name: str, state: State, prune: 
     """
     if declared is not None or prune.all or name in prune.mirrors:
         state.require_readable(name)
-    found = Difference()
+    found = MirrorDifference()
     record = state.mirror(name)
     if declared is None:
         _undeclared(name, state, prune, found)
@@ -130,7 +130,7 @@ def _declares(mirror: DeclaredMirror) -> Callable[[TopicRecord], bool]:
     return declares
 
 
-def _changed(mirror: DeclaredMirror, record: MirrorRecord, state: State, prune: Prune, found: Difference) -> None:
+def _changed(mirror: DeclaredMirror, record: MirrorRecord, state: State, prune: Prune, found: MirrorDifference) -> None:
     topics = state.topics(mirror.name)
     settings = stored_settings(record.settings)
     refusals = _refused(mirror, record, settings, topics)
@@ -155,7 +155,7 @@ def _refused(
         if not row.changeable and row.kind.read(key, text) != before:
             yield Refusal(
                 mirror.name,
-                f"~ {key}: {row.kind.write(before) or 'empty'} → {text or 'empty'}",
+                f"~ {key}: {_text_of(settings, key) or 'empty'} → {text or 'empty'}",
                 f"{key} cannot be changed once the mirror exists",
                 "create a new mirror with that setting, or restore its value in the file",
             )
@@ -186,10 +186,9 @@ def _config(
     settings: Settings,
     topics: Iterable[TopicRecord],
     prune: Prune,
-    found: Difference,
+    found: MirrorDifference,
 ) -> ConfigChange:
     changed = {key: text for key, text in mirror.source.items() if record.source.get(key) != text}
-    before = dict(record.source) | {row.key: row.kind.write(getattr(settings, row.attribute)) for row in SETTINGS}
     for key, text in mirror.settings.items():
         row = setting_of(key)
         if row.changeable and row.kind.read(key, text) != getattr(settings, row.attribute):
@@ -211,9 +210,16 @@ def _config(
             unset.append(key)
     if not prune.all and (left := [*extra_filters, *extra]):
         found.notes.append(f"mirror {mirror.name}: not in the file, and left as it is: {listed(left)}")
-    return ConfigChange(
-        mirror.name, changed, tuple(unset), before, connection=frozenset({*mirror.source, *record.source})
-    )
+    connection = frozenset({*mirror.source, *record.source})
+    before = {
+        key: record.source.get(key, "") if key in connection else _text_of(settings, key) for key in (*changed, *unset)
+    }
+    return ConfigChange(mirror.name, changed, tuple(unset), before, connection)
+
+
+def _text_of(settings: Settings, key: str) -> str:
+    row = setting_of(key)
+    return row.kind.write(getattr(settings, row.attribute))
 
 
 def _filters(
@@ -254,7 +260,7 @@ def _adding(mirror: str, group: DeclaredTopics, patterns: tuple[str, ...], prefi
 
 
 def _copying(
-    mirror: DeclaredMirror, record: MirrorRecord, topics: Iterable[TopicRecord], found: Difference
+    mirror: DeclaredMirror, record: MirrorRecord, topics: Iterable[TopicRecord], found: MirrorDifference
 ) -> tuple[list[PlannedChange], list[PlannedChange]]:
     """Return what is paused before anything else is done, and what is paused or resumed afterwards."""
     if mirror.paused is None:
@@ -282,7 +288,7 @@ def _copying(
 
 
 def _removed(
-    mirror: DeclaredMirror, topics: Iterable[TopicRecord], prune: Prune, found: Difference
+    mirror: DeclaredMirror, topics: Iterable[TopicRecord], prune: Prune, found: MirrorDifference
 ) -> Iterator[PlannedChange]:
     declares = _declares(mirror)
     left = [one.topic for one in topics if not _is_over(one) and not declares(one)]
@@ -305,7 +311,7 @@ def _is_over(topic: TopicRecord) -> bool:
     return topic.desired is DesiredState.STOPPED and topic.pending_operation is None
 
 
-def _undeclared(name: str, state: State, prune: Prune, found: Difference) -> None:
+def _undeclared(name: str, state: State, prune: Prune, found: MirrorDifference) -> None:
     """Find what is done with a mirror that is stored, or named, and not in the file."""
     topics = state.topics(name)
     alive = [one.topic for one in topics if not _is_over(one)]
