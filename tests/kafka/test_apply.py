@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import kmirror
+from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import delete_topics
@@ -22,7 +23,7 @@ from kmirror.ops.base.results import VerbResult
 from kmirror.ops.declare.apply import ApplyRequest, apply
 from kmirror.ops.declare.mirrors_file import read_mirrors_file
 from kmirror.settings.parsing import stored_settings
-from kmirror.state.records import DesiredState, MirrorRecord
+from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.state.waiting import Deadline
@@ -30,7 +31,8 @@ from kmirror.state.writer import StateWriter
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import command, run_to_its_end, typed
-from tests.support.mirrors import make_topic, properties_of
+from tests.support.mirrors import make_topic, produce, properties_of, settings_of
+from tests.support.screens import terminal, written
 
 
 @dataclass(slots=True)
@@ -61,13 +63,13 @@ class Site:
         return done.stdout
 
     def mirrors(self) -> dict[str, MirrorRecord]:
-        return {record.name: record for record in self._state().mirrors}
+        return {record.name: record for record in self.state().mirrors}
 
     def topics(self, mirror: str) -> dict[str, DesiredState]:
         """Return the desired states of a mirror's topics that are completely added."""
-        return {one.topic: one.desired for one in self._state().topics(mirror) if one.pending_operation is None}
+        return {one.topic: one.desired for one in self.state().topics(mirror) if one.pending_operation is None}
 
-    def _state(self) -> State:
+    def state(self) -> State:
         with Destination.open(properties_of(self.pair.destination)) as destination:
             return destination.state()
 
@@ -267,6 +269,71 @@ def test_what_is_not_in_the_file_stays_unless_it_is_pruned(site: Site) -> None:
     assert site.apply("--prune-topics", a, "--yes")[0] == 2
 
 
+def test_topics_are_added_with_their_options(site: Site) -> None:
+    clicks, there, later, kept = unique_topic("clicks"), unique_topic("there"), unique_topic("later"), unique_topic("k")
+    for topic in (clicks, there, kept):
+        make_topic(site.pair.source, topic)
+        produce(site.pair.source, topic, ["one", "two", "three"])
+    make_topic(site.pair.destination, there)
+    site.write(
+        f"""
+        [mirrors.m]
+        source = {{ "bootstrap.servers" = "SERVERS" }}
+        settings = {{ "start.from" = "earliest" }}
+        [[mirrors.m.add]]
+        topics = ["{clicks}"]
+        start-from = "latest"
+        [[mirrors.m.add]]
+        topics = ["{there}"]
+        adopt = true
+        [[mirrors.m.add]]
+        topics = ["{later}"]
+        allow-missing = true
+        [[mirrors.m.add]]
+        topics = ["{kept}"]
+        config = {{ "retention.ms" = 3600000 }}
+        """
+    )
+    code, done = site.apply()
+    assert (code, done["error"]) == (0, None)
+    assert f"+ add topic {clicks}, from latest" in lines(done)
+    state = site.state()
+    partition = state.partition("m", clicks, 0)
+    adopted = state.topic("m", there)
+    assert partition is not None
+    assert adopted is not None
+    assert (partition.first_offset, adopted.origin) == (3, TopicOrigin.ADOPTED)
+    assert site.mirrors()["m"].settings["topics.include"] == later
+    assert settings_of(site.pair.destination, kept)["retention.ms"] == "3600000"
+    assert site.apply()[1]["changes"] == []
+
+    site.write('[mirrors.m]\ntopics = ["none"]\nsource = { "bootstrap.servers" = "SERVERS" }')
+    code, refused = site.apply()
+    assert (code, lines(refused)) == (3, ["+ add topic none"])
+    assert refused["error"]["message"] == "the source has no topic none"
+
+
+def test_what_ends_mirroring_is_asked_about_on_a_terminal(site: Site) -> None:
+    (a,) = new_topics(site.pair.source, "a")
+    source = 'source = { "bootstrap.servers" = "SERVERS" }'
+    site.write(f'[mirrors.old]\ntopics = ["{a}"]\n{source}\n[mirrors.kept]\n{source}')
+    assert site.apply()[0] == 0
+    site.write(f"[mirrors.kept]\n{source}")
+    words = ["apply", "-f", str(site.file), "--prune-mirror", "old"]
+    words += ["--bootstrap-server", site.pair.destination.bootstrap_servers]
+    for answer, code in (("n\n", 3), ("y\n", 0)):
+        screen = terminal(answer)
+        assert main(words, screen) == code
+        asked = written(screen)[1]
+        assert (
+            "old: - fail over mirror old: its topics become writable\nold: - delete mirror old\nRemove these?" in asked
+        )
+        assert site.pair.source.cluster_id in asked
+    assert list(site.mirrors()) == ["kept"]
+    # done before: nothing is asked
+    assert main(words, terminal()) == 0
+
+
 #: Four records: that it begins, then three changes.
 ONE = """
 [mirrors.m1]
@@ -299,6 +366,41 @@ def test_of_two_at_once_the_later_one_decides(
     site.write(OTHER)
     first = tmp_path / "first.toml"
     first.write_text(ONE.replace("SERVERS", site.servers), "utf-8")
+    done = held_meanwhile(site, first, monkeypatch, when, number)
+    last = first if (when, number) == ("before", 1) else site.file
+    if (when, number) in (("before", 1), ("after", 4)):
+        assert done.exit_code is ExitCode.OK
+    else:
+        assert done.error is not None
+        assert done.error.reason is Reason.FENCED
+        assert "another apply has begun" in str(done.results[-1].message)
+    # the order of the two explains what is stored
+    assert site.apply("--dry-run", file=last)[1]["changes"] == []
+
+
+@pytest.mark.parametrize(("when", "number"), [("before", 2), ("after", 2), ("after", 3)])
+def test_topics_that_are_being_added_are_paused_with_their_mirror(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, number: int
+) -> None:
+    """`add` claims its topics, as they are to be, under a lock of its own, and completes them later."""
+    (a,) = new_topics(site.pair.source, "a")
+    empty = '[mirrors.m]\nsource = { "bootstrap.servers" = "SERVERS" }\n'
+    site.write(empty)
+    assert site.apply()[0] == 0
+    site.write(f"{empty}paused = true")
+    first = tmp_path / "first.toml"
+    first.write_text(f'{empty}topics = ["{a}"]'.replace("SERVERS", site.servers), "utf-8")
+    done = held_meanwhile(site, first, monkeypatch, when, number)
+    assert (done.exit_code, done.error and done.error.reason) == (ExitCode.REFUSED, Reason.FENCED)
+    assert site.apply("--dry-run")[1]["changes"] == []
+    assert site.mirrors()["m"].paused
+    assert set(site.topics("m").values()) <= {DesiredState.PAUSED}
+    assert site.apply(file=first)[0] == 0
+    assert site.topics("m") == {a: DesiredState.PAUSED}
+
+
+def held_meanwhile(site: Site, first: Path, monkeypatch: pytest.MonkeyPatch, when: str, number: int) -> VerbResult:
+    """Apply a file, and that of the site while the first is held at one of its records; return how the first ended."""
     reached, released = threading.Event(), threading.Event()
     numbers, commit = itertools.count(1), StateWriter.commit
 
@@ -318,17 +420,7 @@ def test_of_two_at_once_the_later_one_decides(
         code, second = site.apply()
         assert code == 0, second
         released.set()
-        done = running.result(60)
-    whole = {("before", 1): first, ("after", 4): site.file}
-    last = whole.get((when, number), site.file)
-    if (when, number) in whole:
-        assert done.exit_code is ExitCode.OK
-    else:
-        assert done.error is not None
-        assert done.error.reason is Reason.FENCED
-        assert "another apply has begun" in str(done.results[-1].message)
-    # the order of the two explains what is stored
-    assert site.apply("--dry-run", file=last)[1]["changes"] == []
+        return running.result(60)
 
 
 def apply_file(site: Site, file: Path) -> VerbResult:
