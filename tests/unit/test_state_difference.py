@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,8 @@ from kmirror.state.snapshot import Changes, State
 from tests.support.hostile import AMOUNTS, explore
 
 SOURCE = {"bootstrap.servers": "a:9092"}
+#: As many worlds take a minute.
+MOST = 2_000
 #: The topics of the source.
 UNIVERSE = ("a", "b", "c", "d1", "d2", "e1")
 EVERYTHING = Prune(True, frozenset(f"p.{topic}" for topic in UNIVERSE) | frozenset(UNIVERSE), frozenset())
@@ -109,28 +110,35 @@ def applied(state: State, found: Iterable[PlannedChange]) -> State:
     return state
 
 
+#: What a file has to write so that it is read again: quotes, braces that look like variables, characters of all kinds.
+TEXTS = st.one_of(
+    st.sampled_from(("x", "{{", "{{x}}", "{{{", "it's", 'say "x"', "a\\b", "'\"\\", "ü\n\t\x7f", "")),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+)
+CHOSEN = st.lists(st.sampled_from(("a", "b", "c", "d1", r"d\d", "[de]1")), unique=True, max_size=4)
+EXCLUDED = st.lists(st.sampled_from(("c", "d2", "e.*", "x{1,3}")), unique=True, max_size=2)
+SOME_SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "retry.timeout.ms": st.sampled_from(("1", "300000")),
+        "copy.lanes": st.sampled_from(("auto", "4")),
+        "groups.exclude": st.sampled_from(("", r"a\.b,c")),
+        "follow.log.start": st.sampled_from(("true", "false")),
+    },
+)
+CLIENT = st.dictionaries(st.sampled_from(("client.id", "client.rack")), TEXTS, max_size=2)
+
+
 @st.composite
 def declarations(draw: st.DrawFn, prefix: str | None = None) -> DeclaredMirror:
     """Make what a file may say of a mirror."""
-    chosen = draw(st.lists(st.sampled_from(("a", "b", "c", "d1", r"d\d", "[de]1")), unique=True, max_size=4))
-    exclude = draw(st.lists(st.sampled_from(("c", "d2", "e.*", "x{1,3}")), unique=True, max_size=2))
+    chosen, exclude, settings = draw(CHOSEN), draw(EXCLUDED), dict(draw(SOME_SETTINGS))
     cut = draw(st.integers(0, len(chosen)))
     groups = tuple(DeclaredTopics(tuple(part)) for part in (chosen[:cut], chosen[cut:]) if part)
-    settings = draw(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "retry.timeout.ms": st.sampled_from(("1", "300000")),
-                "copy.lanes": st.sampled_from(("auto", "4")),
-                "groups.exclude": st.sampled_from(("", r"a\.b,c")),
-                "follow.log.start": st.sampled_from(("true", "false")),
-            },
-        )
-    )
     prefix = draw(st.sampled_from(("", "p."))) if prefix is None else prefix
     if prefix:
         settings["topic.prefix"] = prefix
-    source = {**SOURCE, **draw(st.dictionaries(st.sampled_from(("client.id", "client.rack")), TEXTS, max_size=2))}
+    source = {**SOURCE, **draw(CLIENT)}
     paused = draw(st.sampled_from((None, True, False)))
     named = [p for p in chosen if p in UNIVERSE and p not in exclude]
     others = draw(st.lists(st.sampled_from(named), unique=True)) if named and paused is not None else []
@@ -140,13 +148,6 @@ def declarations(draw: st.DrawFn, prefix: str | None = None) -> DeclaredMirror:
     return DeclaredMirror(
         "m", source, settings, groups, tuple(exclude), paused, frozenset(f"{prefix}{one}" for one in others)
     )
-
-
-#: What a file has to write so that it is read again: quotes, braces that look like variables, characters of all kinds.
-TEXTS = st.one_of(
-    st.sampled_from(("x", "{{", "{{x}}", "{{{", "it's", 'say "x"', "a\\b", "'\"\\", "ü\n\t\x7f", "")),
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
-)
 
 
 def operators_do(topics: tuple[str, ...] | None) -> list[PlannedChange]:
@@ -178,7 +179,7 @@ def test_the_changes_lead_to_what_the_file_says_and_the_second_time_there_are_no
         refused = [one for one in found if isinstance(one, Refusal)]
         assert changes(declared, after, prune) == refused
 
-    explore(amount, worlds(), check)
+    explore(min(amount, MOST), worlds(), check)
 
 
 def is_declared(declared: DeclaredMirror, name: str) -> bool:
@@ -227,21 +228,21 @@ def test_without_pruning_nothing_is_taken_away(amount: int) -> None:
         assert mirrored <= {one.topic for one in after.topics("m") if is_mirrored(one)}
         assert acting(changes(declared, after, Prune())) == []
 
-    explore(amount, worlds(), check)
+    explore(min(amount, MOST), worlds(), check)
 
 
 @AMOUNTS
-def test_what_is_exported_is_what_is_stored(amount: int) -> None:
+def test_what_is_exported_is_what_is_stored(amount: int, tmp_path: Path) -> None:
+    file = tmp_path / "mirrors.toml"
+
     def check(world: tuple[State, DeclaredMirror]) -> None:
         state, declared = world
         for stored in (state, applied(state, acting(changes(declared, state, Prune())))):
             text = file_of(stored, [one.name for one in stored.mirrors])
             if not stored.mirrors:
                 continue
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "mirrors.toml"
-                file.write_text(text, encoding="utf-8")
-                read = read_mirrors_file(file)
+            file.write_text(text, encoding="utf-8")
+            read = read_mirrors_file(file)
             # what is mirrored and excluded by its name can be written only as excluded
             exclude = stored_settings(stored.mirrors[0].settings).topics_exclude.patterns
             is_odd = any(is_mirrored(one) and one.source_topic in exclude for one in stored.topics("m"))
@@ -249,7 +250,7 @@ def test_what_is_exported_is_what_is_stored(amount: int) -> None:
             assert (found.changes, [] if is_odd else found.notes) == ([], []), text
             assert file_of(stored, ["m"]) == text
 
-    explore(amount, worlds(), check)
+    explore(min(amount, MOST), worlds(), check)
 
 
 # -- single cases ---------------------------------------------------------------------------------------------------

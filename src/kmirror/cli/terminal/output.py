@@ -116,6 +116,11 @@ class TableOutput:
             from kmirror.ops.base.change_rows import CHANGES
 
             self._table(planned(CHANGES) if result.dry_run else CHANGES, result.changes)
+            trouble = dict.fromkeys((row.message, row.hint) for row in result.changes if row.message)
+            for message, hint in trouble if len(trouble) > 1 else ():
+                self.screen.line(one_line(message))
+                for text in hint.split("\n") if hint else ():
+                    self.screen.line(f"  {one_line(text)}")
         about_topics = [row for row in result.results if row.topic is not None]
         if result.totals is not None:
             about_topics = self._stopped(result.totals, about_topics)

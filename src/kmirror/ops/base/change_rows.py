@@ -36,6 +36,7 @@ class ChangeRow:
     message: str | None = shown(
         TEXT.null_when("there is nothing to report"), "what is wrong, as a sentence", default=None
     )
+    hint: str | None = shown(TEXT.null_when("there is nothing to do"), "what to type, or to do", default=None)
 
 
 CHANGES: Table[ChangeRow] = Table(columns_of(ChangeRow), "MIRROR RESULT CHANGE")

@@ -294,7 +294,13 @@ class _Walk:
 def _row(one: PlannedChange, line: str, results: Sequence[TopicResult]) -> ChangeRow:
     """Return the row of a line with the worst of these results."""
     worst = min(results, key=lambda row: _ORDER.index(row.result))
-    message = None if worst.result in _GOOD else worst.message
+    trouble = (None, None) if worst.result in _GOOD else (worst.message, worst.hint)
     return ChangeRow(
-        mirror=one.mirror, action=one.action, change=line, result=worst.result, reason=worst.reason, message=message
+        mirror=one.mirror,
+        action=one.action,
+        change=line,
+        result=worst.result,
+        reason=worst.reason,
+        message=trouble[0],
+        hint=trouble[1],
     )
