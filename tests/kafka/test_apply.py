@@ -277,8 +277,8 @@ def test_what_is_not_in_the_file_stays_unless_it_is_pruned(site: Site) -> None:
 
 
 def test_topics_are_added_with_their_options(site: Site) -> None:
-    clicks, there, later, kept = unique_topic("clicks"), unique_topic("there"), unique_topic("later"), unique_topic("k")
-    for topic in (clicks, there, kept):
+    clicks, there, later, kept, last = (unique_topic(one) for one in ("clicks", "there", "later", "kept", "last"))
+    for topic in (clicks, there, kept, last):
         make_topic(site.pair.source, topic)
         produce(site.pair.source, topic, ["one", "two", "three"])
     make_topic(site.pair.destination, there)
@@ -313,6 +313,15 @@ def test_topics_are_added_with_their_options(site: Site) -> None:
     assert site.mirrors()["m"].settings["topics.include"] == later
     assert settings_of(site.pair.destination, kept)["retention.ms"] == "3600000"
     assert site.apply()[1]["changes"] == []
+
+    # what is refused for a topic stops nothing else
+    source = 'source = { "bootstrap.servers" = "SERVERS" }'
+    groups = "".join(f'[[mirrors.m.add]]\ntopics = ["{name}"]\n' for name in (there, "none", last))
+    site.write(f"[mirrors.m]\npaused = true\n{source}\n{groups}")
+    code, partly = site.apply()
+    assert code == 4
+    assert lines(partly, result="DONE") == ["~ pause mirror m", f"+ add topic {last}"]
+    assert lines(partly, result="REFUSED") == ["+ add topic none"]
 
     site.write('[mirrors.m]\ntopics = ["none"]\nsource = { "bootstrap.servers" = "SERVERS" }')
     code, refused = site.apply()

@@ -52,6 +52,7 @@ from kmirror.work import Watch, unwatched
 #: no mirror can have this name.
 _ALL, _APPLY = "*", "apply"
 _VERB = "apply"
+_NOT_ATTEMPTED = "not attempted: "
 _GOOD = (Outcome.DONE, Outcome.NOOP)
 #: From the worst to the best.
 _ORDER = (Outcome.FAILED, Outcome.REFUSED, Outcome.TIMED_OUT, *_GOOD)
@@ -156,7 +157,7 @@ class _Walk:
             self._begin(one for plan in plans.values() for one in plan.changes)
         for name, plan in plans.items():
             if self.ended is not None:
-                self._leave(plan.changes, self.ended)
+                self._leave(plan.changes, self.ended, _NOT_ATTEMPTED)
             elif acts and (plan.changes or self.request.declared.mirror(name) is not None):
                 self._under_lock(name, plan.changes)
             else:
@@ -193,14 +194,17 @@ class _Walk:
             self.destination.let_go(name)
 
     def _mirror(self, changes: Sequence[PlannedChange]) -> None:
-        """Carry out the changes of one mirror up to the first that fails as a whole."""
+        """Carry out the changes of one mirror up to the first that cannot be made at all."""
         for number, one in enumerate(changes):
             if (failed := self._do(one)) is not None:
-                self._leave(changes[number + 1 :], failed, "not attempted: ")
+                self._leave(changes[number + 1 :], failed, _NOT_ATTEMPTED)
                 return
 
     def _do(self, one: PlannedChange) -> KmirrorError | None:
-        """Carry out one change; return why nothing of it could be done."""
+        """Carry out one change; return why it could not be made at all.
+
+        A verb that fails for each of its topics has rows of them, and ends nothing.
+        """
         if isinstance(one, Refusal):
             self.refuse(one)
             return None
@@ -218,9 +222,7 @@ class _Walk:
             state = self.destination.state()
             topics = [row.topic for row in done.results if row.topic is not None and row.result is Outcome.DONE]
             self.destination.rehearse(state.after(one.after(state, topics)))
-        if done.error is None or any(row.result in _GOOD for row in done.results):
-            return None
-        return KmirrorError(done.error.message, done.error.hint, done.error.reason)
+        return None
 
     def _verb(self, one: PlannedChange) -> VerbResult:
         """Run the verb that does the same."""

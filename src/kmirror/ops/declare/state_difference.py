@@ -65,7 +65,7 @@ def names_to_visit(declared: Declared, state: State, prune: Prune) -> tuple[str,
     for mirror in declared.mirrors:
         declares = _declares(mirror)
         for topic in state.topics(mirror.name):
-            if topic.topic in prune.topics and declares(topic):
+            if topic.topic in prune.topics and declares(topic) and not _is_over(topic):
                 raise UsageError(
                     f"--prune-topics {topic.topic}: it is in {declared.path}", "remove it from the file first"
                 )
