@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tomli
+import yaml
 from jsonschema import Draft202012Validator
 
 from kmirror.errors import ExitCode, KmirrorError, RefusedError, UsageError
@@ -257,3 +258,14 @@ def test_editors_know_what_may_be_written(tmp_path: Path) -> None:
         assert list(validator.iter_errors(tomli.loads(MIRROR + wrong))), wrong
         with pytest.raises(KmirrorError):
             read(tmp_path, MIRROR + wrong)
+
+
+def test_the_example_in_the_docs_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gitops.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (found,) = read_mirrors_file(write(tmp_path, mirrors=example, common="")).mirrors
+    assert (found.name, found.patterns) == ("orders", ("orders", r"payments\..*", "clicks"))
+    assert found.source["bootstrap.servers"] == "kafka.eu.example.com:9093"
+    assert not list(Draft202012Validator(mirrors_schema()).iter_errors(tomli.loads(example)))
+    (workflow,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert set(yaml.safe_load(workflow)["jobs"]) == {"plan", "apply"}

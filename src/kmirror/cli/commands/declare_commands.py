@@ -10,7 +10,7 @@ import click
 
 from kmirror.cli.commands.direction import direction
 from kmirror.cli.commands.evidence_files import AtomicFile
-from kmirror.cli.name_cache import cache_names
+from kmirror.cli.name_cache import cache_names, cached_mirrors
 from kmirror.cli.options import (
     MASTER,
     SPARK_CONF,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ["--prune-mirror"],
         metavar="M",
         multiple=True,
+        shell_complete=cached_mirrors,
         help="A mirror that the file does not have: fail over its topics, and delete it. Repeatable.",
     ),
     MASTER,
