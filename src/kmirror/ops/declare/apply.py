@@ -4,6 +4,9 @@ The difference is computed from the stored state, mirror by mirror, and each cha
 the same; a change that fails ends those of its mirror, not the others. A dry run walks the same way: it rehearses each
 verb on the state that the changes before it would have led to.
 
+The file comes from a repository, and who may change it there need not be an operator of this host: what it names is
+judged by the host's policy before anything is resolved or connected to, as what a record names is.
+
 Two at once: before the first change an apply records itself (`_Turn`), then it reads each mirror under its lock. A verb
 begins only while that record is the last one, which is checked in the transaction that it writes first. So the changes
 of one apply precede all that a later one reads, and what is left of it is refused. Killed anywhere, it leaves what its
@@ -23,6 +26,7 @@ from kmirror.ops.base.change_rows import ChangeRow
 from kmirror.ops.base.context import Destination, actor, as_kmirror_error, change, now_ms
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.declare.declared import Declared
 from kmirror.ops.declare.planned import (
     AddTopics,
@@ -229,6 +233,7 @@ class _Walk:
         destination, dry_run = self.destination, self.dry_run
         match one:
             case CreateMirror():
+                require_usable_once_stored(one.source)
                 return create(destination, one.mirror, one.properties, dry_run=dry_run)
             case ConfigChange():
                 return change_config(destination, one.mirror, one.changed, one.unset, dry_run=dry_run)
