@@ -254,15 +254,15 @@ class Client:
         file: str | os.PathLike[str],
         *,
         prune: bool = False,
-        prune_topics: Sequence[str] = (),
+        prune_topics: Topics | None = None,
         prune_mirrors: Sequence[str] = (),
         master: str = _LOCAL,
         spark_conf: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> VerbResult:
         """Make the mirrors those of a file; `prune_topics` and `prune_mirrors` name what is not in it and ends."""
-        named = Prune(prune, frozenset(prune_topics), frozenset(prune_mirrors))
-        request = ApplyRequest(read_mirrors_file(Path(file)), named, SparkChoice(master, spark_conf or {}))
+        pruned = Prune.of(prune, selector(prune_topics, "prune_topics"), prune_mirrors)
+        request = ApplyRequest(read_mirrors_file(Path(file)), pruned, SparkChoice(master, spark_conf or {}))
         with self._destination() as destination:
             return done_of(apply(destination, request, dry_run=dry_run))
 

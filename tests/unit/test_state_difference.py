@@ -311,6 +311,12 @@ def test_what_is_named_to_be_pruned_must_not_be_in_the_file() -> None:
     ]
 
 
+def test_topics_to_prune_are_named() -> None:
+    assert Prune.of(True, TopicSelector(("a.b", "c")), ["m"]) == Prune(True, frozenset({"a.b", "c"}), frozenset({"m"}))
+    with pytest.raises(UsageError, match=r"a\.\* is not the name of a topic to prune"):
+        Prune.of(False, TopicSelector(("a.*",)), ())
+
+
 def test_a_mirror_that_is_not_in_the_file_is_deleted_only_if_nothing_is_lost_or_it_is_named() -> None:
     empty, stopped = State.of([record()]), State.of([record(), topic("a", DesiredState.STOPPED)])
     alive = State.of([record(), topic("a")])

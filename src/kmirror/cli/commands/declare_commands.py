@@ -20,7 +20,6 @@ from kmirror.cli.options import (
     topics_option,
     verb,
 )
-from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
     from kmirror.settings.patterns import TopicSelector
@@ -69,15 +68,12 @@ def apply_verb(
     from kmirror.ops.declare.mirrors_file import read_mirrors_file
     from kmirror.ops.declare.state_difference import Prune
 
-    if prune_topics is not None and prune_topics.expressions:
-        raise UsageError(f"--prune-topics: {prune_topics.expressions[0]} is not a name", "name each topic")
-    names = prune_topics.names if prune_topics is not None else ()
-    pruned = Prune(prune, frozenset(names), frozenset(prune_mirror))
+    pruned = Prune.of(prune, prune_topics, prune_mirror)
     request = ApplyRequest(read_mirrors_file(Path(file)), pruned, SparkChoice(master, spark_conf))
     screen = call.output.screen
     with call.destination() as destination, call.output.working() as watch:
         run = partial(apply, destination, request, watch=watch)
-        if (names or prune_mirror) and not call.dry_run and not call.yes:
+        if (pruned.topics or pruned.mirrors) and not call.dry_run and not call.yes:
             rows = run(dry_run=True).changes or ()
             removed = [row for row in rows if row.change.startswith("- ") and row.result is Outcome.DONE]
             for mirror in dict.fromkeys(row.mirror for row in removed):

@@ -18,7 +18,7 @@ from kmirror.settings.parsing import stored_settings, unknown_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import SETTINGS
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
-from kmirror.state.snapshot import State
+from kmirror.state.snapshot import State, unreadable_error
 from kmirror.words import visible
 
 _BARE_KEY = re.compile("[A-Za-z0-9_-]+")
@@ -38,7 +38,7 @@ def export(destination: Destination, mirrors: Iterable[str] = ()) -> str:
     state = destination.state()
     names = list(dict.fromkeys(mirrors))
     for unreadable in state.unreadable() if not names else ():
-        state.require_readable(str(unreadable.key[1]))
+        raise unreadable_error(unreadable)
     return file_of(state, names or [one.name for one in state.mirrors])
 
 

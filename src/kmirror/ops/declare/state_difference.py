@@ -44,6 +44,13 @@ class Prune:
     topics: frozenset[str] = frozenset()
     mirrors: frozenset[str] = frozenset()
 
+    @classmethod
+    def of(cls, everything: bool, topics: TopicSelector | None, mirrors: Iterable[str]) -> Prune:
+        """Return what is pruned. Raises UsageError: a topic is not given by its name."""
+        if topics is not None and topics.expressions:
+            raise UsageError(f"{topics.expressions[0]} is not the name of a topic to prune", "name each topic")
+        return cls(everything, frozenset(topics.names if topics is not None else ()), frozenset(mirrors))
+
 
 @dataclass(slots=True)
 class MirrorDifference:
