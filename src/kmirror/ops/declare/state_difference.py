@@ -178,7 +178,7 @@ def _refused(
         yield Refusal(
             mirror.name,
             f"+ add pattern {listed(new)}",
-            f"mirror {mirror.name} was failed over as a whole, and discovers no topics",
+            "failed over as a whole: it discovers no topics",
             f"remove {listed(new)} from the file, or `{on_mirror('failback', mirror.name)} …`",
         )
 
@@ -335,7 +335,7 @@ def _undeclared(name: str, state: State, prune: Prune, found: MirrorDifference) 
             Refusal(
                 name,
                 f"- delete mirror {name}",
-                f"mirror {name}: not in the file, but it has topics"
+                "not in the file, but it has topics"
                 + (", which become writable" if alive else ", and where they were stopped would be forgotten"),
                 f"add `{command_line(*option('--prune-mirror', name))}` to delete it, or list it in the file",
             )
