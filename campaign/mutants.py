@@ -27,6 +27,8 @@ _FORK = "ops/base/divergence.py"
 _READ = "cluster/protocol/read_up_to.py"
 _STRETCHES = "engine/histories/stretches.py"
 _POOL = "engine/driver/job_pool.py"
+_DIFFERENCE = "ops/declare/state_difference.py"
+_APPLY = "ops/declare/apply.py"
 
 _JUDGING = ("tests/unit/test_judge.py", "tests/unit/test_judge_histories.py")
 _COPYING = ("tests/unit/test_lane_partition.py", "tests/unit/test_lane_partition_histories.py")
@@ -1287,5 +1289,60 @@ MUTANTS = (
         "assignment.compared_end is None",
         "records that another client has written since would count as the source's",
         _JUDGING,
+    ),
+    # -- mirrors as a file --------------------------------------------------------------------------------------------
+    Mutant(
+        "mirror again what an operator has stopped, because a file lists it",
+        _DIFFERENCE,
+        "_added",
+        "is_mirrored(one) or one.desired is DesiredState.STOPPED",
+        "is_mirrored(one)",
+        "a merge after a failover would make topics read-only that applications write to",
+        ("tests/unit/test_state_difference.py",),
+    ),
+    Mutant(
+        "prune topics that are not named",
+        _DIFFERENCE,
+        "_removed",
+        "tuple(one for one in left if one in prune.topics)",
+        "tuple(one for one in left if prune.all or one in prune.topics)",
+        "a line that is missing in a file would end mirroring",
+        ("tests/unit/test_state_difference.py",),
+    ),
+    Mutant(
+        "forget where topics were stopped without being asked to",
+        _DIFFERENCE,
+        "_undeclared",
+        "prune.all and (not topics)",
+        "prune.all and (not alive)",
+        "a failback would no longer find the fork",
+        ("tests/unit/test_state_difference.py",),
+    ),
+    Mutant(
+        "begin a change after another apply has begun",
+        _APPLY,
+        "_Walk._do",
+        "None if self.dry_run else self.turn.require",
+        "None",
+        "two files would be mixed",
+        ("tests/kafka/test_apply.py",),
+    ),
+    Mutant(
+        "trust a mirror in which nothing is to be changed",
+        _APPLY,
+        "_Walk.carry_out",
+        "plan.changes or self.request.declared.mirror(name) is not None",
+        "plan.changes",
+        "a change of an earlier apply could still arrive",
+        ("tests/kafka/test_apply.py",),
+    ),
+    Mutant(
+        "follow what a file of mirrors refers to, whatever the host's policy",
+        _APPLY,
+        "_Walk._verb",
+        "require_usable_once_stored(one.source)",
+        "pass",
+        "a pull request could have the plan send secrets elsewhere",
+        ("tests/attacks/test_foreign_files.py",),
     ),
 )

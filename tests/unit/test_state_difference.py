@@ -312,6 +312,14 @@ def test_what_is_named_to_be_pruned_must_not_be_in_the_file() -> None:
 
 
 def test_topics_to_prune_are_named() -> None:
+    state = State.of([record(), topic("a"), topic("b"), topic("c")])
+    removed, refusal = changes(mirror("a"), state, Prune(True, frozenset({"c"})))
+    assert removed == StopTopics("m", ("c",))
+    assert isinstance(refusal, Refusal)
+    assert (refusal.message, refusal.hint) == (
+        "b: not in the file, but removing makes a topic writable",
+        "add `--prune-topics b` to remove it, or list it in the file",
+    )
     assert Prune.of(True, TopicSelector(("a.b", "c")), ["m"]) == Prune(True, frozenset({"a.b", "c"}), frozenset({"m"}))
     with pytest.raises(UsageError, match=r"a\.\* is not the name of a topic to prune"):
         Prune.of(False, TopicSelector(("a.*",)), ())
