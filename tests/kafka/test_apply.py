@@ -94,6 +94,7 @@ def new_topics(source: SandboxCluster, *prefixes: str) -> list[str]:
 
 
 TWO = """
+# why this is so is said in a comment
 [variables]
 retry = 60000
 
@@ -135,6 +136,11 @@ def test_a_file_becomes_mirrors_and_changes_with_them(site: Site) -> None:
     assert found["second"].paused
     assert site.topics("first") == {a: DesiredState.ACTIVE, f"{family}-1": DesiredState.ACTIVE}
     assert site.topics("second") == {f"copy.{b}": DesiredState.PAUSED}
+
+    # of the file itself nothing is stored
+    stored = repr(site.state().records)
+    assert "in a comment" not in stored
+    assert str(site.file) not in stored
 
     again = typed(site.pair.destination, "apply", "--file", str(site.file))
     assert (again.returncode, again.stderr) == (0, "")
