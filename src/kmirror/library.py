@@ -151,18 +151,11 @@ class Client:
         bandwidth: float | None = None,
         trial: int | None = None,
     ) -> dict[str, Any]:
-        """Plan a migration; return the document that `kmirror plan --json` prints.
-
-        `sample` and `wave_time` are seconds, `bandwidth` bytes per second. Only a `trial` of so many bytes changes
-        something: what it makes at the destination is removed again.
-        """
-        selected = selector(topics, "topics")
+        """Return the plan of a migration, as `kmirror plan --json` prints it; `trial` copies so many bytes for it."""
         properties = {**properties_of(mirror_config), **(config or {})}
-        asked = (selected.patterns if selected is not None else (), milliseconds(sample), wave_bytes)
-        wave_ms = None if wave_time is None else milliseconds(wave_time)
-        with self._destination() as destination:
-            found = beside("plan")(destination, properties, *asked, wave_ms, bandwidth, trial)
-        return dict(found)
+        asked = (selector(topics, "topics"), sample, wave_bytes, wave_time, bandwidth, trial)
+        with self._destination() as here:
+            return dict(beside("plan")(here, properties, *asked))
 
     def check(
         self,
@@ -293,13 +286,13 @@ class Client:
     def wait(
         self,
         mirror: str,
-        condition: Literal["caught-up", "stopped", "healthy", "drained"],
+        condition: Literal["caught-up", "stopped", "healthy", "drained", "objective"],
         timeout: float,
         topics: Topics | None = None,
         *,
         groups: Topics | None = None,
     ) -> VerbResult:
-        """Wait until topics are caught up, stopped, healthy, or drained by `groups` (default: all synced groups).
+        """Wait until topics are caught up, stopped, healthy, within their objectives, or drained by `groups`.
 
         Raises immediately if waiting cannot help.
         """

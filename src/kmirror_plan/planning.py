@@ -65,19 +65,22 @@ class PlanRequest:
 def plan_document(
     destination: Destination,
     mirror_config: Mapping[str, str],
-    topics: tuple[str, ...],
-    sample_ms: int,
+    topics: TopicSelector | None,
+    sample: float,
     wave_bytes: int | None,
-    wave_ms: int | None,
+    wave_time: float | None,
     rate: float | None,
     trial_bytes: int | None,
 ) -> dict[str, Any]:
-    """Return the document of a plan, for programs; raises as `plan`."""
+    """Return the document of a plan, for programs, which give times in seconds; raises as `plan`."""
     if rate is not None and trial_bytes is not None:
         raise UsageError("bandwidth and trial exclude each other", "give one of them")
-    if wave_ms is not None and rate is None and trial_bytes is None:
+    if wave_time is not None and rate is None and trial_bytes is None:
         raise UsageError("wave_time needs bandwidth or trial", "say how fast a copy is")
-    request = PlanRequest(mirror_config, topics, sample_ms, wave_bytes, wave_ms, CopyRates(rate), trial_bytes)
+    patterns = topics.patterns if topics is not None else ()
+    wave_ms = None if wave_time is None else round(1000 * wave_time)
+    rates = CopyRates(rate)
+    request = PlanRequest(mirror_config, patterns, round(1000 * sample), wave_bytes, wave_ms, rates, trial_bytes)
     return plan(destination, request, lambda _: None).to_json()
 
 

@@ -200,6 +200,7 @@ CHANGE = LaneChangeRecord(
             producer_id=1 << 62,
             first_offset=7,
             begun=True,
+            compared_end=12,
             recovery=Recovery(3, 5, 7),
             merges_batches=True,
             known_end=9,
@@ -337,12 +338,12 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         CHANGE,
         b'["change","m",0]',
         b'{"columns":["topic","partition","source_topic","source_topic_id","destination_topic_id","producer_id",'
-        b'"producer_epoch","first_offset","begun","recovery","follows_truncation","merges_batches","known_end","mismatch_offset",'
+        b'"producer_epoch","first_offset","begun","compared_end","recovery","follows_truncation","merges_batches","known_end","mismatch_offset",'
         b'"mismatch"],"generation":2,'
         b'"given_up":[["orders",1]],"lease_id":"L","predecessor_may_write":false,"revision":4,'
-        b'"taken":[["pay",0,"b.pay","c291cmNlLXRvcGljLWlkIQ","bWlycm9yLXRvcGljLWlkIQ",4611686018427387904,0,7,true,'
+        b'"taken":[["pay",0,"b.pay","c291cmNlLXRvcGljLWlkIQ","bWlycm9yLXRvcGljLWlkIQ",4611686018427387904,0,7,true,12,'
         b'{"lost_from":5,"lost_until":7,"number":3,"trims":false},false,true,9,8,"8 is at 9"],'
-        b'["pay",1,"b.pay",null,null,5,1,0,false,null,true,false,null,null,null]],"unsettled_lanes":[1,3],"v":1}',
+        b'["pay",1,"b.pay",null,null,5,1,0,false,null,null,true,false,null,null,null]],"unsettled_lanes":[1,3],"v":1}',
     ),
     (
         ENGINE,
