@@ -192,8 +192,12 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(site: Site) -> None
         source = {{ "bootstrap.servers" = "SERVERS" }}
         """.replace('"it\'s"', "'its.*'")
     )
+    code, tried = site.apply("--dry-run")
+    assert code == 0, tried
     code, done = site.apply()
     assert code == 0, done
+    assert lines(tried) == lines(done)
+    assert f"~ pause topic {b}" in lines(done)
     before = site.mirrors()
     exported = site.export()
     other = site.file.with_name("other.toml")
