@@ -225,6 +225,22 @@ def test_ctrl_c_before_changes_nothing_and_after_ends_as_usual(world: World, tmp
     assert {row.state for row in describe(world.trip.at_b, world.trip.mirror)} == {PartitionState.STOPPED}
 
 
+@pytest.mark.parametrize("world", ["promote", "switchover", "failback"], indirect=True)
+def test_ctrl_c_during_the_command_before_ends_any_of_the_verbs(world: World, tmp_path: Path) -> None:
+    pid, out = tmp_path / "pid", tmp_path / "out"
+    hanging = script(tmp_path / "hanging", f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 600")
+    seen = world.seen()
+    process = world.process(out, "--before", str(hanging), "--hook-timeout", "1h")
+    try:
+        wait_until(pid.exists)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130, out.read_text()
+    finally:
+        process.kill()
+    assert not is_running(int(pid.read_text()))
+    assert world.seen() == seen
+
+
 def test_programs_are_looked_for_before_anything_happens(world: World, tmp_path: Path) -> None:
     for option, text in (("--before", "no-such-program"), ("--after", str(tmp_path)), ("--before", "'")):
         done = typed("127.0.0.1:1", "failover", "--mirror", "m", "--yes", option, text)
