@@ -112,6 +112,7 @@ def test_events_tell_when_objectives_were_breached() -> None:
     first = event(1, "BREACHED", objectiveMs=5, cause="THROTTLE", message="limited")
     (breach,) = breaches_of([first])
     assert (breach.objective_ms, breach.cause, breach.message, breach.until_ms) == (5, "THROTTLE", "limited", None)
+    assert [one.lasted_ms for one in breaches_of([first, event(8, "MET")])] == [7]
     both = [first, event(2, "BREACHED", "u"), event(3, "MET"), event(4, "MET", "v"), event(5, "BREACHED")]
     assert spans(*both) == [("t", 1, 3), ("u", 2, None), ("t", 5, None)]
 

@@ -79,11 +79,13 @@ def test_what_is_unknown_stays_unknown(js: Script) -> None:
 
 def test_breached_objectives_are_listed_the_newest_first(js: Script) -> None:
     common = {"mirror": "m", "objectiveMs": 30_000, "cause": "THROTTLE", "message": "<limited>"}
-    over = {"topic": "t", "fromMs": NOW, "untilMs": NOW + 60_000, **common}
+    over = {"topic": "t", "fromMs": NOW, "untilMs": NOW + 60_000, "lastedMs": 60_000, **common}
     left = {"topic": "u", "fromMs": NOW + 1000, "untilMs": None, **common}
     text = StrictHtml(js("breachesSection", [over, left])).text()
-    assert text.startswith("Breached objectivesFROMUNTILTOPICOBJECTIVECAUSEWHY2026-01-02T03:06:01Znot met yetu30s")
-    assert text.endswith("2026-01-02T03:06:00Z2026-01-02T03:07:00Zt30sTHROTTLE<limited>")
+    assert text.startswith(
+        "Breached objectivesFROMUNTILLASTEDTOPICOBJECTIVECAUSEWHY2026-01-02T03:06:01Znot met yet-u30s"
+    )
+    assert text.endswith("2026-01-02T03:06:00Z2026-01-02T03:07:00Z1mt30sTHROTTLE<limited>")
     assert js("breachesSection", []) == js("breachesSection", None) == ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kmirror.columns import DURATION, TEXT, TIME, Table, columns_of, one_of, shown, table_row
+from kmirror.columns import DURATION, TEXT, TIME, Table, columns_of, one_of, showing, shown, table_row
 from kmirror.errors import Reason
 from kmirror.state.event_records import Event
 from kmirror.status.partition_row import PartitionRow
@@ -127,8 +127,14 @@ class Breach:
     cause: str = shown(one_of("cause", BreachCause), "what kept the topic from it", "CAUSE")
     message: str = shown(TEXT, "the cause as a sentence", "WHY")
 
+    @property
+    @showing(DURATION.null_when("untilMs is null"), "how long it lasted", "LASTED", after="until_ms")
+    def lasted_ms(self) -> int | None:
+        """How long it lasted; None if it has not ended."""
+        return None if self.until_ms is None else max(0, self.until_ms - self.from_ms)
 
-BREACHES: Table[Breach] = Table(columns_of(Breach), "FROM UNTIL TOPIC OBJECTIVE CAUSE WHY", none="no breaches")
+
+BREACHES: Table[Breach] = Table(columns_of(Breach), "FROM UNTIL LASTED TOPIC OBJECTIVE CAUSE WHY", none="no breaches")
 
 
 def breaches_of(events: Iterable[Event]) -> tuple[Breach, ...]:
