@@ -45,11 +45,13 @@ _OFF = (
     "emit.offset-syncs.enabled",
 )
 _MOST_TOPICS = 20
-_LOOK_S = 0.1
+_LOOK_S = 0.15
+#: A copy that is over sooner has not found its pace; the topics may have fewer bytes than that takes.
+_LEAST_S = 5.0
 #: How long nothing may be copied before the trial is given up, the engine's start included.
 _PATIENCE_S = 120.0
 #: A rate is of the time after so many of the bytes: before that an engine finds its pace.
-_WARM_SHARE = 0.2
+_WARM_SHARE = 0.5
 _FEWEST_LOOKS = 4
 
 
@@ -117,7 +119,7 @@ def _samples(topics: Sequence[TopicFacts], size: int) -> dict[str, list[TopicFac
 def rate_of(looks: Sequence[tuple[float, float]]) -> float | None:
     """Return bytes a second from looks at (seconds, bytes copied); None if they are too few.
 
-    The first fifth of the bytes does not count: an engine, connections and windows start then.
+    The first half of the bytes does not count: an engine, connections and windows start then.
     """
     if not looks:
         return None
@@ -141,7 +143,8 @@ def _copied(
     whole = sum(topic.size or 0 for topic in topics)
     partitions = [TopicPartition(f"{mirror}.{t.topic}", number) for t in topics for number in range(t.partitions)]
     looks: list[_Look] = []
-    target, began = min(wanted, 0.98 * whole), time.monotonic()
+    most, began = 0.98 * whole, time.monotonic()
+    target = min(wanted, most)
     while True:
         starts, ends = destination.client.look_up_offsets(partitions, [Lookup(EARLIEST), Lookup(LATEST, log_end=True)])
         copied = 0.0
@@ -152,7 +155,8 @@ def _copied(
         now = time.monotonic()
         if copied > (looks[-1].copied if looks else 0):
             looks.append(_Look(now, copied))
-        if copied >= target:
+        lasted = looks[-1].at - looks[0].at if looks else 0.0
+        if copied >= most or (copied >= target and lasted >= _LEAST_S):
             break
         if not engine.is_running:
             raise KmirrorError(f"the trial's engine ended: {engine.error_text()}")

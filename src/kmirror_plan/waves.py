@@ -21,8 +21,8 @@ from kmirror_plan.applications import Application
 from kmirror_plan.inventory import BYTES, BYTES_PER_SECOND, Shape, TopicFacts
 
 _SECONDS = Type("number", "seconds", minimum=0)
-#: From the command to the first byte copied.
-START_SECONDS = 10.0
+#: From `add` to the first byte copied, where an engine runs.
+START_SECONDS = 2.0
 #: Unless limits are given, waves are filled to this many bytes.
 USUAL_WAVE_BYTES = 100_000_000_000
 

@@ -82,7 +82,7 @@ def test_applications_and_hubs_of_an_estate_are_found_and_no_wave_splits_one(
     assert len(plan["waves"]) > 2
     for wave in plan["waves"]:
         assert (wave["exceeds"] is None) == (wave["bytes"] <= 25_000 or len(wave["applications"]) > 1)
-        assert wave["copySeconds"] == pytest.approx(10 + wave["bytes"] / 1e6, abs=0.1)
+        assert wave["copySeconds"] == pytest.approx(2 + wave["bytes"] / 1e6, abs=0.1)
     assert plan["unknown"] == []
     client = kmirror.Client(cluster_pair.destination.bootstrap_servers)
     again = client.plan(config, [f"{estate.prefix}.*"], sample=0, wave_bytes=25_000, bandwidth=1e6)
@@ -156,7 +156,7 @@ def test_the_report_shows_what_came_of_each_wave(
         (table,) = [one for one in json.loads(data)["tables"] if one["title"].startswith("Waves as planned")]
         return list(table["rows"])
 
-    assert [row[:4] for row in rows()] == [[1, 1, "10s", None], [2, 1, "10s", None]]
+    assert [row[:4] for row in rows()] == [[1, 1, "2s", None], [2, 1, "2s", None]]
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
         wait_until(lambda: all(row.initial_copy_ms for row in describe(destination, mirror)))
