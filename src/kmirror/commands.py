@@ -23,6 +23,15 @@ def command_line(*arguments: str) -> str:
     return " ".join(map(_quoted, arguments))
 
 
+def arguments_in(text: str) -> Arguments:
+    """Return the arguments of a command as a shell reads it, without expanding anything.
+
+    Raises:
+        ValueError: a quotation does not end.
+    """
+    return tuple(shlex.split(text))
+
+
 def option(flag: str, value: str) -> Arguments:
     """Return the arguments of an option; a value that looks like another option stays a value."""
     return (f"{flag}={value}",) if value.startswith("-") else (flag, value)

@@ -41,6 +41,7 @@ DESCRIBE_KEYS: dict[str, tuple[type, ...]] = {
     "lastMirroredOffset": (NUMBER, NULL),
     "lastMirroredEpoch": (NUMBER, NULL),
     "initialCopyComplete": (FLAG,),
+    "initialCopyAt": (NUMBER, NULL),
     "rebuiltAt": (NUMBER, NULL),
     "archive": (TEXT, NULL),
     "offsetsToArchive": (NUMBER, NULL),

@@ -73,9 +73,11 @@ def test_what_was_decided_and_seen_outlives_the_engine(
             state=MIRRORING,
             state_time_ms=found.state_time_ms,
             initial_copy_complete=True,
+            initial_copy_ms=found.initial_copy_ms,
             begun=True,
             aligned=True,
         )
+        assert found.initial_copy_ms is not None
         notes = [note for note in noted(run) if "starts at" in note]
         assert notes == [f"{topic}-0 starts at offset 5, as decided when the topic was added"]
     events = [(e.what, e.result, e.details) for e in destination.store.read_events(mirror)]

@@ -393,6 +393,9 @@ def test_list_shows_every_mirror_once(
         "maxTimeLagMs": None,
         "bytesPerSecond": None,
         "etaMs": None,
+        "objectivesWithin": 0,
+        "objectivesBreached": 0,
+        "objectivesUnknown": 0,
     }
     assert (rows[empty].topics, rows[empty].state, rows[empty].max_lag) == (0, None, None)
     assert [row.mirror for row in list_mirrors(destination)] == sorted(rows)

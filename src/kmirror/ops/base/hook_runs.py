@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kmirror.columns import COUNT, TEXT, Column, Type, columns_of, one_of, shown, table_row
+from kmirror.commands import arguments_in, command_line
 from kmirror.errors import UsageError
 from kmirror.settings.durations import format_duration
 from kmirror.words import one_line, visible_lines
@@ -50,7 +50,7 @@ class HookCommand:
     @property
     def text(self) -> str:
         """The command as a shell would take it."""
-        return shlex.join(self.arguments)
+        return command_line(*self.arguments)
 
     @property
     def flag(self) -> str:
@@ -91,7 +91,7 @@ def split_command(flag: str, text: str) -> tuple[str, ...]:
         UsageError: a quotation does not end, or there is nothing.
     """
     try:
-        arguments = tuple(shlex.split(text))
+        arguments = arguments_in(text)
     except ValueError as error:
         raise UsageError(f"{flag}: {text!r}: {str(error).lower()}", "quote each argument as in a shell") from None
     if not arguments or not arguments[0]:
