@@ -25,9 +25,12 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-#: glibc begins the memory of an arena at a multiple of 64 MB.
-starts = re.findall(r"^([0-9a-f]+)-\\S+ rw-p \\S+ 00:00 0 *$", Path("/proc/self/maps").read_text(), re.M)
-print(sum(int(start, 16) % (64 << 20) == 0 for start in starts))
+# glibc reserves 64 MB for an arena, at a multiple of that, and makes its beginning usable
+lines = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) (\\S+)", Path("/proc/self/maps").read_text(), re.M)
+maps = [(int(start, 16), int(end, 16), kind) for start, end, kind in lines]
+whole = 64 << 20
+pairs = zip(maps, maps[1:])
+print(sum(a[0] % whole == 0 and a[2] == "rw-p" and b[2] == "---p" and b[1] == a[0] + whole for a, b in pairs))
 """
 
 
