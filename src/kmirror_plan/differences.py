@@ -5,7 +5,7 @@ The older one is read from its document, so that plans of earlier versions can b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -97,10 +97,3 @@ def _sets(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         if names:
             parts.append(f"{key} {word} {listed(sorted(names), 5)}")
     return "; ".join(parts)
-
-
-def lacking_keys(document: object, keys: Sequence[str]) -> list[str]:
-    """Return the keys that a document read from a file should have and has not."""
-    if not isinstance(document, dict):
-        return list(keys)
-    return [key for key in keys if key not in document]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kmirror.cluster.protocol.group_offsets import GroupKind
@@ -14,6 +14,16 @@ from kmirror.words import byte_count, byte_rate
 #: Bytes as stored, compressed.
 BYTES = Type("integer", "bytes", minimum=0)
 BYTES_PER_SECOND = Type("number", "bytes per second", minimum=0)
+
+
+def shown_bytes(size: int | None) -> str | None:
+    """Return bytes as tables show them."""
+    return None if size is None else byte_count(size)
+
+
+def shown_byte_rate(rate: float | None) -> str | None:
+    """Return bytes per second as tables show them."""
+    return None if rate is None else byte_rate(rate)
 
 
 class Shape(StrEnum):
@@ -44,14 +54,14 @@ class TopicFacts:
         "bytes to copy: one replica as stored, remote storage included",
         "BYTES",
         key="bytes",
-        cell=lambda value: None if value is None else byte_count(value),
+        cell=shown_bytes,
     )
     rate: float | None = shown(
         BYTES_PER_SECOND.null_when("it could not be read twice"),
         "bytes written per second, as seen between two readings",
         "RATE",
         key="bytesPerSecond",
-        cell=lambda value: None if value is None else byte_rate(value),
+        cell=shown_byte_rate,
     )
     is_estimate: bool = shown(
         FLAG, "whether bytes are offsets times the mean size of sampled records", default=False, key="bytesAreEstimated"
@@ -169,10 +179,3 @@ def streams_group_of(transactional_id: str, groups: Iterable[str]) -> str | None
     """Return the Streams application that writes with a transactional id, if it is one."""
     found = _STREAMS_ID.fullmatch(transactional_id)
     return found[1] if found and found[1] in set(groups) else None
-
-
-def with_mean_size(topic: TopicFacts, sampled: Mapping[str, float]) -> TopicFacts:
-    """Return a topic whose bytes, if its brokers do not say them, are estimated from the mean bytes of an offset."""
-    if topic.size is not None or topic.offsets is None or topic.topic not in sampled:
-        return topic
-    return replace(topic, size=round(topic.offsets * sampled[topic.topic]), is_estimate=True)

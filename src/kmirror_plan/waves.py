@@ -16,19 +16,15 @@ from typing import Any
 
 from kmirror.columns import COUNT, FLAG, TEXT, Column, Type, list_of, shown, table_row
 from kmirror.settings.durations import format_duration
-from kmirror.words import byte_count, byte_rate
+from kmirror.words import byte_count
 from kmirror_plan.applications import Application
-from kmirror_plan.inventory import BYTES, BYTES_PER_SECOND, Shape, TopicFacts
+from kmirror_plan.inventory import BYTES, BYTES_PER_SECOND, Shape, TopicFacts, shown_byte_rate, shown_bytes
 
 _SECONDS = Type("number", "seconds", minimum=0)
 #: From `add` to the first byte copied, where an engine runs.
 START_SECONDS = 2.0
 #: Unless limits are given, waves are filled to this many bytes.
 USUAL_WAVE_BYTES = 100_000_000_000
-
-
-def _bytes(value: int | None) -> str | None:
-    return None if value is None else byte_count(value)
 
 
 def duration_text(seconds: float) -> str:
@@ -49,14 +45,14 @@ class Wave:
     topics: tuple[str, ...] = shown(list_of(TEXT), "their topics")
     partitions: int = shown(COUNT, "their partitions", "PARTITIONS")
     size: int | None = shown(
-        BYTES.null_when("the size of a topic is not known"), "bytes to copy", "BYTES", key="bytes", cell=_bytes
+        BYTES.null_when("the size of a topic is not known"), "bytes to copy", "BYTES", key="bytes", cell=shown_bytes
     )
     rate: float | None = shown(
         BYTES_PER_SECOND.null_when("the rate of a topic is not known"),
         "bytes written to the topics per second",
         "WRITTEN",
         key="bytesPerSecond",
-        cell=lambda value: None if value is None else byte_rate(value),
+        cell=shown_byte_rate,
     )
     copy_seconds: float | None = shown(
         _SECONDS.null_when("bytes, or the rate of a copy, are not known"),

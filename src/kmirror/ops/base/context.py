@@ -134,7 +134,8 @@ def cluster_id_of(client: ClusterClient, timeout: float = REACH_TIMEOUT_S) -> st
 def _asked(client: ClusterClient) -> tuple[str, bool]:
     """Return the id of a cluster, and whether it may have state of kmirror. Raises UnreachableError."""
     found = client.metadata([STATE_TOPIC], timeout=REACH_TIMEOUT_S)
-    return _id_in(found), found.topics[STATE_TOPIC].error_code != Code.UNKNOWN_TOPIC_OR_PARTITION
+    state = found.topics.get(STATE_TOPIC)  # an answer that says nothing of it is no proof that there is none
+    return _id_in(found), state is None or state.error_code != Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _id_in(found: ClusterMetadata) -> str:
