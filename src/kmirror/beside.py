@@ -2,7 +2,8 @@
 
 `kmirror_compat` speaks as other tools do: Kafka's `kafka-mirrors`, the files and topics of MirrorMaker 2, cluster
 links. `kmirror_sandbox` runs Kafka clusters on this machine, for trying, the demo and the tests; its commands are
-loaded by `kmirror.cli.verbs`. So is that of `kmirror_plan`, which plans migrations.
+loaded by `kmirror.cli.verbs`. So are those of `kmirror_plan`, which plans migrations, and of `kmirror_rehearse`, which
+rehearses failovers.
 """
 
 from __future__ import annotations

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
-from importlib.resources import files
+from collections.abc import Iterator, Sequence
 from math import sqrt
 
 from kmirror import __version__
-from kmirror.columns import R, Table
-from kmirror.words import at_time, byte_count, byte_rate, counted, visible
+from kmirror.web.plain_page import plain_page, section, sentences, table_of, text, text_table
+from kmirror.words import at_time, byte_count, byte_rate, counted
 from kmirror_plan.applications import Application
 from kmirror_plan.inventory import TopicFacts
 from kmirror_plan.migration_plan import (
@@ -26,50 +22,31 @@ from kmirror_plan.waves import Wave, duration_text
 
 #: The most rows of a table, and the most applications in the picture of a wave.
 _MOST_ROWS, _MOST_CIRCLES = 500, 60
+_FILE = "plan.json"
 #: Of the picture, in its own units.
 _WIDTH, _LEAST_RADIUS, _LARGEST_RADIUS, _GAP, _LEFT = 1000, 6.0, 44.0, 6.0, 90
 
 
 def plan_page(plan: MigrationPlan) -> str:
     """Return the page."""
-    style = files("kmirror.web").joinpath("style.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    title = f"Migration plan: {counted(len(plan.topics), 'topic')} in {counted(len(plan.waves), 'wave')}"
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return "".join(
+    return plain_page(
+        f"Migration plan: {counted(len(plan.topics), 'topic')} in {counted(len(plan.waves), 'wave')}",
+        "plan",
+        f"From cluster {plan.inventory.cluster_id} to {plan.room.cluster_id}. Read"
+        f" {at_time(plan.inventory.read_at_ms)}, rates over {plan.inventory.sample_ms / 1000:.0f} s."
+        f" Made with kmirror {__version__}.",
         (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            '<meta name="generator" content="kmirror plan">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n',
-            f"<title>{_text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n",
-            f"<h1>{_text(title)}</h1>\n",
-            f'<p class="soft">From cluster {_text(plan.inventory.cluster_id)} to {_text(plan.room.cluster_id)}. '
-            f"Read {at_time(plan.inventory.read_at_ms)}, rates over {plan.inventory.sample_ms / 1000:.0f} s. "
-            f"Made with kmirror {__version__}.</p>\n<main>\n",
-            *_summary(plan),
+            *section("Summary", sentences(summary(plan))),
             *_picture(plan),
-            *_section("Waves", _table(WAVES_SHOWN, plan.waves)),
-            *(_section("Used by many applications", _table(HUBS, plan.hubs)) if plan.hubs else ()),
-            *_section("What the destination needs", _table(NEEDS, plan.needs)),
-            *_section("Applications", _applications(plan)),
-            *(_section("Not known", _table(UNSEEN, plan.inventory.unseen)) if plan.inventory.unseen else ()),
-            *_section("Topics", _table(TOPICS_READ, sorted(plan.topics, key=lambda one: -(one.size or 0)))),
-            "</main>\n<footer><p>Times are UTC; - is not known. Sizes are of one replica as stored.</p></footer>\n",
-            "</body>\n</html>\n",
-        )
+            *section("Waves", table_of(WAVES_SHOWN, plan.waves, _FILE)),
+            *(section("Used by many applications", table_of(HUBS, plan.hubs, _FILE)) if plan.hubs else ()),
+            *section("What the destination needs", table_of(NEEDS, plan.needs, _FILE)),
+            *section("Applications", _applications(plan)),
+            *(section("Not known", table_of(UNSEEN, plan.inventory.unseen, _FILE)) if plan.inventory.unseen else ()),
+            *section("Topics", table_of(TOPICS_READ, sorted(plan.topics, key=lambda one: -(one.size or 0)), _FILE)),
+        ),
+        "Times are UTC; - is not known. Sizes are of one replica as stored.",
     )
-
-
-def _text(text: str) -> str:
-    return escape(visible(text))
-
-
-def _summary(plan: MigrationPlan) -> Iterator[str]:
-    yield "<section>\n<h2>Summary</h2>\n"
-    for level, sentence in summary(plan):
-        yield f"<p{f' class={level!r}' if level else ''}>{_text(sentence)}</p>\n"
-    yield "</section>\n"
 
 
 def summary(plan: MigrationPlan) -> Iterator[tuple[str, str]]:
@@ -108,36 +85,16 @@ def summary(plan: MigrationPlan) -> Iterator[tuple[str, str]]:
         yield "warn", f"{counted(len(plan.inventory.unseen), 'thing')} could not be read: the plan may lack something."
 
 
-def _section(title: str, body: Iterable[str]) -> Iterator[str]:
-    yield f"<section>\n<h2>{title}</h2>\n"
-    yield from body
-    yield "</section>\n"
-
-
-def _table(table: Table[R], rows: Sequence[R]) -> Iterator[str]:
-    columns = table.shown
-    heads = "".join(f"<th{_number(column.is_number)}>{escape(column.header)}</th>" for column in columns)
-    yield f'<div class="table"><table><thead><tr>{heads}</tr></thead><tbody>\n'
-    for cells in table.cells(rows[:_MOST_ROWS]):
-        shown = zip(cells, columns, strict=True)
-        yield f"<tr>{''.join(f'<td{_number(c.is_number)}>{escape(cell.text)}</td>' for cell, c in shown)}</tr>\n"
-    yield "</tbody></table></div>\n"
-    if len(rows) > _MOST_ROWS:
-        yield f'<p class="soft">Left out here: {len(rows) - _MOST_ROWS:,} rows; plan.json has them.</p>\n'
-
-
-def _number(is_number: bool) -> str:
-    return ' class="number"' if is_number else ""
-
-
 def _applications(plan: MigrationPlan) -> Iterator[str]:
     wave_of = {name: wave.number for wave in plan.waves for name in wave.applications}
-    yield '<div class="table"><table><thead><tr><th>APPLICATION</th><th>WAVE</th><th>TOPICS</th><th>GROUPS</th>'
-    yield "<th>PRODUCERS</th></tr></thead><tbody>\n"
-    for one in sorted(plan.applications, key=lambda found: (wave_of[found.name], found.name))[:_MOST_ROWS]:
-        cells = (one.name, str(wave_of[one.name]), _some(one.topics), _some(one.groups), _some(one.producers))
-        yield f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>\n"
-    yield "</tbody></table></div>\n"
+    found = sorted(plan.applications, key=lambda one: (wave_of[one.name], one.name))[:_MOST_ROWS]
+    return text_table(
+        ("APPLICATION", "WAVE", "TOPICS", "GROUPS", "PRODUCERS"),
+        [
+            (one.name, str(wave_of[one.name]), _some(one.topics), _some(one.groups), _some(one.producers))
+            for one in found
+        ],
+    )
 
 
 def _some(names: Sequence[str]) -> str:
@@ -179,7 +136,7 @@ def _row(
         told = f"{name}: {counted(len(found.topics), 'topic')}, {byte_count(sizes[name])}"
         kind = "bad" if wave.never_catches_up else "warn" if wave.exceeds else "ok"
         center = f'cx="{x + radius:.1f}" cy="{line + radius:.1f}"'
-        parts.append(f'<circle class="{kind}" {center} r="{radius:.1f}"><title>{_text(told)}</title></circle>\n')
+        parts.append(f'<circle class="{kind}" {center} r="{radius:.1f}"><title>{text(told)}</title></circle>\n')
         x, bottom = x + 2 * radius + _GAP, max(bottom, line + 2 * radius)
     more = f" +{len(names) - len(shown)}" if len(names) > len(shown) else ""
     label = f'<text x="8" y="{top + 14:.1f}" font-size="14" fill="currentColor">wave {wave.number}{more}</text>\n'

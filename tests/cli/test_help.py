@@ -56,6 +56,7 @@ Stop, fail over and fail back:
   failback       Make the old source a mirror of the new primary.
   truncate-logs  Truncate a stopped broker's logs as a failback plan says.
   switchover     Swap source and destination (planned).
+  rehearse       Rehearse a failover and the way back.
 
 Operate:
   recover        Retry FAILED partitions now.

@@ -33,6 +33,7 @@ from kmirror.web.answers import STATUS as SERVED
 from kmirror.web.recent import HISTORY
 from kmirror_plan.differences import CHANGES
 from kmirror_plan.migration_plan import MIGRATION_PLAN
+from kmirror_rehearse.rehearsal_evidence import REHEARSAL
 from kmirror_sandbox.registry import STATUS
 from tests.support.mirrors_schema import mirrors_schema
 
@@ -146,6 +147,7 @@ DOCUMENTS = {
             object_of(MIGRATION_PLAN),
         ),
         JsonDocument("plan-changes", "Printed by `plan --against DIR`", CHANGES.type),
+        JsonDocument("rehearsal", "Printed by `rehearse`; `rehearse --out DIR` also stores it", object_of(REHEARSAL)),
     )
 }
 #: What read-only commands print, by their first words; any other command prints `result`.
@@ -158,6 +160,7 @@ _PRINTED = {
     ("config",): "config",
     ("check",): "check",
     ("plan",): "migration-plan",
+    ("rehearse",): "rehearsal",
     ("plan", "--against"): "plan-changes",
     ("verify",): "verify",
     ("verify", "--explain"): "verify-plan",

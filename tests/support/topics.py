@@ -13,7 +13,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.librdkafka import librdkafka
 from tests.support.waiting import wait_until
 
 
@@ -32,7 +34,7 @@ def set_topic(cluster: SandboxCluster, topic: str, settings: Mapping[str, str | 
         )
         for key, value in settings.items()
     ]
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin = AdminClient(librdkafka(client_config(cluster.client_properties())))
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     admin.incremental_alter_configs([resource])[resource].result(30)
     asked = ConfigResource(ResourceType.TOPIC, topic)

@@ -188,8 +188,9 @@ def test_every_alert_leads_to_a_section() -> None:
     assert [url for url in urls if not leads(ROOT / url.partition("#")[0], url.partition("#")[2], ROOT)] == []
 
 
-def test_the_unit_names_a_page_where_the_wheel_installs_it() -> None:
-    unit = (ROOT / "deploy/systemd/kmirror@.service").read_text()
+@pytest.mark.parametrize("name", ["kmirror@.service", "kmirror-rehearse@.service"])
+def test_a_unit_names_a_page_where_the_wheel_installs_it(name: str) -> None:
+    unit = (ROOT / "deploy/systemd" / name).read_text()
     (page,) = re.findall(r"^Documentation=file:/opt/kmirror/share/doc/kmirror/(\S+)$", unit, re.MULTILINE)
     assert (DOCS / page).is_file()
 

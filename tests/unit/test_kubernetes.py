@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from kmirror.cli.commands.copying import run_verb
 from kmirror.engine.spark import conf
 from kmirror.web.answers import ROUTES
+from kmirror_rehearse.cli.rehearse_command import rehearse_verb
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
 CONTAINERFILE = FOLDER.parent / "container" / "Containerfile"
@@ -111,7 +112,8 @@ def listed(path: Path) -> Iterator[Path]:
 
 
 def test_overlays_name_every_file_and_no_other() -> None:
-    named = {path for overlay in OVERLAYS for path in listed(FOLDER / "overlays" / overlay)}
+    roots = (*(FOLDER / "overlays" / overlay for overlay in OVERLAYS), FOLDER / "rehearse")
+    named = {path for root in roots for path in listed(root)}
     assert named == {(FOLDER / path).resolve() for path in FILES} - {(FOLDER / "secret.example.yaml").resolve()}
 
 
@@ -160,10 +162,15 @@ def test_the_engine_is_started_as_kmirror_is(overlay: str) -> None:
         assert template == f"{mount['mountPath']}/executor.yaml"
 
 
+def _pod(path: str) -> dict[str, Any]:
+    """Return the specification of the pod that a resource is, or makes."""
+    spec: dict[str, Any] = one(path)["spec"]
+    spec = spec["jobTemplate"]["spec"] if "jobTemplate" in spec else spec
+    return spec["template"]["spec"] if "template" in spec else spec
+
+
 def _container(path: str) -> dict[str, Any]:
-    (resource,) = read(FOLDER / path)
-    spec = resource["spec"]["template"]["spec"] if "template" in resource["spec"] else resource["spec"]
-    (container,) = spec["containers"]
+    (container,) = _pod(path)["containers"]
     found: dict[str, Any] = container
     return found
 
@@ -196,27 +203,40 @@ def test_selectors_meet_the_pods() -> None:
     assert not labels.items() <= executor.items(), "an executor is no engine: it has no HTTP"
 
 
-@pytest.mark.parametrize("path", ["base/deployment.yaml", "overlays/spark/executor.yaml"])
-def test_pods_meet_the_restricted_standard_and_write_only_to_volumes(path: str) -> None:
-    resource = one(path)
-    spec = resource["spec"]["template"]["spec"] if "template" in resource["spec"] else resource["spec"]
+def test_the_rehearsal_is_started_as_kmirror_is_and_names_no_destination() -> None:
+    container = _container("rehearse/cronjob.yaml")
+    verb, *words = container["args"]
+    assert verb == "rehearse"
+    with rehearse_verb.make_context("rehearse", words) as context:
+        assert context.params["mirror_config"] == "/etc/kmirror/rehearse/source.properties"
+        assert context.params["most_ms"] == 60_000
+    assert "KMIRROR_BOOTSTRAP_SERVER" not in {one["name"] for one in container["env"]}
+    assert "envFrom" not in container
+
+
+@pytest.mark.parametrize("path", ["base/deployment.yaml", "overlays/spark/executor.yaml", "rehearse/cronjob.yaml"])
+def test_pods_meet_the_restricted_standard(path: str) -> None:
+    spec, container = _pod(path), _container(path)
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    container = _container(path)
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    text = CONTAINERFILE.read_text()
     user = spec["securityContext"]["runAsUser"]
-    assert f"USER {user}:{spec['securityContext']['runAsGroup']}\n" in text
+    assert f"USER {user}:{spec['securityContext']['runAsGroup']}\n" in CONTAINERFILE.read_text()
+
+
+@pytest.mark.parametrize("path", ["base/deployment.yaml", "overlays/spark/executor.yaml"])
+def test_engines_write_only_to_volumes(path: str) -> None:
+    text, container = CONTAINERFILE.read_text(), _container(path)
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts["cache"] == "/var/cache/kmirror"
     assert f"WORKDIR {mounts['cache']}\n" in text
     assert f"XDG_CACHE_HOME={Path(mounts['cache']).parent}\n" in text
-    kinds = {volume["name"]: next(key for key in volume if key != "name") for volume in spec["volumes"]}
+    kinds = {volume["name"]: next(key for key in volume if key != "name") for volume in _pod(path)["volumes"]}
     assert kinds == {"client": "secret", "tmp": "emptyDir", "cache": "emptyDir"}
 
 

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from kmirror.cli.commands.copying import ServiceManager
+from kmirror_rehearse.cli.rehearse_command import rehearse_verb
 from tests.support.forked import run
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 UNIT = ROOT / "deploy" / "systemd" / "kmirror@.service"
+REHEARSAL = UNIT.with_name("kmirror-rehearse@.service")
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -86,3 +88,20 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     there.write_text(UNIT.read_text().replace("/opt/kmirror/bin/kmirror", sys.executable))
     done = subprocess.run([systemd_analyze, "verify", str(there)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_rehearsal_s_unit_starts_what_kmirror_takes_and_its_timer_starts_that(tmp_path: Path) -> None:
+    unit, timer = RawConfigParser(strict=False), RawConfigParser(strict=False)
+    for parser, file in ((unit, REHEARSAL), (timer, REHEARSAL.with_suffix(".timer"))):
+        parser.optionxform = str  # type: ignore[assignment,method-assign]
+        assert parser.read(file)
+    verb, *words = unit["Service"]["ExecStart"].split()[1:]
+    assert verb == "rehearse"
+    with rehearse_verb.make_context("rehearse", words) as context:
+        assert (context.params["check"], context.params["out"]) == ("${CHECK}", "/var/lib/kmirror/rehearsals/%i")
+    assert "CHECK=true" in unit["Service"]["Environment"].split()
+    assert unit["Service"]["Type"] == "oneshot", "one that has found something is a failed unit"
+    if (systemd_analyze := shutil.which("systemd-analyze")) is None:
+        return  # where there is no systemd, no one starts the unit
+    line = [systemd_analyze, "calendar", timer["Timer"]["OnCalendar"]]
+    assert subprocess.run(line, capture_output=True, check=False).returncode == 0

@@ -45,6 +45,7 @@ SECTIONS = {
         "failback": (".commands.failback_commands", "Make the old source a mirror of the new primary."),
         "truncate-logs": (".commands.truncate_command", "Truncate a stopped broker's logs as a failback plan says."),
         "switchover": (".commands.failback_commands", "Swap source and destination (planned)."),
+        "rehearse": ("kmirror_rehearse.cli.rehearse_command", "Rehearse a failover and the way back."),
     },
     "Operate": {
         "recover": (".commands.mirrors", "Retry FAILED partitions now."),

@@ -214,6 +214,21 @@ class ClusterGroups:
         answer = self._per_coordinator([group], ask, self._timeout)[group]
         return dict.fromkeys(partitions, answer) if isinstance(answer, int) else answer
 
+    def delete(self, groups: Collection[str]) -> dict[str, int]:
+        """Delete groups that have no members; return an error code for each, 0 if it does not exist any more.
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+        from kafka.protocol.admin import DeleteGroupsRequest
+
+        def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
+            answer = connection.request(DeleteGroupsRequest(groups_names=list(some)), timeout=timeout)
+            return {one.group_id: one.error_code for one in answer.results}
+
+        found = self._per_coordinator(sorted(groups), ask, self._timeout) if groups else {}
+        return {group: 0 if code == GROUP_ID_NOT_FOUND else int(code) for group, code in found.items()}
+
     def _per_coordinator(
         self, groups: Sequence[str], ask: Callable[[Connection, Sequence[str], float], dict[str, Any]], timeout: float
     ) -> dict[str, Any]:

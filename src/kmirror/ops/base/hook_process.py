@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO
 
@@ -59,10 +59,15 @@ def hook_command(when: When, text: str, limit_ms: int | None = None) -> HookComm
     return HookCommand(when, arguments, os.path.abspath(program), DEFAULT_LIMIT_MS if limit_ms is None else limit_ms)
 
 
-def run_hook(command: HookCommand, document: bytes, must_end: Callable[[], bool] = lambda: False) -> HookRun:
+def run_hook(
+    command: HookCommand,
+    document: bytes,
+    must_end: Callable[[], bool] = lambda: False,
+    environ: Mapping[str, str] | None = None,
+) -> HookRun:
     """Run a hook to its end, and kill its process group at its time limit, or once `must_end` returns True.
 
-    An exception, such as that of Ctrl-C, kills it too.
+    An exception, such as that of Ctrl-C, kills it too. `environ` is its environment, by default that of this process.
     """
     began, output = time.monotonic(), HookOutput()
     try:
@@ -73,6 +78,7 @@ def run_hook(command: HookCommand, document: bytes, must_end: Callable[[], bool]
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env=environ,
         )
     except OSError as error:
         output.take(f"{error.strerror or error}".encode())

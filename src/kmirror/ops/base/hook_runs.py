@@ -26,6 +26,7 @@ class When(StrEnum):
     BEFORE = "before"
     AFTER = "after"
     EVENT = "on-event"
+    CHECK = "check"
 
 
 class HookOutcome(StrEnum):

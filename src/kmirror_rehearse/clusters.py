@@ -1,0 +1,199 @@
+"""The clusters of a rehearsal: a stand-in for the source, which can be cut off, and an empty destination.
+
+Both are real Kafka clusters on this machine, unless the destination is one that is named; what the rehearsal made there
+is removed again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
+from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.acls import NoAuthorizerError, create_acls, delete_acls, describe_acls
+from kmirror.cluster.security.properties import literal_secrets
+from kmirror.cluster.security.property_reader import PropertyReader
+from kmirror.cluster.security.tls_material import STORE_LOCATIONS
+from kmirror.cluster.security.trust import host_policy
+from kmirror.cluster.topics.topic_requests import delete_topics
+from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
+from kmirror.ops.base.context import Destination
+from kmirror.words import counted, listed
+from kmirror_sandbox.cluster import SandboxCluster, start_together
+from kmirror_sandbox.ports import LOOPBACK
+
+#: Rehearsals that were killed leave folders with this name, and the id of their process.
+_FOLDER = "kmirror-rehearsal-"
+_OWN_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"})
+#: An authorizer, so that ACLs can be copied and topics protected; who does not log in may do everything.
+_WITH_ACLS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+}
+
+
+@contextmanager
+def rehearsal_folder() -> Iterator[Path]:
+    """Make a folder for the block; what a rehearsal that was killed has left is removed first."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        owner = left.name.removeprefix(_FOLDER).partition("-")[0]
+        if owner.isdigit() and not _lives(int(owner)) and left.stat().st_uid == os.getuid():
+            for cluster in left.glob("cluster-*"):
+                with suppress(KmirrorError, OSError):
+                    SandboxCluster(cluster.name, cluster).destroy()
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextmanager
+def started(folder: Path, names: list[str], report: Callable[[str], None]) -> Iterator[list[SandboxCluster]]:
+    """Start clusters for the block, each with ACLs and one broker."""
+    clusters = [
+        SandboxCluster(name, folder / f"cluster-{name}", properties=_WITH_ACLS, report=report) for name in names
+    ]
+    try:
+        for cluster in clusters:
+            cluster.fetch()
+        start_together(clusters)
+        yield clusters
+    finally:
+        for cluster in clusters:
+            cluster.destroy()
+
+
+def freeze(cluster: SandboxCluster) -> None:
+    """Cut a cluster off: its brokers answer nothing from now on, and close no connection."""
+    for broker in cluster.brokers:
+        cluster.signal(broker.node_id, signal.SIGSTOP)
+
+
+def thaw(cluster: SandboxCluster) -> None:
+    """Let a cluster that was cut off go on."""
+    for broker in cluster.brokers:
+        cluster.signal(broker.node_id, signal.SIGCONT)
+
+
+def ends_on_disk(cluster: SandboxCluster, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return where the logs of a frozen cluster end, by the files of its only broker."""
+    (broker,) = cluster.brokers
+    found = {}
+    for at in partitions:
+        segments = sorted((broker.log_dir / f"{at.topic}-{at.partition}").glob("*.log"))
+        for segment in reversed(segments):
+            end = int(segment.stem)
+            for header in batch_headers(memoryview(segment.read_bytes())):
+                end = header.next_offset
+            found[at] = end
+            break
+    return found
+
+
+def copy_acls(source: ClusterClient, there: ClusterClient) -> str | None:
+    """Create the source's ACLs in the stand-in; return why they could not be read, None if they were."""
+    try:
+        bindings = describe_acls(source)
+    except NoAuthorizerError:
+        return None
+    except (KmirrorError, OutcomeUnknown) as error:
+        return str(error)
+    refusals = [refusal for refusal in create_acls(there, bindings).values() if refusal is not None]
+    return refusals[0].message if refusals else None
+
+
+class NamedDestination:
+    """A destination that was named: it must be empty, and is again afterwards."""
+
+    def __init__(self, destination: Destination) -> None:
+        """Refuse a cluster that is not empty. Raises RefusedError, UnreachableError."""
+        self._client = destination.client
+        if topics := self._foreign_topics():
+            raise RefusedError(
+                f"the destination is not empty: it has {counted(len(topics), 'topic')} ({listed(topics, 5)})",
+                "rehearse into an empty cluster, or without --bootstrap-server into one that is started for it",
+            )
+        self._acls = self._known_acls()
+
+    def _known_acls(self) -> frozenset[AclBinding]:
+        try:
+            return describe_acls(self._client)
+        except NoAuthorizerError:
+            return frozenset()
+
+    def clear(self) -> None:
+        """Remove what has come since. Raises KmirrorError, OutcomeUnknown."""
+        delete_topics(self._client, self._foreign_topics())
+        groups = ClusterGroups(self._client)
+        for group, code in groups.delete(groups.listed()).items():
+            if code:
+                raise KmirrorError(f"group {group} cannot be deleted ({code_name(code)})", "end its members")
+        if added := self._known_acls() - self._acls:
+            for error in delete_acls(self._client, added).values():
+                if error is not None:
+                    raise error
+
+    def _foreign_topics(self) -> list[str]:
+        return sorted(one for one in self._client.metadata(None).topics if one not in _OWN_TOPICS)
+
+
+@contextmanager
+def trusting(folder: Path, destination: Mapping[str, str]) -> Iterator[None]:
+    """Let the records of this process and its children name files of the folder and brokers of this machine.
+
+    They may also name the stores of the properties that an operator has given for the `destination`. What the host's
+    policy allows besides stays so; it is the environment that is changed, until the block ends.
+    """
+    policy, environ = host_policy(), dict[str, str]()
+    known = policy.default_paths if policy.paths.entries is None else policy.paths.entries
+    reader = PropertyReader.of(destination, None)
+    stores = (path for key in STORE_LOCATIONS if (path := reader.text(key)) is not None)
+    environ["KMIRROR_TRUST_PATHS"] = ",".join((*known, str(folder), *stores))
+    if policy.sources.entries is not None:
+        environ["KMIRROR_TRUST_SOURCES"] = ",".join((*policy.sources.entries, f"{LOOPBACK}:*"))
+    before = {name: os.environ.get(name) for name in environ}
+    os.environ |= environ
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def for_a_record(properties: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return an operator's properties for a record, which holds no secrets: they are in a file of the folder."""
+    reader, literal = PropertyReader.of(properties, None), literal_secrets(properties)
+    secret = [key for key, value in properties.items() if key in literal or "${" in value]
+    file = folder / "destination-secrets.properties"
+    file.touch(mode=0o600)
+    file.write_text("".join(f"{key}={_escaped(reader.text(key) or '')}\n" for key in secret), encoding="utf-8")
+    return {**properties, **{key: f"${{file:{file}:{key}}}" for key in secret}}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

@@ -1,0 +1,160 @@
+"""`rehearse`: a failover and the way back, for real, without touching production.
+
+The source is only read. A stand-in for it, a Kafka cluster on this machine, mirrors the chosen topics of the source,
+and the destination mirrors the stand-in, with the settings of the operator's file (`rehearser`). Whatever happens,
+everything that was made is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.errors import KmirrorError, Reason, RefusedError
+from kmirror.ops.base.context import Destination, actor, cluster_id_of, naming_cluster, now_ms
+from kmirror.ops.base.trust_checks import require_usable_once_stored
+from kmirror.ops.mirrors.create import checked_properties
+from kmirror.settings.parsing import parse_settings
+from kmirror.words import listed
+from kmirror_plan.inventory import is_mirrored
+from kmirror_rehearse.clusters import (
+    NamedDestination,
+    rehearsal_folder,
+    started,
+    thaw,
+    trusting,
+)
+from kmirror_rehearse.rehearsal_evidence import (
+    ClusterUsed,
+    PhaseName,
+    Rehearsal,
+    RehearsedTopic,
+)
+from kmirror_rehearse.rehearsal_findings import Kind
+from kmirror_rehearse.rehearsal_run import (
+    PhaseError,
+    Progress,
+    RehearsalRequest,
+    RehearsalRun,
+    Source,
+)
+from kmirror_rehearse.rehearser import Rehearser
+
+_STAND_IN = "stand-in"
+
+
+def rehearse(request: RehearsalRequest, progress: Progress) -> Rehearsal:
+    """Carry out a rehearsal and return its evidence.
+
+    Raises:
+        UsageError: a property or pattern is invalid.
+        RefusedError: there is no topic to rehearse, or the destination is not empty.
+        UnreachableError: the source or the destination does not answer or refuses us.
+    """
+    with ExitStack() as stack:
+        source = _read_source(request, stack)
+        run = RehearsalRun(request, source, progress)
+        folder = stack.enter_context(rehearsal_folder())
+        stack.enter_context(trusting(folder, request.destination or {}))
+        here, named = None, None
+        if request.destination is not None:
+            here = stack.enter_context(Destination.open(request.destination, request.expect_cluster_id))
+            if here.cluster_id == source.cluster_id:
+                raise RefusedError("the destination is the source itself", "name another cluster, or none", Reason.LOOP)
+            named = NamedDestination(here)
+        clusters = stack.enter_context(ExitStack())
+        with run.phase(PhaseName.START, "start Kafka on this machine", catches=False):
+            names = [_STAND_IN] if here is not None else [_STAND_IN, "destination"]
+            stand_in, *others = clusters.enter_context(started(folder, names, progress))
+            here = here or clusters.enter_context(Destination.open(others[0].client_properties()))
+
+        def remove() -> None:
+            with suppress(KmirrorError):
+                thaw(stand_in)
+            clusters.close()
+            if named is not None:
+                named.clear()
+
+        try:
+            Rehearser(run, stand_in, here, folder, clusters).play()
+        except PhaseError:
+            pass
+        except BaseException:
+            remove()
+            raise
+        try:
+            with run.phase(PhaseName.REMOVE, "remove everything"):
+                remove()
+        except PhaseError:
+            run.findings[-1] = replace(run.findings[-1], kind=Kind.NOT_REMOVED)
+        run.skip_rest()
+        return _evidence(run, here, is_sandbox=named is None)
+
+
+def _read_source(request: RehearsalRequest, stack: ExitStack) -> Source:
+    properties, changed = checked_properties(request.mirror_config)
+    require_usable_once_stored(properties)
+    settings = parse_settings(changed)
+    selector = request.topics
+    if selector is None and settings.topics_include.patterns:
+        selector = settings.topics_include
+    with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+        client = stack.enter_context(ClusterClient(client_config(properties)))
+        cluster_id = cluster_id_of(client)
+        found = client.metadata(None).topics
+    if selector is not None and (missing := selector.missing_names(list(found))):
+        raise RefusedError(f"the source has no topic {listed(missing)}", "check --topics, and DESCRIBE on the topics")
+    chosen = {
+        name: len(one.partitions)
+        for name, one in sorted(found.items())
+        if is_mirrored(name) and not one.error_code and (selector is None or selector.matches(name))
+        if not settings.topics_exclude.matches(name)
+    }
+    if not chosen:
+        raise RefusedError("no topic of the source is to be rehearsed", "check --topics, and DESCRIBE on the topics")
+    return Source(client, cluster_id, properties, chosen)
+
+
+def _evidence(run: RehearsalRun, here: Destination, *, is_sandbox: bool) -> Rehearsal:
+    topics = []
+    for topic, partitions in run.source.topics.items():
+        places = [TopicPartition(topic, one) for one in range(partitions)]
+        topics.append(
+            RehearsedTopic(
+                topic=topic,
+                partitions=partitions,
+                offsets=_sum(run.offsets, places),
+                reported=_sum(run.reported, places),
+                lost=_sum(run.lost, places),
+                written=run.written.get(topic),
+                read=run.read.get(topic),
+            )
+        )
+    source = ClusterUsed(
+        cluster_id=run.source.cluster_id, bootstrap_server=run.source.properties.get("bootstrap.servers", "")
+    )
+    return Rehearsal(
+        began_ms=run.began_ms,
+        ended_ms=now_ms(),
+        operator=actor(),
+        source=source,
+        destination=ClusterUsed(
+            cluster_id=here.cluster_id, bootstrap_server=here.bootstrap_server, is_sandbox=is_sandbox
+        ),
+        window_ms=run.request.window_ms,
+        phases=tuple(run.phases),
+        recovery=run.recovery,
+        loss=run.loss,
+        topics=tuple(topics),
+        findings=tuple(dict.fromkeys(run.findings)),
+        checks=tuple(run.checks),
+    )
+
+
+def _sum(known: Mapping[TopicPartition, int | None], places: Sequence[TopicPartition]) -> int | None:
+    found = [known.get(at) for at in places]
+    return None if None in found else sum(one for one in found if one is not None)

@@ -1,0 +1,260 @@
+"""The evidence of a rehearsal: what was done, how long it took, what was lost, what would lack. Pure.
+
+`REHEARSAL` declares the document that `--json` prints and `--out` stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kmirror.columns import (
+    COUNT,
+    FLAG,
+    TEXT,
+    TIME,
+    Column,
+    Table,
+    Type,
+    columns_of,
+    document,
+    list_of,
+    object_of,
+    one_of,
+    shown,
+    table_row,
+)
+from kmirror.errors import ExitCode
+from kmirror.ops.base.hook_runs import HOOK_RUNS, HookRun
+from kmirror.ops.base.results import EXIT_CODE, ErrorInfo
+from kmirror.settings.durations import format_duration
+from kmirror_rehearse.rehearsal_findings import FINDINGS, Finding, FindingLevel, Kind
+
+VERSION = 1
+SECONDS = Type("number", "seconds", minimum=0)
+
+
+class PhaseName(StrEnum):
+    """The phases, in their order."""
+
+    START = "start"
+    COPY = "copy"
+    LIVE = "live"
+    CUT = "cut"
+    FAILOVER = "failover"
+    WRITE = "write"
+    CHECK = "check"
+    COMPARE = "compare"
+    FAILBACK = "failback"
+    REMOVE = "remove"
+
+
+class PhaseResult(StrEnum):
+    """How a phase ended."""
+
+    DONE = "DONE"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+
+
+def _shown_seconds(seconds: float | None) -> str | None:
+    return None if seconds is None else format_duration(round(1000 * seconds))
+
+
+@table_row
+class RehearsalPhase:
+    """One phase."""
+
+    phase: PhaseName = shown(one_of("phase", PhaseName), "what was done", "PHASE")
+    result: PhaseResult = shown(one_of("result of a phase", PhaseResult), "how it ended", "RESULT")
+    began_ms: int | None = shown(TIME.null_when("it was skipped"), "when it began", default=None)
+    seconds: float | None = shown(
+        SECONDS.null_when("it was skipped"), "how long it took", "TIME", default=None, cell=_shown_seconds
+    )
+    message: str = shown(TEXT, "what was done, or why not", "MESSAGE", default="")
+
+
+@table_row
+class RehearsedTopic:
+    """One topic, by its name at the source."""
+
+    topic: str = shown(TEXT, "the topic at the source", "TOPIC")
+    partitions: int = shown(COUNT, "its partitions", "PARTITIONS")
+    offsets: int | None = shown(
+        COUNT.null_when("the failover did not come so far"), "offsets copied to the destination", "OFFSETS"
+    )
+    reported: int | None = shown(
+        COUNT.null_when("the failover did not know it"),
+        "records lost, as the failover reported",
+        "LOST-REPORTED",
+        key="lostReported",
+    )
+    lost: int | None = shown(
+        COUNT.null_when("it could not be counted"), "records lost, as counted", "LOST-COUNTED", key="lostCounted"
+    )
+    written: bool | None = shown(
+        FLAG.null_when("it was not tried"), "whether it took a record after the failover", "WRITTEN"
+    )
+    read: bool | None = shown(FLAG.null_when("it was not tried"), "whether that record was read back", "READ")
+
+
+@table_row
+class FailoverStep:
+    """One step of the failover."""
+
+    step: str = shown(TEXT, "the step")
+    seconds: float = shown(SECONDS, "how long it took")
+
+
+@table_row
+class RecoveryTimes:
+    """The RTO by phase: seconds from the moment when the source was cut off."""
+
+    noticed: float | None = shown(
+        SECONDS.null_when("`describe` did not say so in time"),
+        "until `describe` said that the source is gone",
+        default=None,
+    )
+    failed_over: float | None = shown(SECONDS.null_when("it failed"), "until `failover` ended", default=None)
+    written: float | None = shown(SECONDS.null_when("not all did"), "until all topics had taken a record", default=None)
+    checked: float | None = shown(
+        SECONDS.null_when("there was no --check, or it failed"), "until --check had ended", default=None
+    )
+    steps: tuple[FailoverStep, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """The RTO as far as kmirror knows it: until clients could write, and the check had passed."""
+        known = [one for one in (self.written, self.checked) if one is not None]
+        return max(known) if self.written is not None else None
+
+
+@table_row
+class Loss:
+    """What was lost, as the failover reported it and as it was counted."""
+
+    reported_least: int | None = shown(COUNT.null_when("the failover did not know"), "lost records reported: at least")
+    reported_most: int | None = shown(
+        COUNT.null_when("the failover did not know"),
+        "lost records reported: at most, had the source died when it was cut off",
+    )
+    counted: int | None = shown(
+        COUNT.null_when("it could not be counted"), "lost records counted in the files of the source's stand-in"
+    )
+    behind: int | None = shown(
+        COUNT.null_when("it could not be counted"),
+        "records that the source had and its stand-in lacked when it was cut off: a copy of the real source loses them",
+        default=None,
+    )
+
+
+PHASES: Table[RehearsalPhase] = Table(columns_of(RehearsalPhase), "PHASE RESULT TIME MESSAGE")
+TOPICS: Table[RehearsedTopic] = Table(
+    columns_of(RehearsedTopic), "TOPIC PARTITIONS OFFSETS LOST-REPORTED LOST-COUNTED WRITTEN READ"
+)
+_STEPS = columns_of(FailoverStep)
+_RECOVERY: tuple[Column[RecoveryTimes], ...] = (
+    *columns_of(RecoveryTimes),
+    Column("seconds", SECONDS.null_when("clients could not write"), "the RTO", lambda found: found.seconds),
+    Column(
+        "steps",
+        list_of(object_of(_STEPS)),
+        "the steps of the failover",
+        lambda found: [document(_STEPS, one) for one in found.steps],
+    ),
+)
+_LOSS = columns_of(Loss)
+
+
+@table_row
+class ClusterUsed:
+    """One of the clusters."""
+
+    cluster_id: str = shown(TEXT, "id of the cluster")
+    bootstrap_server: str = shown(TEXT, "its addresses, comma-separated")
+    is_sandbox: bool = shown(FLAG, "whether it was started for the rehearsal and is gone", default=False)
+
+
+_CLUSTER = columns_of(ClusterUsed)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """The evidence; `window_ms` is None if topics were copied from their beginning."""
+
+    began_ms: int
+    ended_ms: int
+    operator: str
+    source: ClusterUsed
+    destination: ClusterUsed
+    window_ms: int | None
+    phases: tuple[RehearsalPhase, ...]
+    recovery: RecoveryTimes
+    loss: Loss
+    topics: tuple[RehearsedTopic, ...]
+    findings: tuple[Finding, ...]
+    checks: tuple[HookRun, ...] = field(default=())
+
+    @property
+    def bad(self) -> list[Finding]:
+        """The findings that make it fail."""
+        return [one for one in self.findings if one.level is FindingLevel.BAD]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """7 if contents differ, 4 if anything else is wrong."""
+        if any(one.kind is Kind.CONTENTS_DIFFER for one in self.bad):
+            return ExitCode.HISTORIES_DIFFER
+        return ExitCode.PARTLY_DONE if self.bad else ExitCode.OK
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """Why it failed."""
+        if not self.bad:
+            return None
+        first = self.bad[0]
+        message = f"{first.subject}: {first.message}"
+        if len(self.bad) > 1:
+            message = f"the rehearsal found {len(self.bad)} things that are wrong; the first: {message}"
+        return ErrorInfo(self.exit_code, message, first.hint or "see the findings")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document as `--json` prints it."""
+        return document(REHEARSAL, self)
+
+
+def _rows(table: Table[Any], rows: Sequence[Any]) -> list[dict[str, Any]]:
+    return [table.document(one) for one in rows]
+
+
+REHEARSAL: tuple[Column[Rehearsal], ...] = (
+    Column("version", COUNT, "the version of this document", lambda _: VERSION),
+    Column("verb", TEXT, "rehearse", lambda _: "rehearse"),
+    Column("exitCode", EXIT_CODE, "the exit code", lambda one: int(one.exit_code)),
+    Column("beganMs", TIME, "when it began", lambda one: one.began_ms),
+    Column("endedMs", TIME, "when it ended", lambda one: one.ended_ms),
+    Column("operator", TEXT, "who ran it: user@host", lambda one: one.operator),
+    Column(
+        "source", object_of(_CLUSTER), "the source, which was only read", lambda one: document(_CLUSTER, one.source)
+    ),
+    Column("destination", object_of(_CLUSTER), "the destination", lambda one: document(_CLUSTER, one.destination)),
+    Column(
+        "windowMs",
+        Type("integer", "ms", minimum=0).null_when("topics were copied from their beginning"),
+        "how old the oldest copied records were at most",
+        lambda one: one.window_ms,
+    ),
+    Column("phases", PHASES.type, "what was done, in its order", lambda one: _rows(PHASES, one.phases)),
+    Column("recovery", object_of(_RECOVERY), "the RTO by phase", lambda one: document(_RECOVERY, one.recovery)),
+    Column("loss", object_of(_LOSS), "what was lost", lambda one: document(_LOSS, one.loss)),
+    Column("topics", TOPICS.type, "the topics", lambda one: _rows(TOPICS, one.topics)),
+    Column("findings", FINDINGS.type, "what is wrong, or would lack", lambda one: _rows(FINDINGS, one.findings)),
+    Column(
+        "checks",
+        list_of(object_of(HOOK_RUNS)),
+        "how --check ended",
+        lambda one: [document(HOOK_RUNS, run) for run in one.checks],
+    ),
+)
