@@ -9,7 +9,7 @@ from typing import Any
 from kmirror import __version__
 from kmirror.settings.durations import format_duration
 from kmirror.web.plain_page import plain_page, section, sentences, table_of, text, text_table
-from kmirror.words import UNKNOWN, at_time, counted
+from kmirror.words import UNKNOWN, at_time, counted, listed
 from kmirror_rehearse.rehearsal_evidence import PHASES, TOPICS, Rehearsal
 from kmirror_rehearse.rehearsal_findings import FINDINGS
 
@@ -66,8 +66,9 @@ def summary(done: Rehearsal) -> Iterator[tuple[str, str]]:
             f"The copy of the source was {counted(loss.behind, 'record')} behind it when it was cut off: these would be"
             " lost too.",
         )
-    for one in done.bad:
-        yield "bad", f"{one.subject}: {one.message}."
+    if done.bad:
+        subjects = listed(list(dict.fromkeys(one.subject for one in done.bad)), 8)
+        yield "bad", f"{counted(len(done.bad), 'thing')} {'is' if len(done.bad) == 1 else 'are'} wrong: {subjects}."
     if warnings := len(done.findings) - len(done.bad):
         yield "warn", f"{counted(warnings, 'further finding')} {'is' if warnings == 1 else 'are'} a warning."
     if not done.findings:
