@@ -76,7 +76,7 @@ def far(
         # the topics, where they start and end, and twice whether the state has changed
         ("describe", (), READ + 5),
         # beside that what we may do there, and what each step of a stop reads
-        ("failover", ("--dry-run",), READ + 15),
+        ("failover", ("--dry-run",), READ + 13),
     ],
 )
 def test_reading_takes_a_few_turns_over_one_connection(

@@ -48,9 +48,10 @@ _MEASUREMENTS = 3
 #: Metadata's key.
 _METADATA = 3
 #: Requests that only read: Fetch, ListOffsets, Metadata, OffsetFetch, DescribeGroups, ListGroups, OffsetForLeaderEpoch,
-#: DescribeAcls, DescribeConfigs, DescribeLogDirs, DescribeClientQuotas, DescribeCluster, DescribeProducers,
-#: DescribeTransactions, ListTransactions. Not FindCoordinator: a cluster without its internal topic creates it then.
-_READING = frozenset({1, 2, _METADATA, 9, 15, 16, 23, 29, 32, 35, 48, 60, 61, 65, 66})
+#: DescribeAcls, DescribeConfigs, DescribeLogDirs, DescribeClientQuotas, DescribeUserScramCredentials, DescribeCluster,
+#: DescribeProducers, DescribeTransactions, ListTransactions. Not FindCoordinator: a cluster without its internal topic
+#: creates it then.
+_READING = frozenset({1, 2, _METADATA, 9, 15, 16, 23, 29, 32, 35, 48, 50, 60, 61, 65, 66})
 #: Where a framed request has the number of its kind.
 _API_KEY = struct.Struct(">4xh")
 

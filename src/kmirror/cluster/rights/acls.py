@@ -25,6 +25,7 @@ from kmirror.cluster.protocol.acl_binding import (
     ResourceType,
 )
 from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.questions import Question
 from kmirror.cluster.rights.acl_commands import PREFIXED, grant_line, operation_flag
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import Arguments, command_line, option
@@ -71,7 +72,7 @@ def describe_acls(client: ClusterClient, timeout: float | None = None) -> frozen
         NoAuthorizerError: the cluster has none.
         UnreachableError: it does not answer, or does not let us see them (NOT_AUTHORIZED).
     """
-    return _bindings(client.config, client.ask_any(_described(None), timeout=timeout))
+    return ACLS.ask(client, timeout)
 
 
 def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:
@@ -215,6 +216,10 @@ def _bindings(config: ClientConfig, answer: Any) -> frozenset[AclBinding]:
     if answer.error_code:
         raise _refusal(config, answer.error_code, answer.error_message, "describing ACLs", "Describe")
     return frozenset(_decoded(answer))
+
+
+#: All ACLs; raises as `describe_acls`.
+ACLS = Question(lambda: _described(None), _bindings)
 
 
 def _decoded(answer: Any) -> Iterator[AclBinding]:

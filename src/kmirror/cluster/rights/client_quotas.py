@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import groupby
+from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.questions import Question
 from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
 from kmirror.words import visible
 
@@ -26,15 +29,7 @@ def describe_quotas(client: ClusterClient, timeout: float | None = None) -> froz
         UnreachableError: the cluster does not answer, or does not let us see them (NOT_AUTHORIZED).
         UnsupportedVersionError: its brokers are older than Kafka 2.6.
     """
-    from kafka.protocol.admin import DescribeClientQuotasRequest
-
-    answer = client.ask_any(DescribeClientQuotasRequest(components=[], strict=False), timeout=timeout)
-    _raise_for(client, answer.error_code, answer.error_message, "describing quotas", "DESCRIBE_CONFIGS")
-    return frozenset(
-        Quota(tuple(sorted((part.entity_type, part.entity_name or "") for part in entry.entity)), one.key, one.value)
-        for entry in answer.entries or ()
-        for one in entry.values
-    )
+    return QUOTAS.ask(client, timeout)
 
 
 def alter_quotas(
@@ -69,7 +64,7 @@ def alter_quotas(
     for (entity, some), result in zip(by_entity.items(), client.ask_any(request).entries, strict=True):
         try:
             what = f"changing {some[0][0]}"
-            _raise_for(client, result.error_code, result.error_message, what, "ALTER_CONFIGS")
+            _raise_for(client.config, result.error_code, result.error_message, what, "ALTER_CONFIGS")
         except KmirrorError as error:
             failed |= dict.fromkeys((one for one, _ in by_entity[entity]), error)
     return failed
@@ -82,19 +77,46 @@ def scram_users(client: ClusterClient, timeout: float | None = None) -> frozense
         UnreachableError: the cluster does not answer, or does not let us see them (NOT_AUTHORIZED).
         UnsupportedVersionError: its brokers are older than Kafka 2.7.
     """
-    from kafka.protocol.admin import DescribeUserScramCredentialsRequest
-
-    answer = client.ask_any(DescribeUserScramCredentialsRequest(users=None), timeout=timeout)
-    _raise_for(client, answer.error_code, answer.error_message, "describing SCRAM users", "DESCRIBE")
-    return frozenset(one.user for one in answer.results if not one.error_code)
+    return SCRAM_USERS.ask(client, timeout)
 
 
-def _raise_for(client: ClusterClient, code: int, detail: str | None, what: str, right: str) -> None:
+def _raise_for(config: ClientConfig, code: int, detail: str | None, what: str, right: str) -> None:
     if code == Code.CLUSTER_AUTHORIZATION_FAILED:
         raise UnreachableError(
             f"{what}: we lack {right} on the cluster",
-            grant_line(client.config, (right,), "--cluster"),
+            grant_line(config, (right,), "--cluster"),
             Reason.NOT_AUTHORIZED,
         )
     if code:
         raise BrokerError(code, code_name(code), what, visible(detail or ""))
+
+
+def _quotas_request() -> Any:
+    from kafka.protocol.admin import DescribeClientQuotasRequest
+
+    return DescribeClientQuotasRequest(components=[], strict=False)
+
+
+def _quotas_in(config: ClientConfig, answer: Any) -> frozenset[Quota]:
+    _raise_for(config, answer.error_code, answer.error_message, "describing quotas", "DESCRIBE_CONFIGS")
+    return frozenset(
+        Quota(tuple(sorted((part.entity_type, part.entity_name or "") for part in entry.entity)), one.key, one.value)
+        for entry in answer.entries or ()
+        for one in entry.values
+    )
+
+
+def _users_request() -> Any:
+    from kafka.protocol.admin import DescribeUserScramCredentialsRequest
+
+    return DescribeUserScramCredentialsRequest(users=None)
+
+
+def _users_in(config: ClientConfig, answer: Any) -> frozenset[str]:
+    _raise_for(config, answer.error_code, answer.error_message, "describing SCRAM users", "DESCRIBE")
+    return frozenset(one.user for one in answer.results if not one.error_code)
+
+
+#: All quotas, and the users with a SCRAM credential; raise as `describe_quotas` and `scram_users`.
+QUOTAS = Question(_quotas_request, _quotas_in)
+SCRAM_USERS = Question(_users_request, _users_in)

@@ -16,9 +16,10 @@ from typing import TypeVar
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.questions import answers_of
 from kmirror.cluster.rights.acl_commands import admin_options, login_principal
-from kmirror.cluster.rights.acls import NoAuthorizerError, describe_acls, kafka_acls_line
-from kmirror.cluster.rights.client_quotas import describe_quotas, scram_users
+from kmirror.cluster.rights.acls import ACLS, NoAuthorizerError, describe_acls, kafka_acls_line
+from kmirror.cluster.rights.client_quotas import QUOTAS, SCRAM_USERS
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.client_gaps import ClientGaps, grant_command
@@ -87,6 +88,9 @@ class _GapFinder:
         self._answer = answer
         self._settings = stored_settings(mirror.settings)
         self._state = destination.state()
+        self._acls, self._quotas, self._scram_users = answers_of(
+            self._client, (ACLS, QUOTAS, SCRAM_USERS), _DESTINATION_S
+        )
         self._unknown: list[str] = []
         self._warned: list[str] = []
         own = self._state.topics(mirror.name)
@@ -102,11 +106,11 @@ class _GapFinder:
         known = clients_record(self._state, self._mirror.name)
         quotas, quotas_ms = self._missing(
             "quotas", self._answer.quotas, known.quotas, known.quotas_ms,
-            describe_quotas, self._settings.sync_quotas_enabled,
+            self._quotas, self._settings.sync_quotas_enabled,
         )  # fmt: skip
         users, users_ms = self._missing(
             "SCRAM users", self._answer.scram_users, known.scram_users, known.scram_users_ms,
-            scram_users, self._settings.compare_scram_users_enabled,
+            self._scram_users, self._settings.compare_scram_users_enabled,
         )  # fmt: skip
         cluster = admin_options(self._destination.config)
         deferred = deferred_acls(self._state, self._mirror.name) - self._plan.shared
@@ -131,7 +135,7 @@ class _GapFinder:
 
     def _rights(self, at: int) -> tuple[tuple[LackingRight, ...] | None, int | None]:
         what = "which clients of the source lack rights here is unknown"
-        here = _asked(partial(describe_acls, self._client, timeout=_DESTINATION_S))
+        here = self._acls
         if isinstance(here, NoAuthorizerError):
             return (), at  # without an authorizer everyone may do everything
         if isinstance(here, KmirrorError):
@@ -171,7 +175,7 @@ class _GapFinder:
         live: frozenset[T] | KmirrorError,
         stored: tuple[T, ...] | None,
         stored_ms: int | None,
-        ask_here: Callable[[ClusterClient, float], frozenset[T]],
+        here: frozenset[T] | KmirrorError,
         is_warned: bool,
     ) -> tuple[tuple[T, ...] | None, int | None]:
         theirs: Collection[T]
@@ -181,7 +185,6 @@ class _GapFinder:
             theirs, seen_ms = stored, stored_ms
         else:
             return self._not_known(f"which {what} of the source are missing is unknown: {live.message}", is_warned)
-        here = _asked(lambda: ask_here(self._client, _DESTINATION_S))
         if isinstance(here, KmirrorError):
             return self._not_known(f"which {what} of the source are missing is unknown: {here.message}", is_warned)
         return tuple(sorted(set(theirs) - here)), seen_ms  # type: ignore[type-var]
