@@ -22,7 +22,8 @@ Row = Mapping[str, Any]
 
 def merged(stored: Mapping[str, Any], machine: Mapping[str, Any], row: Row) -> dict[str, Any]:
     """Return the results with a row that replaces the one of the same case, in the order of the cases."""
-    rows = {old["key"]: old for old in stored.get("rows", ())} | {row["key"]: row}
+    new = {**row, "cpu": machine["cpu"]}
+    rows = {old["key"]: old for old in stored.get("rows", ())} | {row["key"]: new}
     order = {case.key: number for number, case in enumerate(every())}
     ordered = sorted(rows.values(), key=lambda one: order.get(one["key"], len(order)))
     return {"machine": dict(machine), "rows": ordered}
@@ -46,10 +47,20 @@ def page_tables(results: Mapping[str, Any]) -> str:
     days = sorted({row["measured_at"][:10] for row in rows})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     head = (
-        f"Measured {when} with `python -m bench.far`: {machine['cores']} cores of {machine['cpu']} for both clusters,"
+        f"Measured {when} with `python -m bench.far`: {machine['cores']} cores of {_cpus(rows)} for both clusters,"
         f" link and copier, {machine['system']}, Kafka {machine['kafka']}, kmirror {machine['kmirror']}."
     )
     return _text([head, "", *_copies(rows, short=False), *_latency_lines(rows)])
+
+
+def _cpus(rows: list[Row]) -> str:
+    """Return the processors that rows were measured with; if there are several, for which round trips."""
+    trips: dict[str, set[int]] = {}
+    for row in rows:
+        trips.setdefault(row["cpu"], set()).add(row["case"]["round_trip_ms"])
+    if len(trips) == 1:
+        return next(iter(trips))
+    return " and of ".join(f"{cpu} ({', '.join(map(str, sorted(of)))} ms)" for cpu, of in sorted(trips.items()))
 
 
 def write_tables() -> None:

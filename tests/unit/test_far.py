@@ -200,13 +200,16 @@ def test_the_names_of_cases_are_theirs_alone() -> None:
 
 def test_a_row_replaces_the_one_of_the_same_case() -> None:
     quick_keys = [case.key for case in quick()]
-    stored = {"machine": {"cores": 1}, "rows": [{"key": quick_keys[1], "n": 1}, {"key": quick_keys[2], "n": 2}]}
-    again = merged(stored, {"cores": 2}, {"key": quick_keys[1], "n": 3})
-    assert again == {
-        "machine": {"cores": 2},
-        "rows": [{"key": quick_keys[1], "n": 3}, {"key": quick_keys[2], "n": 2}],
+    stored = {
+        "machine": {"cores": 1, "cpu": "old"},
+        "rows": [{"key": quick_keys[1], "n": 1}, {"key": quick_keys[2], "n": 2}],
     }
-    first = merged(again, {"cores": 2}, {"key": quick_keys[0]})
+    again = merged(stored, {"cores": 2, "cpu": "new"}, {"key": quick_keys[1], "n": 3})
+    assert again == {
+        "machine": {"cores": 2, "cpu": "new"},
+        "rows": [{"key": quick_keys[1], "n": 3, "cpu": "new"}, {"key": quick_keys[2], "n": 2}],
+    }
+    first = merged(again, {"cores": 2, "cpu": "new"}, {"key": quick_keys[0]})
     assert [row["key"] for row in first["rows"]] == quick_keys[:3]
 
 
