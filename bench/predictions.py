@@ -35,7 +35,7 @@ STORED = REPOSITORY / "docs" / "results" / "plan.json"
 _SIZES = {"256k": 6000, "16k": 4000, "1-record": 1600}
 _TRIAL = 1200
 #: The quota at the source in megabytes a second; what is copied then is so much less.
-_QUOTA, _PART = 30, 5
+_QUOTA, _PART = 40, 2
 _MIRROR = "bench-plan"
 _ALLOWED = 0.25
 
@@ -55,11 +55,10 @@ def measure(pair: Pair, folder: Path, quota: int | None) -> list[dict[str, Any]]
     on_mirror = ("--mirror", _MIRROR, *server)
     planning = kmirror(
         *("plan", "--mirror-config", str(config), "--topics", ",".join(load.topic for load in loads)),
-        *("--sample", "1s", "--trial", f"{_TRIAL // part}MB", "--wave-bytes", "1MB", "--out", str(plan), *server),
+        *("--sample", "1s", "--trial", f"{_TRIAL}MB", "--wave-bytes", "1MB", "--out", str(plan), *server),
     )
-    # the first one warms up the brokers, as those of a real cluster are
-    carry_out(planning)
-    carry_out(planning)
+    for _ in range(2 if quota is None else 1):  # the first one warms up the brokers, as those of a real cluster are
+        carry_out(planning)
     carry_out(kmirror("create", "--mirror-config", str(config), *on_mirror))
     log = folder / "kmirror.log"
     running = Running([start(kmirror("run", *on_mirror), log)], log, ends_itself=False)

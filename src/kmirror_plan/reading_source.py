@@ -105,10 +105,11 @@ def read_inventory(
     with_sizes = _sizes(client, partitions, settings, seen)
     progress("reading groups and producers")
     groups = _groups(client, seen)
-    producers = _producers(client, partitions, seen)
+    producers, ids = _producers(client, partitions, seen)
     principals, quotas, users = _clients(client, seen)
     progress("sampling batches")
     samples = _sampled(client.config, _largest(first, with_sizes, settings), seen)
+    _note_unnamed(client.config, samples, ids, seen)
     progress("waiting for the second reading of the logs' ends")
     time.sleep(max(0.0, sample_ms / 1000 - (time.monotonic() - began)))
     second = _ends(client, list(first), _Seen())
@@ -219,8 +220,10 @@ def _groups(client: ClusterClient, seen: _Seen) -> tuple[GroupFacts, ...]:
     return tuple(found)
 
 
-def _producers(client: ClusterClient, partitions: Sequence[TopicPartition], seen: _Seen) -> tuple[ProducerFacts, ...]:
-    """Return the producers that leaders remember: those that are idempotent or transactional."""
+def _producers(
+    client: ClusterClient, partitions: Sequence[TopicPartition], seen: _Seen
+) -> tuple[tuple[ProducerFacts, ...], frozenset[int]]:
+    """Return the producers that leaders remember, idempotent or transactional, and which have a transactional id."""
     writes: dict[int, set[str]] = defaultdict(set)
     ids: dict[int, str] = {}
     with seen.noting("producers"):
@@ -241,10 +244,26 @@ def _producers(client: ClusterClient, partitions: Sequence[TopicPartition], seen
     for producer_id, topics in writes.items():
         by_name[ids.get(producer_id, str(producer_id))] |= topics
     known = set(ids.values())
-    return tuple(
+    facts = (
         ProducerFacts(name=name, transactional_id=name if name in known else None, writes=tuple(sorted(topics)))
         for name, topics in sorted(by_name.items())
     )
+    return tuple(facts), frozenset(ids)
+
+
+def _note_unnamed(config: ClientConfig, samples: Mapping[str, _Sample], ids: frozenset[int], seen: _Seen) -> None:
+    """Note whose transactions were sampled although no broker says their transactional ids."""
+    topics = {
+        topic
+        for topic, sample in samples.items()
+        if any(one.is_transactional and one.producer_id not in ids for one in sample.headers)
+    }
+    if topics:
+        seen.lack(
+            f"the transactional ids of who writes to {listed(sorted(topics), 5)}",
+            "no broker names them: we lack DESCRIBE on them, or they have not been used for a week",
+            grant_line(config, ("DESCRIBE",), *option("--transactional-id", "*")),
+        )
 
 
 def _clients(client: ClusterClient, seen: _Seen) -> tuple[tuple[str, ...] | None, int | None, tuple[str, ...] | None]:

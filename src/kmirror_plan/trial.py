@@ -1,8 +1,9 @@
 """A trial copy: how many bytes a second a copy brings, measured with a real engine, by the class of a topic's batches.
 
 Some topics of each class are copied by a mirror of their own, into topics with a prefix of their own, one class after
-another, each until enough bytes are copied. Afterwards everything that was made for it is removed: the engine, the
-topics, the mirror. The source is only read.
+another, each until enough bytes are copied. Where a quota of the source may slow it down, that takes half a minute:
+what a client has not used lately it may borrow, so that a shorter copy shows too much. Afterwards everything that was
+made for it is removed: the engine, the topics, the mirror. The source is only read.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kmirror.cluster.client import EARLIEST, LATEST, Lookup
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import delete_topics
 from kmirror.commands import on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError, TimedOutError
@@ -29,6 +31,7 @@ from kmirror.ops.stop.failover import failover
 from kmirror.settings.patterns import TopicSelector
 from kmirror.words import byte_count, byte_rate
 from kmirror_plan.inventory import TopicFacts
+from kmirror_plan.quota import BORROWED_S, may_be_slowed
 from kmirror_plan.reading_source import Progress
 from kmirror_plan.waves import CopyRates, batch_class
 
@@ -48,6 +51,8 @@ _MOST_TOPICS = 20
 _LOOK_S = 0.15
 #: A copy that is over sooner has not found its pace; the topics may have fewer bytes than that takes.
 _LEAST_S = 5.0
+#: The same where a quota may slow it down.
+_LEAST_UNDER_QUOTA_S = 3 * BORROWED_S
 #: How long nothing may be copied before the trial is given up, the engine's start included.
 _PATIENCE_S = 120.0
 #: A rate is of the time after so many of the bytes: before that an engine finds its pace.
@@ -82,11 +87,14 @@ def run_trial(
         raise RefusedError("there is nothing to copy for a trial", "give --bandwidth instead of --trial")
     found: dict[str, float] = {}
     copied = seconds = 0.0
+    source, _ = checked_properties(mirror_config)
+    with ClusterClient(client_config(source)) as client:
+        least = _LEAST_UNDER_QUOTA_S if may_be_slowed(client) else _LEAST_S
     with _mirror(destination, mirror_config) as name, OwnEngine(name, destination.properties) as engine:
         engine.start()
         for batches, some in classes.items():
             progress(f"trial: copying {byte_count(size / len(classes))} of topics with {batches} batches")
-            looks = _copied(destination, engine, name, some, size / len(classes))
+            looks = _copied(destination, engine, name, some, size / len(classes), least)
             if (rate := rate_of([(look.at, look.copied) for look in looks])) is not None:
                 found[batches] = rate
                 copied, seconds = copied + looks[-1].copied, seconds + looks[-1].copied / rate
@@ -131,9 +139,17 @@ def rate_of(looks: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _copied(
-    destination: Destination, engine: OwnEngine, mirror: str, topics: Sequence[TopicFacts], wanted: float
+    destination: Destination,
+    engine: OwnEngine,
+    mirror: str,
+    topics: Sequence[TopicFacts],
+    wanted: float,
+    least: float,
 ) -> list[_Look]:
-    """Copy topics until `wanted` bytes, or all of them, are copied; return what was seen."""
+    """Copy topics until `wanted` bytes are copied, for `least` seconds, or all of them; return what was seen.
+
+    Nothing was seen of a copy that a quota may have slowed down and that was over too soon to show it.
+    """
     selector = TopicSelector(tuple(topic.topic for topic in topics))
     done = add(destination, mirror, selector)
     if done.exit_code:
@@ -156,7 +172,7 @@ def _copied(
         if copied > (looks[-1].copied if looks else 0):
             looks.append(_Look(now, copied))
         lasted = looks[-1].at - looks[0].at if looks else 0.0
-        if copied >= most or (copied >= target and lasted >= _LEAST_S):
+        if copied >= most or (copied >= target and lasted >= least):
             break
         if not engine.is_running:
             raise KmirrorError(f"the trial's engine ended: {engine.error_text()}")
@@ -168,7 +184,7 @@ def _copied(
             )
         time.sleep(_LOOK_S)
     pause(destination, mirror, TopicSelector(tuple(per_offset)))
-    return looks
+    return looks if lasted >= least or least == _LEAST_S else []
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import kmirror
@@ -27,6 +28,7 @@ from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import typed
 from tests.support.estates import RealEstate
 from tests.support.json_documents import check as check_document
+from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce
 from tests.support.new_topics import create_and_wait
@@ -182,11 +184,17 @@ def test_a_folder_with_other_files_is_not_used_and_nothing_to_plan_is_refused(
 def test_with_least_rights_it_names_what_it_may_not_see(
     cluster_pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_path: Path
 ) -> None:
-    topic, hidden = unique_topic("seen"), unique_topic("hidden")
+    topic, hidden, ledger = unique_topic("seen"), unique_topic("hidden"), unique_topic("ledger")
     with ClusterClient(client_config(guarded_cluster.client_properties())) as admin:
-        for name in (topic, hidden):
+        for name in (topic, hidden, ledger):
             create_topic(admin, name, 2, 1, {})
-        give(admin, acls("topic", topic, "kmirror", "DESCRIBE"))
+        give(admin, acls("topic", topic, "kmirror", "DESCRIBE"), acls("topic", ledger, "kmirror", "READ"))
+        producer = Producer(librdkafka(admin.config, **{"transactional.id": unique_topic("payer")}))
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for number in range(5):
+        producer.produce(ledger, f"paid-{number}", partition=0)
+    producer.commit_transaction(30)
     config = tmp_path / "source.properties"
     properties = guarded_cluster.client_properties("kmirror")
     secret = tmp_path / "login.properties"
@@ -203,6 +211,9 @@ def test_with_least_rights_it_names_what_it_may_not_see(
     assert {"the bytes of topics", "principals", "quotas", "SCRAM users"} <= unknown.keys()
     assert any(what.startswith("the settings of") for what in unknown)
     assert any(what.startswith("who writes to") for what in unknown)
+    (ids,) = [what for what in unknown if what.startswith("the transactional ids")]
+    assert ledger in ids
+    assert "--transactional-id" in unknown[ids]
     assert "--operation DESCRIBE" in unknown["the bytes of topics"].replace("Describe", "DESCRIBE")
     assert (plan["principals"], plan["quotas"], plan["scramUsers"]) == (None, None, None)
 

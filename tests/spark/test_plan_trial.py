@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.rights.client_quotas import alter_quotas
+from kmirror.cluster.security.client_config import client_config
 from kmirror.ops.base.context import Destination
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import ROOT, command, kmirror
@@ -20,6 +24,7 @@ from tests.support.waiting import wait_until
 TRIAL = "kmirror-trial-"
 #: Bytes a second.
 LIMIT = 10_000_000
+QUOTA = 2_000_000
 
 
 def left_of_trials(pair: ClusterPair) -> set[str]:
@@ -71,4 +76,29 @@ def test_a_trial_measures_each_class_of_batches_and_leaves_nothing_behind(
     finally:
         interrupted.kill()
     assert interrupted.returncode not in (0, 1), error
+    assert left_of_trials(cluster_pair) == set()
+
+
+@pytest.mark.slow
+def test_under_a_quota_a_trial_lasts_until_what_it_may_borrow_is_used_up(
+    cluster_pair: ClusterPair, tmp_path: Path
+) -> None:
+    topic, config, client_id = unique_topic("limited"), tmp_path / "source.properties", unique_topic("planner")
+    config.write_text(
+        f"bootstrap.servers={cluster_pair.source.bootstrap_servers}\nclient.id={client_id}\ntopics.include={topic}\n"
+    )
+    fill(cluster_pair, topic, batch=200_000, size=100_000_000)
+    quota = Quota((("client-id", client_id),), "consumer_byte_rate", float(QUOTA))
+    with ClusterClient(client_config(properties_of(cluster_pair.source))) as client:
+        assert not alter_quotas(client, [quota], [])
+        try:
+            done = kmirror(
+                cluster_pair.destination,
+                *("plan", "--mirror-config", str(config), "--trial", "1MB", "--sample", "0s", "--json"),
+            )
+        finally:
+            alter_quotas(client, [], [quota])
+    assert done.returncode == 0, done.stderr
+    # it may borrow eleven seconds' worth at once, which a trial of 1 MB would take for the rate
+    assert 0.5 * QUOTA < json.loads(done.stdout)["copyBytesPerSecond"] < 1.25 * QUOTA
     assert left_of_trials(cluster_pair) == set()
