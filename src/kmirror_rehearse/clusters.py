@@ -6,7 +6,9 @@ is removed again.
 
 from __future__ import annotations
 
+import mmap
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -29,17 +31,13 @@ from kmirror.cluster.topics.topic_requests import delete_topics
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
 from kmirror.ops.base.context import Destination
 from kmirror.words import counted, listed
-from kmirror_sandbox.cluster import SandboxCluster, start_together
+from kmirror_sandbox.broker_config import properties_text
+from kmirror_sandbox.cluster import DEFAULT_USERS, SandboxCluster, start_together
 from kmirror_sandbox.ports import LOOPBACK
 
 #: Rehearsals that were killed leave folders with this name, and the id of their process.
 _FOLDER = "kmirror-rehearsal-"
 _OWN_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"})
-#: An authorizer, so that ACLs can be copied and topics protected; who does not log in may do everything.
-_WITH_ACLS = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:ANONYMOUS",
-}
 
 
 @contextmanager
@@ -71,9 +69,20 @@ def _lives(process: int) -> bool:
 
 @contextmanager
 def started(folder: Path, names: list[str], report: Callable[[str], None]) -> Iterator[list[SandboxCluster]]:
-    """Start clusters for the block, each with ACLs and one broker."""
+    """Start clusters for the block, each with one broker and ACLs.
+
+    They hold records of production on this machine: only who knows a password of this rehearsal may log in.
+    """
     clusters = [
-        SandboxCluster(name, folder / f"cluster-{name}", properties=_WITH_ACLS, report=report) for name in names
+        SandboxCluster(
+            name,
+            folder / f"cluster-{name}",
+            secured=True,
+            authorizer=True,
+            users={user: secrets.token_urlsafe(18) for user in DEFAULT_USERS},
+            report=report,
+        )
+        for name in names
     ]
     try:
         for cluster in clusters:
@@ -102,14 +111,23 @@ def ends_on_disk(cluster: SandboxCluster, partitions: list[TopicPartition]) -> d
     (broker,) = cluster.brokers
     found = {}
     for at in partitions:
-        segments = sorted((broker.log_dir / f"{at.topic}-{at.partition}").glob("*.log"))
-        for segment in reversed(segments):
-            end = int(segment.stem)
-            for header in batch_headers(memoryview(segment.read_bytes())):
-                end = header.next_offset
-            found[at] = end
-            break
+        if segments := sorted((broker.log_dir / f"{at.topic}-{at.partition}").glob("*.log")):
+            found[at] = _end_of(segments[-1])
     return found
+
+
+def _end_of(segment: Path) -> int:
+    """Return the offset after the last whole batch of a log's last segment."""
+    end = int(segment.stem)
+    if segment.stat().st_size:
+        with (
+            segment.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            memoryview(content) as view,
+        ):
+            for header in batch_headers(view):
+                end = header.next_offset
+    return end
 
 
 def copy_acls(source: ClusterClient, there: ClusterClient) -> str | None:
@@ -133,7 +151,7 @@ class NamedDestination:
         if topics := self._foreign_topics():
             raise RefusedError(
                 f"the destination is not empty: it has {counted(len(topics), 'topic')} ({listed(topics, 5)})",
-                "rehearse into an empty cluster, or without --bootstrap-server into one that is started for it",
+                "name an empty cluster, or none, not in KMIRROR_BOOTSTRAP_SERVER either: one is started then",
             )
         self._acls = self._known_acls()
 
@@ -185,15 +203,10 @@ def trusting(folder: Path, destination: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def for_a_record(properties: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return an operator's properties for a record, which holds no secrets: they are in a file of the folder."""
+def for_a_record(properties: Mapping[str, str], file: Path) -> dict[str, str]:
+    """Return properties for a record, which holds no secrets: they are written to a file that only we can read."""
     reader, literal = PropertyReader.of(properties, None), literal_secrets(properties)
-    secret = [key for key, value in properties.items() if key in literal or "${" in value]
-    file = folder / "destination-secrets.properties"
+    hidden = [key for key, value in properties.items() if key in literal or "${" in value]
     file.touch(mode=0o600)
-    file.write_text("".join(f"{key}={_escaped(reader.text(key) or '')}\n" for key in secret), encoding="utf-8")
-    return {**properties, **{key: f"${{file:{file}:{key}}}" for key in secret}}
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    file.write_text(properties_text({key: reader.text(key) or "" for key in hidden}), encoding="utf-8")
+    return {**properties, **{key: f"${{file:{file}:{key}}}" for key in hidden}}

@@ -18,6 +18,7 @@ from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.columns import TEXT, Table, columns_of, one_of, shown, table_row
 from kmirror.errors import UNMET_REASONS, Reason
 from kmirror.settings.durations import format_duration
+from kmirror.settings.table import Settings
 from kmirror.status.partition_row import PartitionRow
 from kmirror.words import counted, listed
 from kmirror_plan.inventory import streams_application
@@ -31,6 +32,10 @@ _OF_THE_CLUSTER_PREFIXES = ("leader.replication.", "follower.replication.", "rem
 #: Settings that decide which records are kept and taken; a difference in others is a warning.
 _DECIDING = frozenset({"cleanup.policy", "retention.ms", "retention.bytes", "max.message.bytes"})
 _ENDLESS = -1
+
+
+#: Groups that no mirror syncs unless it is told to: those of console consumers and of Connect's workers.
+_NEVER_SYNCED = Settings().groups_exclude
 
 
 class FindingLevel(StrEnum):
@@ -176,7 +181,7 @@ def groups_that_lack(
             return
     for group, known in sorted(source.groups.items()):
         ours = {at: offset for at, offset in known.offsets.items() if at.topic in here_of}
-        if not ours:
+        if not ours or _NEVER_SYNCED.matches(group):
             continue
         if more := sorted(known.reads - here_of.keys()):
             yield warn(

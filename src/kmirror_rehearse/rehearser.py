@@ -70,6 +70,7 @@ from kmirror_rehearse.rehearsal_findings import Finding, Kind, bad, warn
 from kmirror_rehearse.rehearsal_run import (
     RehearsalRun,
 )
+from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import SandboxCluster
 
 MIRROR = "rehearsal"
@@ -86,6 +87,8 @@ _STAND_IN = {
     "read.only": "detect",
 }
 _LOOK_S = 0.5
+#: How old an open transaction is that is worth a finding.
+_HANGING_MS = 20_000
 #: How long `describe` gets to notice that the source is gone, and the stand-in's mirror to follow at the end.
 _NOTICE_S = 20.0
 _BACK_S = 600.0
@@ -108,6 +111,7 @@ class Rehearser:
         self._stack = stack
         self._filling = stack.enter_context(OwnEngine(_STAND_IN_MIRROR, self._stand_in.properties))
         self._engine = stack.enter_context(OwnEngine(MIRROR, destination.properties))
+        self._is_sandbox = run.request.destination is None
         self._cut_at = 0.0
         #: Where the stand-in's logs ended when it was cut off, and how many records it was behind the source then.
         self._ends: Mapping[TopicPartition, int] = {}
@@ -148,7 +152,8 @@ class Rehearser:
         if not topics:
             raise KmirrorError("no topic of the source can be mirrored", "see the findings")
         kept = {key: value for key, value in settings.items() if key not in _REPLACED}
-        create(self._here, MIRROR, {**kept, **self._stand_in.properties, "start.from": "earliest"})
+        login = for_a_record(self._stand_in.properties, self._folder / "stand-in-secrets.properties")
+        create(self._here, MIRROR, {**kept, **login, "start.from": "earliest"})
         self._add(self._here, MIRROR, topics, "to the destination")
         self._engine.start()
         run.names = {one.source_topic: one.topic for one in self._here.state().topics(MIRROR)}
@@ -199,7 +204,7 @@ class Rehearser:
             ("from the source", self._stand_in, _STAND_IN_MIRROR),
             ("to the destination", self._here, MIRROR),
         ):
-            rows = describe(destination, mirror, transactions_after_ms=0)
+            rows = describe(destination, mirror, transactions_after_ms=_HANGING_MS)
             self._run.findings += find.not_copied(rows, where)
         self._run.side = read_side(self._run.source.client, {name: name for name in self._run.names})
 
@@ -300,7 +305,7 @@ class Rehearser:
         run = self._run
         config = self._folder / "check.properties"
         config.touch(mode=0o600)
-        config.write_text("".join(f"{key}={value}\n" for key, value in self._here.properties.items()), encoding="utf-8")
+        config.write_text(properties_text(self._here.properties), encoding="utf-8")
         environ = {
             **os.environ,
             "KMIRROR_BOOTSTRAP_SERVER": self._here.bootstrap_server,
@@ -321,7 +326,7 @@ class Rehearser:
         """Find what clients would lack, from both sides as they are now."""
         run, here = self._run, self._here.client
         there = read_side(here, run.names)
-        run.findings += find.settings_that_differ(run.side, there, is_sandbox=self._request.destination is None)
+        run.findings += find.settings_that_differ(run.side, there, is_sandbox=self._is_sandbox)
         synced = {one.group: one.destination_group for one in self._here.state().groups(MIRROR)}
         places = [
             TopicPartition(name, one) for source, name in run.names.items() for one in range(run.source.topics[source])
@@ -352,7 +357,8 @@ class Rehearser:
             real = replace(record, source=run.source.properties, source_cluster_id=run.source.cluster_id)
             clients = ClientComparison(self._here, real)
             try:
-                run.findings += clients_that_lack(clients.gaps(self._here.state().topics(MIRROR)))
+                gaps = clients.gaps(self._here.state().topics(MIRROR))
+                run.findings += clients_that_lack(gaps, is_sandbox=self._is_sandbox)
             finally:
                 clients.close()
 
@@ -379,7 +385,7 @@ class Rehearser:
         _require_done(stopped)
         self._verify(self._here, MIRROR, "the destination and its source differ")
         _require_done(delete(self._stand_in, _STAND_IN_MIRROR))
-        new_primary = for_a_record(self._here.properties, self._folder)
+        new_primary = for_a_record(self._here.properties, self._folder / "new-primary-secrets.properties")
         request = FailbackRequest(MIRROR, new_primary, strategy=Strategy.RECREATE)
         _require_done(failback(self._stand_in, request).result)
         with OwnEngine(MIRROR, self._stand_in.properties) as engine:
@@ -410,11 +416,16 @@ def _require_done(done: VerbResult) -> None:
         raise KmirrorError(done.error.message, done.error.hint, done.error.reason)
 
 
-def clients_that_lack(gaps: ClientGaps) -> Iterator[Finding]:
-    """Yield what clients of the source lack at the destination: rights, quotas, SCRAM users."""
+def clients_that_lack(gaps: ClientGaps, *, is_sandbox: bool) -> Iterator[Finding]:
+    """Yield what clients of the source lack at the destination: rights, quotas, SCRAM users.
+
+    No cluster that was just started has quotas and users: of such a one they are warnings.
+    """
     rights = set(gap_sentences(replace(gaps, quotas=None, scram_users=None, warned=())))
     for sentence in gap_sentences(replace(gaps, warned=())):
-        commands = "; ".join(gaps.commands[:3]) if sentence in rights else None
-        yield bad(Kind.CLIENTS_LACK, "clients", sentence, commands)
+        if sentence in rights:
+            yield bad(Kind.CLIENTS_LACK, "clients", sentence, "; ".join(gaps.commands[:3]))
+        else:
+            yield (warn if is_sandbox else bad)(Kind.CLIENTS_LACK, "clients", sentence)
     for sentence in gaps.unknown:
         yield warn(Kind.UNKNOWN, "clients", sentence)

@@ -93,6 +93,7 @@ def test_groups_lack_positions_are_ahead_and_read_more() -> None:
             "ahead": group({at("a"): 5}),
             "more": group({at("a"): 5, at("b"): 1}),
             "elsewhere": group({at("b"): 1}),
+            "console-consumer-7": group({at("a"): 5}),
         }
     )
     there = Side(
@@ -169,8 +170,9 @@ def test_what_clients_lack_is_bad_and_what_is_unknown_a_warning() -> None:
         unknown=("which rights",),
         warned=("which rights",),
     )
-    assert kinds(clients_that_lack(gaps)) == [
-        (FindingLevel.BAD, Kind.CLIENTS_LACK, "clients"),
-        (FindingLevel.BAD, Kind.CLIENTS_LACK, "clients"),
-        (FindingLevel.WARN, Kind.UNKNOWN, "clients"),
-    ]
+    for is_sandbox, level in ((False, FindingLevel.BAD), (True, FindingLevel.WARN)):
+        assert kinds(clients_that_lack(gaps, is_sandbox=is_sandbox)) == [
+            (level, Kind.CLIENTS_LACK, "clients"),
+            (level, Kind.CLIENTS_LACK, "clients"),
+            (FindingLevel.WARN, Kind.UNKNOWN, "clients"),
+        ]
