@@ -31,8 +31,8 @@ from kmirror.ops.stop.failover import failover
 from kmirror.settings.patterns import TopicSelector
 from kmirror.words import byte_count, byte_rate
 from kmirror_plan.inventory import TopicFacts
-from kmirror_plan.quota import BORROWED_S, may_be_slowed
 from kmirror_plan.reading_source import Progress
+from kmirror_plan.trial_quotas import BORROWED_S, may_be_slowed
 from kmirror_plan.waves import CopyRates, batch_class
 
 _PREFIX = "kmirror-trial-"
