@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.quota import Quota
-from kmirror.cluster.rights.client_quotas import alter_quotas
+from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas
 from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.waiting import wait_until
 
 
 @contextmanager
@@ -19,6 +20,7 @@ def slowed(cluster: SandboxCluster, client_id: str, bytes_per_second: float) -> 
     with ClusterClient(client_config(cluster.client_properties())) as admin:
         assert not alter_quotas(admin, [quota], [])
         try:
+            wait_until(lambda: quota in describe_quotas(admin))
             yield
         finally:
             assert not alter_quotas(admin, [], [quota])
