@@ -147,13 +147,14 @@ class NamedDestination:
 
     def __init__(self, destination: Destination) -> None:
         """Refuse a cluster that is not empty. Raises RefusedError, UnreachableError."""
-        self._client = destination.client
+        self._destination, self._client = destination, destination.client
         if topics := self._foreign_topics():
             raise RefusedError(
                 f"the destination is not empty: it has {counted(len(topics), 'topic')} ({listed(topics, 5)})",
                 "name an empty cluster, or none, not in KMIRROR_BOOTSTRAP_SERVER either: one is started then",
             )
         self._acls = self._known_acls()
+        self._groups = frozenset(ClusterGroups(self._client).listed())
 
     def _known_acls(self) -> frozenset[AclBinding]:
         try:
@@ -161,17 +162,27 @@ class NamedDestination:
         except NoAuthorizerError:
             return frozenset()
 
-    def clear(self) -> None:
-        """Remove what has come since. Raises KmirrorError, OutcomeUnknown."""
-        delete_topics(self._client, self._foreign_topics())
+    def clear(self, mirror: str) -> None:
+        """Remove what the mirror has made, and nothing of others: a cluster whose topics we may not see looks empty.
+
+        Raises KmirrorError, OutcomeUnknown.
+        """
+        state = self._destination.state()
+        made = {one.topic: one.destination_topic_id for one in state.topics(mirror)}
+        found = self._client.metadata(made).topics
+        synced = {one.destination_group for one in state.groups(mirror)} - self._groups
         groups = ClusterGroups(self._client)
-        for group, code in groups.delete(groups.listed()).items():
+        for group, code in groups.delete(synced & groups.listed().keys()).items():
             if code:
                 raise KmirrorError(f"group {group} cannot be deleted ({code_name(code)})", "end its members")
-        if added := self._known_acls() - self._acls:
-            for error in delete_acls(self._client, added).values():
-                if error is not None:
-                    raise error
+        of_ours = {one for one in self._known_acls() - self._acls if one.resource_name in made.keys() | synced}
+        for error in delete_acls(self._client, of_ours).values() if of_ours else ():
+            if error is not None:
+                raise error
+        ours = [one for one, known in made.items() if found[one].printed_topic_id == known]
+        delete_topics(self._client, [*ours, *(one for one in self._foreign_topics() if one.startswith("__kmirror_"))])
+        if left := self._foreign_topics():
+            raise KmirrorError(f"others have made topics meanwhile: {listed(left, 5)}", "they are left as they are")
 
     def _foreign_topics(self) -> list[str]:
         return sorted(one for one in self._client.metadata(None).topics if one not in _OWN_TOPICS)

@@ -42,7 +42,7 @@ from kmirror_rehearse.rehearsal_run import (
     RehearsalRun,
     Source,
 )
-from kmirror_rehearse.rehearser import Rehearser
+from kmirror_rehearse.rehearser import MIRROR, Rehearser
 
 _STAND_IN = "stand-in"
 
@@ -77,7 +77,7 @@ def rehearse(request: RehearsalRequest, progress: Progress) -> Rehearsal:
                 thaw(stand_in)
             clusters.close()
             if named is not None:
-                named.clear()
+                named.clear(MIRROR)
 
         try:
             Rehearser(run, stand_in, here, folder, clusters).play()

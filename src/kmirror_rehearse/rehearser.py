@@ -151,7 +151,7 @@ class Rehearser:
         topics = [one.source_topic for one in self._stand_in.state().topics(_STAND_IN_MIRROR)]
         if not topics:
             raise KmirrorError("no topic of the source can be mirrored", "see the findings")
-        kept = {key: value for key, value in settings.items() if key not in _REPLACED}
+        kept = {key: value for key, value in settings.items() if key not in _REPLACED and not key.startswith("emit.")}
         login = for_a_record(self._stand_in.properties, self._folder / "stand-in-secrets.properties")
         create(self._here, MIRROR, {**kept, **login, "start.from": "earliest"})
         self._add(self._here, MIRROR, topics, "to the destination")
