@@ -22,6 +22,7 @@ from kmirror.ops.check.findings import CHECK
 from kmirror.ops.failback.truncation_plan import PLAN
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS
 from kmirror.ops.run.event_hook import EVENT_INPUT
+from kmirror.ops.show.charge_keeper import IN_CHARGE
 from kmirror.ops.show.describe_groups import GROUPS
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS
 from kmirror.ops.show.events import EVENTS
@@ -99,6 +100,7 @@ DOCUMENTS = {
         JsonDocument("describe-groups", "Printed by `describe --groups`", GROUPS.type),
         JsonDocument("describe-settings", "Printed by `describe --settings`", TOPIC_SETTINGS.type),
         JsonDocument("events", "Printed by `events`; with `--follow` one object a line", EVENTS.type),
+        JsonDocument("in-charge", "Printed by `in-charge`: the source, then the destination", IN_CHARGE.type),
         JsonDocument("config", "Printed by `config` without `--set` and `--unset`", MIRROR_SETTINGS.type),
         JsonDocument("check", "Printed by `check`", object_of(CHECK)),
         JsonDocument("error", "Printed by read-only commands that fail", object_of((_ERROR,))),
@@ -153,6 +155,7 @@ DOCUMENTS = {
 #: What read-only commands print, by their first words; any other command prints `result`.
 _PRINTED = {
     ("list",): "list",
+    ("in-charge",): "in-charge",
     ("describe",): "describe",
     ("describe", "--groups"): "describe-groups",
     ("describe", "--settings"): "describe-settings",

@@ -10,4 +10,4 @@ PROGRAMS = {"run", "top", "report", "truncate-logs", "append", "help", "completi
 
 
 def test_every_verb_is_a_function() -> None:
-    assert {verb for verb in VERBS if not hasattr(kmirror.Client, verb)} == PROGRAMS
+    assert {verb for verb in VERBS if not hasattr(kmirror.Client, verb.replace("-", "_"))} == PROGRAMS
