@@ -163,7 +163,7 @@ class Client:
         config: Mapping[str, str] | None = None,
         probe: bool = False,
     ) -> CheckReport:
-        """Check connections, versions, rights and settings of a mirror or file; `probe` tries appends on a new topic."""
+        """Check connections, versions, rights, settings of a mirror or a file; `probe` tries appends on a new topic."""
         if mirror is not None and mirror_config is not None:
             raise UsageError("mirror and mirror_config exclude each other", "give one of them")
         if config and mirror_config is None:
