@@ -30,8 +30,9 @@ from kmirror.ops.stop.verb_hooks import HOOK_INPUT
 from kmirror.ops.verify.verify_results import VERIFY, VERIFY_EVIDENCE, VERIFY_PLAN
 from kmirror.status.mirror_status import MIRRORS
 from kmirror.status.partition_row import PARTITIONS
+from kmirror.web.answers import FLEET
 from kmirror.web.answers import STATUS as SERVED
-from kmirror.web.recent import HISTORY
+from kmirror.web.past import HISTORY
 from kmirror_plan.differences import CHANGES
 from kmirror_plan.migration_plan import MIGRATION_PLAN
 from kmirror_rehearse.rehearsal_evidence import REHEARSAL
@@ -132,12 +133,17 @@ DOCUMENTS = {
         ),
         JsonDocument(
             "status",
-            "Served at `/status.json` by `run --http`; while the engine's driver does not answer, the document `error`",
+            "Served at `/status.json` by `run --http` and `serve`; while `run` does not answer, the document `error`",
             object_of(SERVED),
         ),
         JsonDocument(
+            "fleet",
+            "Served at `/fleet.json` by `run --http` and `serve`: `status` without topics and partitions",
+            object_of(FLEET),
+        ),
+        JsonDocument(
             "history",
-            "Served at `/history.json` by `run --http`: the last hour; the document `error` as for `/status.json`",
+            "Served at `/history.json` by `run --http` and `serve`; the document `error` as for `/status.json`",
             object_of(HISTORY),
         ),
         JsonDocument("hook", "Given to the commands of `--before` and `--after` on stdin", object_of(HOOK_INPUT)),
