@@ -250,7 +250,7 @@ def test_a_source_that_does_not_see_its_destination_is_not_certain() -> None:
     world.pass_time(5, ALL)
     world.pass_time(5, {"a": "a", "b": "ab"})
     assert world.verdict("a", "a").in_charge is None
-    assert "b was last read" in world.verdict("a", "a").why
+    assert "b has not been read" in world.verdict("a", "a").why
     assert world.verdict("b", "a").in_charge is True
 
 

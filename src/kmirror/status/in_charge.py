@@ -223,7 +223,7 @@ def _trouble(cluster: SeenCluster, at: float) -> str | None:
     if cluster.state is None or cluster.asked_at is None:
         return f"the state of {cluster.name} has not been read yet"
     if not cluster.is_fresh(at):
-        return f"the state of {cluster.name} was last read {at - cluster.asked_at:.0f} s ago"
+        return f"the state of {cluster.name} has not been read for more than {FRESH_S:g} s"
     if cluster.state.unreadable():
         return f"a newer kmirror wrote some of the state of {cluster.name}"
     return None
