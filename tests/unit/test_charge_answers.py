@@ -16,7 +16,7 @@ from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.web.charge_answers import all_in_charge, in_charge_answer
-from kmirror.web.requests import BadRequestError, Request
+from kmirror.web.requests import BadRequestError, HttpRequest
 
 MIRROR = MirrorRecord("m/é", {}, {}, "id-a", "ops@host", 0)
 COPIED = TopicRecord("m/é", "orders", "orders", None, None, DesiredState.ACTIVE, 1, TopicOrigin.CREATED)
@@ -40,7 +40,7 @@ class Site:
                 self.keeper.take(name, f"id-{name}", f"{name}:9092", state, self.at)
 
     def ask(self, query: str, mirror: str = "m%2F%C3%A9") -> tuple[int, dict[str, Any]]:
-        found = in_charge_answer(self.keeper, Request.of(f"/in-charge/{mirror}?{query}", ""))
+        found = in_charge_answer(self.keeper, HttpRequest.of(f"/in-charge/{mirror}?{query}", ""))
         return int(found.status), json.loads(found.body)
 
     def statuses(self, more: str = "") -> tuple[int, int]:
@@ -121,7 +121,7 @@ def test_an_unclear_question_is_no_yes(site: Site, query: str, status: HTTPStatu
 
 
 def test_an_engine_does_not_answer_it() -> None:
-    for ask in (lambda: all_in_charge(None), lambda: in_charge_answer(None, Request.of("/in-charge/m", ""))):
+    for ask in (lambda: all_in_charge(None), lambda: in_charge_answer(None, HttpRequest.of("/in-charge/m", ""))):
         asked: Callable[[], object] = ask
         with pytest.raises(BadRequestError, match="kmirror serve"):
             asked()
@@ -129,4 +129,4 @@ def test_an_engine_does_not_answer_it() -> None:
 
 def test_the_only_cluster_need_not_be_named() -> None:
     keeper = ChargeKeeper(("b",))
-    assert json.loads(in_charge_answer(keeper, Request.of("/in-charge/m", "")).body)["cluster"] == "b"
+    assert json.loads(in_charge_answer(keeper, HttpRequest.of("/in-charge/m", "")).body)["cluster"] == "b"

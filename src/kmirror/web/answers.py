@@ -18,7 +18,7 @@ from kmirror.web.exposition import exposition
 from kmirror.web.look import page_policy, page_text
 from kmirror.web.past import HISTORY, Past
 from kmirror.web.recent import Events
-from kmirror.web.requests import Answer, BadRequestError, Request
+from kmirror.web.requests import Answer, BadRequestError, HttpRequest
 from kmirror.web.run_metrics import PHASES
 from kmirror.web.served import (
     CLUSTER,
@@ -136,7 +136,7 @@ _WITHOUT_PARTITIONS = tuple(
 
 def answer(service: Service, target: str, accept: str) -> Answer:
     """Return the answer for the target of a request and an Accept header."""
-    request = Request.of(target, accept)
+    request = HttpRequest.of(target, accept)
     found = ROUTES.get(request.path) or _below(request.path)
     if found is None:
         return Answer.of_text(HTTPStatus.NOT_FOUND, f"no such path; there are: {', '.join(ROUTES)}")
@@ -159,24 +159,24 @@ def _is_below(path: str, prefix: str) -> bool:
     return prefix != "/" and path.startswith(prefix)
 
 
-def _page(service: Service, request: Request) -> Answer:
+def _page(service: Service, request: HttpRequest) -> Answer:
     return Answer(HTTPStatus.OK, _HTML, page_text(), {"Content-Security-Policy": page_policy()})
 
 
-def _health(service: Service, request: Request) -> Answer:
+def _health(service: Service, request: HttpRequest) -> Answer:
     if (stuck := service.stuck) is not None:
         return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, stuck)
     return Answer.of_text(HTTPStatus.OK, service.alive)
 
 
-def _readiness(service: Service, request: Request) -> Answer:
+def _readiness(service: Service, request: HttpRequest) -> Answer:
     status = service.status()
     if status.missing is not None:
         return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, status.missing)
     return Answer.of_text(HTTPStatus.OK, status.well)
 
 
-def _chosen(status: ServedStatus, request: Request) -> ServedStatus:
+def _chosen(status: ServedStatus, request: HttpRequest) -> ServedStatus:
     """Return a status with only the mirrors that a request names. Raises BadRequestError if there are none."""
     cluster, mirror = request.query.get("cluster"), request.query.get("mirror")
     if (cluster is None and mirror is None) or status.waits_for is not None:
@@ -190,16 +190,16 @@ def _chosen(status: ServedStatus, request: Request) -> ServedStatus:
     return replace(status, mirrors=found)
 
 
-def _fleet(service: Service, request: Request) -> Answer:
+def _fleet(service: Service, request: HttpRequest) -> Answer:
     return Answer.of_json(document(FLEET, service.status()))
 
 
-def _status(service: Service, request: Request) -> Answer:
+def _status(service: Service, request: HttpRequest) -> Answer:
     keys = _WITHOUT_PARTITIONS if request.query.get("partitions") == "false" else STATUS
     return Answer.of_json(document(keys, _chosen(service.status(), request)))
 
 
-def _history(service: Service, request: Request) -> Answer:
+def _history(service: Service, request: HttpRequest) -> Answer:
     from_ms, until_ms = request.number("from"), request.number("until")
     cluster, mirror = request.query.get("cluster"), request.query.get("mirror")
     status = _chosen(service.status(), request)
@@ -207,12 +207,12 @@ def _history(service: Service, request: Request) -> Answer:
     return Answer.of_json(document(HISTORY, Past.of(status, events, mirror=mirror, from_ms=from_ms, until_ms=until_ms)))
 
 
-def _metrics(service: Service, request: Request) -> Answer:
+def _metrics(service: Service, request: HttpRequest) -> Answer:
     body, content_type = exposition(service.status(), request.accept)
     return Answer(HTTPStatus.OK, content_type, body)
 
 
-Route = Callable[[Service, Request], Answer]
+Route = Callable[[Service, HttpRequest], Answer]
 #: A path that ends in a slash is that of all below it, except the first.
 ROUTES: Mapping[str, Route] = {
     "/": _page,

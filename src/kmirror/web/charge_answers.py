@@ -10,7 +10,7 @@ from http import HTTPStatus
 from urllib.parse import unquote
 
 from kmirror.ops.show.charge_keeper import IN_CHARGE, ChargeKeeper
-from kmirror.web.requests import Answer, BadRequestError, Request
+from kmirror.web.requests import Answer, BadRequestError, HttpRequest
 
 #: Below it are the mirrors, each a path.
 IN_CHARGE_PATH = "/in-charge/"
@@ -18,7 +18,7 @@ _PARAMETERS = frozenset({"cluster", "topic", "unsure"})
 _LAST = "last"
 
 
-def in_charge_answer(keeper: ChargeKeeper | None, request: Request) -> Answer:
+def in_charge_answer(keeper: ChargeKeeper | None, request: HttpRequest) -> Answer:
     """Answer 200 if a cluster is in charge of a mirror's topics, 503 if it is not or that is not certain.
 
     Raises BadRequestError: the question is not clear, or nothing is watched here.

@@ -14,7 +14,7 @@ _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A request: its path, its query, and its Accept header."""
 
     path: str
@@ -22,7 +22,7 @@ class Request:
     accept: str = ""
 
     @classmethod
-    def of(cls, target: str, accept: str) -> Request:
+    def of(cls, target: str, accept: str) -> HttpRequest:
         """Parse the target of a request; of a parameter that occurs twice the last value counts."""
         parts = urlsplit(target)
         return cls(parts.path, dict(parse_qsl(parts.query, keep_blank_values=True)), accept)
