@@ -109,9 +109,8 @@ class _WorldRun:
         if third:
             login = third.write_client_properties(folder / "third.properties", world.client)
             behind = Engine([f"behind{world.seed}"], login, folder, world)
-        links = [
-            side.write_client_properties(folder / f"{side.name}-link.properties", world.client) for side in sides[:2]
-        ]
+        both, file = (source, destination), "link.properties"
+        links = [side.write_client_properties(folder / f"{side.name}-{file}", world.client) for side in both]
         self.doors = Doors(world.mirrors, both, links)
         decoy = by_name.get(DECOY)
         self._scene = Scene(world, source, destination, engine, behind, third, decoy)
