@@ -305,6 +305,33 @@ def test_a_cluster_that_its_source_has_not_on_record_is_not_certain() -> None:
     assert world.verdict("b", "b").in_charge is True, "it cannot know"
 
 
+def test_a_stop_that_the_source_has_not_on_record_is_not_believed() -> None:
+    world = World()
+    world.add("b")
+    world.stop("b")
+    world.add("a")
+    world.stop("a")
+    planted = replace(world.stored["a"][TOPIC], term=99)
+    world.stored["a"][TOPIC] = planted
+    world.pass_time(5, ALL)
+    assert planted.announced is True
+    assert world.those_in_charge() == set()
+
+
+def test_what_the_source_has_on_record_counts_if_it_is_seen() -> None:
+    world = World()
+    world.add("b")
+    world.stop("b")
+    world.claim("a")
+    world.announce("a")
+    world.stop("a")
+    assert world.stored["a"][TOPIC].announced is None
+    world.pass_time(5, ALL)
+    assert world.those_in_charge() == {"a"}
+    world.pass_time(5, {"a": "a", "b": "b"})
+    assert world.those_in_charge() == set()
+
+
 def test_a_standby_that_has_lost_its_record_leaves_it_open_who_is_in_charge() -> None:
     world = World()
     for target in ("b", "a"):

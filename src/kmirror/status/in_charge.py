@@ -303,11 +303,17 @@ def _stopped(
         if theirs.stage is not HeldStage.COPIED or theirs.term <= held.term:
             return ChargeVerdict(None, f"{standby.name} may have taken over: it has no record of that any more")
         settled = max(settled, standby.settles_at(topic))
-    if held.term > FIRST_TERM and not held.is_announced:
+    if held.term > FIRST_TERM:
         source = known.get(held.source_id or "")
-        where = source.name if source is not None else f"cluster {held.source_id}"
-        unknown = f"{where} may still count itself in charge: it has no record that this one may take over"
-        if source is None or _trouble(source, at) is not None or source.holding(topic).stage is not HeldStage.COPIED:
-            return ChargeVerdict(None, unknown)
-        settled = max(settled, source.settles_at(topic))
+        is_seen = source is not None and _trouble(source, at) is None
+        theirs = source.holding(topic) if source is not None and is_seen else _NOTHING
+        is_on_record = (own.cluster_id, held.term) in theirs.standbys
+        # what is on record here alone may have been planted
+        is_denied = theirs.stage is HeldStage.STOPPED and theirs.term < held.term and not is_on_record
+        if is_denied or not (held.is_announced or is_on_record or theirs.stage is HeldStage.COPIED):
+            where = source.name if source is not None else f"cluster {held.source_id}"
+            why = "may still count itself in charge: it has no record that this one may take over"
+            return ChargeVerdict(None, f"{where} {why}")
+        if source is not None and is_seen:
+            settled = max(settled, source.settles_at(topic))
     return settled, "mirroring to it was stopped here"
