@@ -60,11 +60,15 @@ class HeldTopic:
 
 
 class ChargeVerdict(NamedTuple):
-    """Whether a cluster is in charge, None if that is not certain, and why; `until`: when time alone may change it."""
+    """Whether a cluster is in charge, None if that is not certain, and why; `until`: when time alone may change it.
+
+    `is_next`: it is about to be, and no other cluster is.
+    """
 
     in_charge: bool | None
     why: str
     until: float | None = None
+    is_next: bool = False
 
 
 _NOTHING = HeldTopic()
@@ -232,14 +236,16 @@ def _trouble(cluster: SeenCluster, at: float) -> str | None:
 def _together(verdicts: Mapping[str, ChargeVerdict]) -> ChargeVerdict:
     times = [one.until for one in verdicts.values() if one.until is not None]
     until = min(times, default=None)
-    for topic, one in verdicts.items():
+    # a topic that is late, or new, does not keep the clients of all others out
+    counts = {topic: one for topic, one in verdicts.items() if not one.is_next} or verdicts
+    for topic, one in counts.items():
         if one.in_charge is None:
             return ChargeVerdict(None, f"{topic}: {one.why}", until)
-    first = next(iter(verdicts.values()))
-    if len({one.in_charge for one in verdicts.values()}) == 1:
-        return ChargeVerdict(first.in_charge, first.why, until)
-    moved = sum(one.in_charge is True for one in verdicts.values())
-    return ChargeVerdict(None, f"in charge of {moved:,} of {counted(len(verdicts), 'topic')} only", until)
+    moved = sum(one.in_charge is True for one in counts.values())
+    if 0 < moved < len(counts):
+        return ChargeVerdict(None, f"in charge of {moved:,} of {counted(len(verdicts), 'topic')} only", until)
+    why, late = next(iter(counts.values())).why, len(verdicts) - len(counts)
+    return ChargeVerdict(moved > 0, f"{why}; not of {counted(late, 'topic')} yet" if late else why, until)
 
 
 def _verdict(
@@ -250,7 +256,7 @@ def _verdict(
     if held.stage is HeldStage.COPIED:
         return ChargeVerdict(False, f"it is copied from cluster {held.source_id}")
     if held.stage is HeldStage.STOPPING:
-        return ChargeVerdict(False, "it is being stopped, and does not take writes yet")
+        return ChargeVerdict(False, "it is being stopped, and does not take writes yet", is_next=True)
     if held.stage is HeldStage.STOPPED:
         relied = _stopped(own, topic, held, known, at)
     else:
@@ -259,7 +265,7 @@ def _verdict(
         return relied
     settled, why = relied
     if at < settled:
-        return ChargeVerdict(None, f"{why}, seen for less than {SETTLED_S:g} s", settled)
+        return ChargeVerdict(None, f"{why}, seen for less than {SETTLED_S:g} s", settled, is_next=True)
     return ChargeVerdict(True, why)
 
 
