@@ -58,7 +58,10 @@ class Door:
     def has_started(self) -> bool:
         """Return whether the first checks have ended, so that it leads somewhere if a site is in charge."""
         assert self.process.poll() is None, self.log
-        return (self._folder / "admin.sock").exists() and self._backends()["starting"]["status"] == "DOWN"
+        try:
+            return self._backends()["starting"]["status"] == "DOWN"
+        except (FileNotFoundError, ConnectionRefusedError):  # it does not listen yet
+            return False
 
     def _backends(self) -> dict[str, dict[str, str]]:
         with socket.socket(socket.AF_UNIX) as asked:
