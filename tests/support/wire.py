@@ -87,6 +87,8 @@ class Wire:
         self.delay = 0.0
         #: How many bytes a second pass on a connection to the broker, and from it.
         self.bytes_per_second = self.answered_bytes_per_second = math.inf
+        #: How many bytes of answers it has passed on.
+        self.answered_bytes = 0
         #: Of the requests since it was last replaced.
         self.turns = Turns()
         self._thread(self._accept)
@@ -224,6 +226,7 @@ class Wire:
         while (one := under_way.get())[1]:
             time.sleep(max(0.0, one[0] - time.monotonic()) + len(one[1]) / self.answered_bytes_per_second)
             self.turns.answered(one[2])
+            self.answered_bytes += len(one[1])
             client.sendall(one[1])
 
     def _receive_answers(

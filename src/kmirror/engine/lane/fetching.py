@@ -202,19 +202,34 @@ class Fetching:
                 if partition.caught_up:
                     self._move_fetch(partition, source.node_id, source.follower_until)
             elif (
-                source.role != "ahead"
-                and source.nothing_since is not None
+                source.nothing_since is not None
                 and at - source.nothing_since > SILENT_SECONDS
+                and self.is_passed_over(partition)
             ):
                 link = self._links.get((source.node_id, source.role))
-                if not link or key in link.paused or link.had_room_at < max(source.nothing_since, link.first_bytes_at):
-                    continue
-                if source.batch_bytes is None and link.first_bytes < PARTITION_BYTES:
+                if link and source.batch_bytes is None and link.first_bytes < PARTITION_BYTES:
                     self._ask_first_for(link, PARTITION_BYTES, at)  # its first batch may be larger than what was asked
                 else:
                     silent[source.node_id].append(partition)
         for node_id, partitions in silent.items():
             self._move_all(partitions, node_id, "silent")
+
+    def is_passed_over(self, partition: PartitionCopy) -> bool:
+        """Return True if since fetches return nothing of a partition a response had room for its records.
+
+        Others may be fetched before it, and a quota may keep responses empty.
+        """
+        source = partition.source
+        if source.role == "silent":
+            return source.empty_fetches > 0
+        link, key, since = (
+            self._links.get((source.node_id or 0, source.role)),
+            self._keys.get(partition),
+            source.nothing_since,
+        )
+        if not link or key not in link.partitions or key in link.paused or since is None:
+            return False
+        return link.had_room_at >= max(since, link.first_bytes_at)
 
     def _move_all(self, partitions: list[PartitionCopy], node_id: int, role: SourceRole) -> None:
         """Fetch partitions over another connection, once it is open."""

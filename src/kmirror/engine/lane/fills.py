@@ -193,7 +193,10 @@ class Fills:
         self._links.on_tick(at)
         for partition in list(self._lane.active):
             is_trimmed = self._trim_if_due(partition)
-            if not is_trimmed and partition not in self._probing and partition_fills.seems_to_end(partition, at):
+            if is_trimmed or partition in self._probing or not partition_fills.seems_to_end(partition, at):
+                continue
+            # a partition that only waits for its turn is not read twice
+            if self._fetching.is_passed_over(partition):
                 self._probe_log_end(partition)
 
     def _probe_log_end(self, partition: PartitionCopy) -> None:
