@@ -222,11 +222,11 @@ def test_another_cluster_at_the_addresses_of_one_is_an_error_and_its_state_is_no
         assert mirror in [one["mirror"] for one in after["mirrors"]]
 
 
-def test_who_may_not_read_the_state_is_told_which_right_is_missing_and_then_served(
-    guarded_cluster: SandboxCluster,
+def test_a_login_that_may_not_read_the_state_is_shown_with_the_missing_right_and_then_served(
+    source_cluster: SandboxCluster, guarded_cluster: SandboxCluster
 ) -> None:
     with Destination.open(guarded_cluster.client_properties()) as destination:
-        destination.store.ensure_topics()
+        mirror = new_mirror(destination, source_cluster)
         give(destination.client, acls("topic", "__kmirror_state", "reader", "DESCRIBE"))
         wrong = {**guarded_cluster.client_properties("reader")}
         login = wrong["sasl.jaas.config"]
@@ -240,10 +240,12 @@ def test_who_may_not_read_the_state_is_told_which_right_is_missing_and_then_serv
             wait_until(lambda: all(errors().values()))
             found = errors()
             assert "__kmirror_state" in found["dr"]
-            assert "READ" in found["dr"]
+            assert "--operation read" in found["dr"].lower()
             assert "another-secret" not in found["wrong"]
             give(destination.client, acls("topic", "__kmirror_state", "reader", "READ"))
             wait_until(lambda: not errors()["dr"])
+            shown = document(get, "/fleet.json", "fleet")["mirrors"]
+            assert ("dr", mirror) in [(one["cluster"], one["mirror"]) for one in shown]
             assert errors()["wrong"]
             assert get("/readyz")[0] == 503
 

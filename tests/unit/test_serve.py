@@ -257,7 +257,7 @@ def test_a_client_that_trickles_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -
 def test_an_error_of_ours_is_answered_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(found: Service, request: answers.Request) -> Any:
+    def broken(found: Service, request: answers.HttpRequest) -> Any:
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr(answers, "ROUTES", {"/metrics": broken})

@@ -55,7 +55,7 @@ class Service(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A request: its path, its query, and its Accept header."""
 
     path: str
@@ -63,7 +63,7 @@ class Request:
     accept: str = ""
 
     @classmethod
-    def of(cls, target: str, accept: str) -> Request:
+    def of(cls, target: str, accept: str) -> HttpRequest:
         """Parse the target of a request; of a parameter that occurs twice the last value counts."""
         parts = urlsplit(target)
         return cls(parts.path, dict(parse_qsl(parts.query, keep_blank_values=True)), accept)
@@ -199,7 +199,7 @@ _WITHOUT_PARTITIONS = tuple(
 
 def answer(service: Service, target: str, accept: str) -> Answer:
     """Return the answer for the target of a request and an Accept header."""
-    request = Request.of(target, accept)
+    request = HttpRequest.of(target, accept)
     found = ROUTES.get(request.path) or _below(request.path)
     if found is None:
         return Answer.of_text(HTTPStatus.NOT_FOUND, f"no such path; there are: {', '.join(ROUTES)}")
@@ -223,24 +223,24 @@ def _is_below(path: str, prefix: str) -> bool:
     return prefix != "/" and path.startswith(prefix)
 
 
-def _page(service: Service, request: Request) -> Answer:
+def _page(service: Service, request: HttpRequest) -> Answer:
     return Answer(HTTPStatus.OK, _HTML, page_text(), {"Content-Security-Policy": page_policy()})
 
 
-def _health(service: Service, request: Request) -> Answer:
+def _health(service: Service, request: HttpRequest) -> Answer:
     if (stuck := service.stuck) is not None:
         return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, stuck)
     return Answer.of_text(HTTPStatus.OK, service.alive)
 
 
-def _readiness(service: Service, request: Request) -> Answer:
+def _readiness(service: Service, request: HttpRequest) -> Answer:
     status = service.status(only_sums=True)
     if status.missing is not None:
         return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, status.missing)
     return Answer.of_text(HTTPStatus.OK, status.well)
 
 
-def _chosen(status: ServedStatus, request: Request) -> ServedStatus:
+def _chosen(status: ServedStatus, request: HttpRequest) -> ServedStatus:
     """Return a status with only the mirrors that a request names.
 
     Raises:
@@ -262,17 +262,17 @@ def _chosen(status: ServedStatus, request: Request) -> ServedStatus:
     return replace(status, mirrors=found)
 
 
-def _fleet(service: Service, request: Request) -> Answer:
+def _fleet(service: Service, request: HttpRequest) -> Answer:
     return Answer.of_json(document(FLEET, service.status(only_sums=True)))
 
 
-def _status(service: Service, request: Request) -> Answer:
+def _status(service: Service, request: HttpRequest) -> Answer:
     only_sums = request.query.get("partitions") == "false"
     status = service.status(request.query.get("mirror"), only_sums=only_sums)
     return Answer.of_json(document(_WITHOUT_PARTITIONS if only_sums else STATUS, _chosen(status, request)))
 
 
-def _history(service: Service, request: Request) -> Answer:
+def _history(service: Service, request: HttpRequest) -> Answer:
     from_ms, until_ms = request.number("from"), request.number("until")
     cluster, mirror = request.query.get("cluster"), request.query.get("mirror")
     status = _chosen(service.status(only_sums=True), request)
@@ -280,12 +280,12 @@ def _history(service: Service, request: Request) -> Answer:
     return Answer.of_json(document(HISTORY, Past.of(status, events, mirror=mirror, from_ms=from_ms, until_ms=until_ms)))
 
 
-def _metrics(service: Service, request: Request) -> Answer:
+def _metrics(service: Service, request: HttpRequest) -> Answer:
     body, content_type = exposition(service.status(only_sums=True), request.accept)
     return Answer(HTTPStatus.OK, content_type, body)
 
 
-Route = Callable[[Service, Request], Answer]
+Route = Callable[[Service, HttpRequest], Answer]
 #: A path that ends in a slash is that of all below it, except the first.
 ROUTES: Mapping[str, Route] = {
     "/": _page,

@@ -209,7 +209,9 @@ class WatchedCluster:
 
     def _fail(self, error: Exception) -> None:
         since = self._error[1] if self._error is not None else now_ms()
-        self._error = one_line(str(error)) or type(error).__name__, since
+        hint = getattr(error, "hint", None)
+        text = one_line(str(error)) or type(error).__name__
+        self._error = f"{text}; {one_line(hint)}" if hint else text, since
         if not is_transient(error) or self._has_other_properties():
             self._disconnect()
 

@@ -30,7 +30,7 @@ _MOST_NAMED = 10
 
 @verb(
     "serve",
-    "Serve a page, status and metrics of mirrors over HTTP, without copying.\n\nWatches the stored state of one or"
+    "Serve a page and metrics of mirrors without copying.\n\nWatches the stored state of one or"
     " several destinations: what their mirrors do, and whether engines run here, elsewhere or not at all. It answers as"
     " `run --http` does, needs no engine, starts no Spark, and changes nothing. A cluster that is down does not end it."
     "\n\nCtrl-C or SIGTERM stops it with exit code 0.",
