@@ -32,7 +32,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.words import byte_count, byte_rate
 from kmirror_plan.inventory import TopicFacts
 from kmirror_plan.reading_source import Progress
-from kmirror_plan.trial_quotas import BORROWED_S, may_be_slowed
+from kmirror_plan.trial_quotas import LEAST_UNDER_QUOTA_S, bytes_to_show_a_quota
 from kmirror_plan.waves import CopyRates, batch_class
 
 _PREFIX = "kmirror-trial-"
@@ -47,12 +47,11 @@ _OFF = (
     "emit.heartbeats.enabled",
     "emit.offset-syncs.enabled",
 )
-_MOST_TOPICS = 20
+#: Of each class; where a quota may apply, small topics have enough bytes to show it only together.
+_MOST_TOPICS = 500
 _LOOK_S = 0.15
 #: A copy that is over sooner has not found its pace; the topics may have fewer bytes than that takes.
 _LEAST_S = 5.0
-#: The same where a quota may slow it down.
-_LEAST_UNDER_QUOTA_S = 3 * BORROWED_S
 #: How long nothing may be copied before the trial is given up, the engine's start included.
 _PATIENCE_S = 120.0
 #: A rate is of the time after so many of the bytes: before that an engine finds its pace.
@@ -82,14 +81,15 @@ def run_trial(
         TimedOutError: nothing was copied for two minutes.
         KmirrorError: the engine ended, or something could not be removed.
     """
-    classes = _samples(topics, size)
+    source, _ = checked_properties(mirror_config)
+    with ClusterClient(client_config(source)) as client:
+        to_show = bytes_to_show_a_quota(client)
+    least = _LEAST_S if to_show is None else LEAST_UNDER_QUOTA_S
+    classes = samples(topics, size, to_show or 0.0)
     if not classes:
         raise RefusedError("there is nothing to copy for a trial", "give --bandwidth instead of --trial")
     found: dict[str, float] = {}
     copied = seconds = 0.0
-    source, _ = checked_properties(mirror_config)
-    with ClusterClient(client_config(source)) as client:
-        least = _LEAST_UNDER_QUOTA_S if may_be_slowed(client) else _LEAST_S
     with _mirror(destination, mirror_config) as name, OwnEngine(name, destination.properties) as engine:
         engine.start()
         for batches, some in classes.items():
@@ -108,18 +108,18 @@ def run_trial(
     return CopyRates(copied / seconds, found)
 
 
-def _samples(topics: Sequence[TopicFacts], size: int) -> dict[str, list[TopicFacts]]:
-    """Return the topics to copy by class, the largest of each."""
+def samples(topics: Sequence[TopicFacts], size: int, least: float) -> dict[str, list[TopicFacts]]:
+    """Return the topics to copy by class, the largest of each, with `least` bytes of it if there are so many."""
     by_class: dict[str, list[TopicFacts]] = defaultdict(list)
     for topic in sorted(topics, key=lambda one: (-(one.size or 0), one.topic)):
         if topic.size and topic.offsets:
             by_class[batch_class(topic)].append(topic)
-    share = size / max(1, len(by_class))
+    enough = max(least, 2 * size / max(1, len(by_class)))
     chosen: dict[str, list[TopicFacts]] = {}
     for name, some in sorted(by_class.items()):
         chosen[name] = []
         for topic in some[:_MOST_TOPICS]:
-            if sum(one.size or 0 for one in chosen[name]) < 2 * share:
+            if sum(one.size or 0 for one in chosen[name]) < enough:
                 chosen[name].append(topic)
     return chosen
 

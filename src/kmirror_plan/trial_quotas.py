@@ -10,17 +10,26 @@ from kmirror.errors import KmirrorError, OutcomeUnknown
 
 #: For how long brokers let a client borrow of its quota by default: quota.window.num × quota.window.size.seconds.
 BORROWED_S = 11.0
-_SLOWING = frozenset({"consumer_byte_rate", "request_percentage"})
+#: How long a trial must last to show a quota: its rate is that of the second half of its bytes.
+LEAST_UNDER_QUOTA_S = 3 * BORROWED_S
+_READING = "consumer_byte_rate"
+_SLOWING = frozenset({_READING, "request_percentage"})
 _ANONYMOUS = "ANONYMOUS"
 
 
-def may_be_slowed(client: ClusterClient) -> bool:
-    """Return whether a quota for what this client reads may apply: one that could, or that we may not see."""
+def bytes_to_show_a_quota(client: ClusterClient) -> float | None:
+    """Return how many bytes a trial must have at least to show a quota on what this client reads.
+
+    None if none may apply. 0 if it is not known: we may not see quotas, or one is on the time that brokers spend.
+    """
     try:
-        quotas = describe_quotas(client)
+        quotas = [one for one in describe_quotas(client) if may_apply(one, client.config)]
     except (KmirrorError, OutcomeUnknown):
-        return True
-    return any(may_apply(one, client.config) for one in quotas)
+        return 0.0
+    if not quotas:
+        return None
+    on_each_broker = max((one.value for one in quotas if one.key == _READING), default=0.0)
+    return on_each_broker * len(client.metadata([]).brokers) * (LEAST_UNDER_QUOTA_S + BORROWED_S)
 
 
 def may_apply(quota: Quota, config: ClientConfig) -> bool:

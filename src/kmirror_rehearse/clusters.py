@@ -30,7 +30,10 @@ from kmirror.cluster.security.trust import host_policy
 from kmirror.cluster.topics.topic_requests import delete_topics
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
 from kmirror.ops.base.context import Destination
+from kmirror.state.internal_topics import OWN_TOPICS
+from kmirror.state.rights_records import SHARED
 from kmirror.words import counted, listed
+from kmirror_rehearse.rehearsal_findings import Finding, Kind, bad, made_by_others
 from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import DEFAULT_USERS, SandboxCluster, start_together
 from kmirror_sandbox.ports import LOOPBACK
@@ -162,27 +165,33 @@ class NamedDestination:
         except NoAuthorizerError:
             return frozenset()
 
-    def clear(self, mirror: str) -> None:
-        """Remove what the mirror has made, and nothing of others: a cluster whose topics we may not see looks empty.
+    def clear(self, mirror: str) -> Iterator[Finding]:
+        """Remove what the mirror has made, and yield what stays: all that others have made since then.
 
-        Raises KmirrorError, OutcomeUnknown.
+        What is ours is known by the mirror's state alone: a cluster whose topics we may not see looks empty.
+
+        Raises:
+            KmirrorError: something cannot be removed.
+            OutcomeUnknown: it is not known whether it was.
         """
-        state = self._destination.state()
+        state, groups = self._destination.state(), ClusterGroups(self._client)
         made = {one.topic: one.destination_topic_id for one in state.topics(mirror)}
-        found = self._client.metadata(made).topics
-        synced = {one.destination_group for one in state.groups(mirror)} - self._groups
-        groups = ClusterGroups(self._client)
-        for group, code in groups.delete(synced & groups.listed().keys()).items():
+        rights = [state.rights(mirror, topic) for topic in (*made, SHARED)]
+        synced = {one.destination_group for one in state.groups(mirror) if one.offsets} - self._groups
+        found_groups, found_acls = groups.listed().keys(), self._known_acls() - self._acls
+        our_acls = found_acls.intersection(one for known in rights for one in (*known.made, *known.denied))
+        for group, code in groups.delete(synced & found_groups).items():
             if code:
-                raise KmirrorError(f"group {group} cannot be deleted ({code_name(code)})", "end its members")
-        of_ours = {one for one in self._known_acls() - self._acls if one.resource_name in made.keys() | synced}
-        for error in delete_acls(self._client, of_ours).values() if of_ours else ():
+                yield bad(Kind.NOT_REMOVED, group, f"the group cannot be deleted: {code_name(code)}", "end its members")
+        for one, error in delete_acls(self._client, our_acls).items() if our_acls else ():
             if error is not None:
-                raise error
-        ours = [one for one, known in made.items() if found[one].printed_topic_id == known]
-        delete_topics(self._client, [*ours, *(one for one in self._foreign_topics() if one.startswith("__kmirror_"))])
-        if left := self._foreign_topics():
-            raise KmirrorError(f"others have made topics meanwhile: {listed(left, 5)}", "they are left as they are")
+                yield bad(Kind.NOT_REMOVED, "ACLs", f"{one} cannot be deleted: {error}", error.hint)
+        found, found_topics = self._client.metadata(made).topics, self._foreign_topics()
+        ours = {one for one, known in made.items() if known is not None and found[one].printed_topic_id == known}
+        ours |= {one for one in found_topics if one.startswith(OWN_TOPICS)}
+        delete_topics(self._client, ours)
+        theirs = found_groups - synced - self._groups
+        yield from made_by_others({*found_topics} - ours, theirs, map(str, found_acls - our_acls))
 
     def _foreign_topics(self) -> list[str]:
         return sorted(one for one in self._client.metadata(None).topics if one not in _OWN_TOPICS)

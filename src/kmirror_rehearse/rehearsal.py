@@ -76,8 +76,9 @@ def rehearse(request: RehearsalRequest, progress: Progress) -> Rehearsal:
             with suppress(KmirrorError):
                 thaw(stand_in)
             clusters.close()
-            if named is not None:
-                named.clear(MIRROR)
+            for left in named.clear(MIRROR) if named is not None else ():
+                run.findings.append(left)
+                progress(f"{left.subject}: {left.message}")
 
         try:
             Rehearser(run, stand_in, here, folder, clusters).play()

@@ -271,3 +271,13 @@ def loss_misreported(least: int | None, most: int | None, lost: int | None) -> I
     else:
         return
     yield bad(Kind.LOSS_MISREPORTED, "loss", f"the failover {said}; counted were {lost:,}")
+
+
+def made_by_others(topics: Iterable[str], groups: Iterable[str], acls: Iterable[str]) -> Iterator[Finding]:
+    """Yield what others, such as the check, have made at a named destination during the rehearsal, and which stays."""
+    for level, subject, names in ((bad, "topics", topics), (warn, "groups", groups), (warn, "ACLs", acls)):
+        if left := sorted(names):
+            hint = f"remove the {subject} if nobody needs them"
+            yield level(
+                Kind.NOT_REMOVED, subject, f"others made them meanwhile, and they stay: {listed(left, 5)}", hint
+            )

@@ -26,7 +26,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import typed
-from tests.support.estates import RealEstate
+from tests.support.estates import FIFTY_APPLICATIONS, RealEstate
 from tests.support.json_documents import check as check_document
 from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
@@ -220,12 +220,11 @@ def test_with_least_rights_it_names_what_it_may_not_see(
 
 @pytest.mark.long
 def test_an_estate_of_fifty_applications_and_two_thousand_topics(cluster_pair: ClusterPair, tmp_path: Path) -> None:
-    sizes = [(2, 5, 20, 40, 60, 100)[number * 7 % 6] for number in range(50)]
-    estate = RealEstate(cluster_pair.source, sizes, prefix=unique_topic("big"))
+    estate = RealEstate(cluster_pair.source, FIFTY_APPLICATIONS, prefix=unique_topic("big"))
     estate.groups[f"{estate.prefix}.audit"] = estate.topics
     estate.producers["gateway"] = [min(some) for some in estate.applications]
     estate.write()
-    assert len(estate.topics) > 1_800
+    assert (len(estate.applications), len(estate.topics)) == (50, 2_000)
     plan = planned(
         cluster_pair.destination,
         *("--mirror-config", file_of(cluster_pair.source, tmp_path), "--topics", f"{estate.prefix}.*"),

@@ -21,6 +21,7 @@ from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.pause import pause
+from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.stop.failover import failover
@@ -49,7 +50,7 @@ SPEEDS = {"bytesPerSecond", "recordsPerSecond", "sourceRecordsPerSecond", "etaMs
 @contextmanager
 def watching(*clusters: WatchedCluster) -> Iterator[Get]:
     """Watch clusters, and yield what asks for a path; JSON is checked against its schema."""
-    service = WatchService(clusters)
+    service = WatchService(clusters, ChargeKeeper(one.name for one in clusters))
     get = asking(service)
     with service.watching():
         yield get

@@ -28,6 +28,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give
+from tests.support.careless_check import ANSWER, EXIT_CODE, GROUP, RIGHTS, TOPIC
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import ROOT
 from tests.support.json_documents import check as check_document
@@ -41,6 +42,9 @@ MONTH_MS, HOUR_MS = 2_592_000_000, 3_600_000
 #: Records that an application writes to a topic whose copy has failed.
 MORE = 50
 RECORDS = 200
+CHECK = f"{sys.executable} -m tests.support.careless_check"
+#: Rights by a prefix at the source, which the mirror syncs, whereas it leaves out those of others.
+SYNCED = acls("topic", "ord", "batch", "READ", prefixed=True)
 #: Each planted fault: the finding that must name it, what it is about, and words of its message.
 PLANTED = {
     "a topic that the mirror may not read": ("RIGHT_MISSING", "secret", "READ"),
@@ -59,21 +63,26 @@ PLANTED = {
     "a user without a credential there": ("CLIENTS_LACK", "clients", "SCRAM user"),
     "a transaction that is never ended": ("OPEN_TRANSACTION", "ledger", "transaction"),
     "a foreign write at the destination": ("NOT_COPIED", "payments", "DESTINATION_WRITTEN"),
-    "a check that fails": ("CHECK_FAILED", "sh -c", "exit code 3: no such order"),
+    "a check that fails": ("CHECK_FAILED", CHECK, f"exit code {EXIT_CODE}: {ANSWER}"),
+    "a topic of the destination's own that has the name of one": ("RIGHT_MISSING", "taken", "to the destination"),
+    "a topic that the check has left": ("NOT_REMOVED", "topics", TOPIC),
+    "a group that the check has left": ("NOT_REMOVED", "groups", GROUP),
+    "rights that the check has left": ("NOT_REMOVED", "ACLs", "User:checker"),
     "an RTO that is not met": ("TOO_SLOW", "RTO", "at most 0.001 s"),
 }
 
 
 @dataclass(slots=True)
 class Rehearsed:
-    """One rehearsal: its exit code, its document, and the source before and after."""
+    """One rehearsal: its exit code, its document, and the source and the destination before and after."""
 
     code: int
     stderr: str
     document: dict[str, Any]
     before: dict[str, Any]
     after: dict[str, Any]
-    left: set[str]
+    there_before: dict[str, Any]
+    there_after: dict[str, Any]
 
     @property
     def findings(self) -> list[dict[str, Any]]:
@@ -140,7 +149,7 @@ def plant(source: SandboxCluster) -> Producer:
     config = librdkafka(client_config(source.client_properties()))
     create(source, "orders", retention_ms=str(MONTH_MS), max_message_bytes="2000000")
     create(source, "payments", message_timestamp_type="LogAppendTime")
-    for topic in ("secret", "events", "future", "ledger", "bulk", "outside", "counter-input"):
+    for topic in ("secret", "events", "future", "ledger", "bulk", "taken", "outside", "counter-input"):
         create(source, topic)
     for topic in ("_schemas", "counter-store-changelog"):
         create(source, topic, cleanup_policy="compact")
@@ -158,7 +167,7 @@ def plant(source: SandboxCluster) -> Producer:
     commit(source, "shipping", {"orders": 60, "outside": 10})
     commit(source, "counter", {"counter-input": 100})
     with ClusterClient(client_config(source.client_properties())) as client:
-        mirrored = ("orders", "payments", "events", "future", "ledger", "bulk", "outside", "counter-input")
+        mirrored = ("orders", "payments", "events", "future", "ledger", "bulk", "taken", "outside", "counter-input")
         give(
             client,
             *(acls("topic", name, "mirror", "READ", "DESCRIBE_CONFIGS") for name in (*mirrored, "_schemas")),
@@ -167,6 +176,7 @@ def plant(source: SandboxCluster) -> Producer:
             acls("group", "*", "mirror", "DESCRIBE"),
             acls("cluster", "kafka-cluster", "mirror", "DESCRIBE", "DESCRIBE_CONFIGS"),
             acls("topic", "orders", "app", "READ"),
+            SYNCED,
         )
         wanted = [
             Quota((("user", "mirror"),), "consumer_byte_rate", 1_000_000.0),
@@ -179,6 +189,21 @@ def plant(source: SandboxCluster) -> Producer:
     hanging.produce("ledger", value="pending")
     hanging.flush(30)
     return hanging
+
+
+def furnish(destination: SandboxCluster) -> None:
+    """Let the destination have what a rehearsal must leave alone; its user may do everything, but not see a topic."""
+    create(destination, "taken", retention_ms=str(MONTH_MS))
+    commit(destination, "shipping", {"taken": 0})
+    with ClusterClient(client_config(destination.client_properties())) as client:
+        give(
+            client,
+            *(acls(kind, "*", "kmirror", "ALL") for kind in ("topic", "group", "transactional_id")),
+            acls("cluster", "kafka-cluster", "kmirror", "ALL"),
+            acls("topic", "taken", "kmirror", "ALL", deny=True),
+            acls("topic", "orders", "auditor", "READ"),
+            acls("group", "shipping", "auditor", "READ"),
+        )
 
 
 def write_once_mirrored(
@@ -213,22 +238,23 @@ def rehearsed(make_module_cluster: MakeCluster, tmp_path_factory: pytest.TempPat
     source = make_module_cluster("production", secured=True, authorizer=True, users=USERS)
     destination = make_module_cluster("named", secured=True, authorizer=True)
     hanging = plant(source)
+    furnish(destination)
     login = source.write_client_properties(folder / "login.properties", "mirror")
     (folder / "source.properties").write_text(
         "".join(f"{key}={value}\n" for key, value in source.client_properties("mirror").items() if key != JAAS)
         + f"{JAAS}=${{file:{login}:{JAAS}}}\n"
-        "groups.exclude=billing\nsync.topic.acls.enabled=false\n"
+        "groups.exclude=billing\nsync.topic.acls.enabled=true\nacls.include=TOPIC;*;*;*;User:batch\n"
         "topic.properties.exclude=retention.ms,max.message.bytes,message.timestamp.type\n"
     )
-    command_config = destination.write_client_properties(folder / "command.properties")
-    before, is_over = seen_of(source), threading.Event()
+    command_config = destination.write_client_properties(folder / "command.properties", "kmirror")
+    before, there_before, is_over = seen_of(source), seen_of(destination), threading.Event()
     writer = threading.Thread(target=write_once_mirrored, args=(source, destination, "payments", is_over))
     writer.start()
-    topics = "orders,payments,secret,events,future,ledger,bulk,counter-input"
+    topics = "orders,payments,secret,events,future,ledger,bulk,taken,counter-input"
     done = rehearse(
         *("--mirror-config", str(folder / "source.properties"), "--topics", topics, "--json", "--whole"),
         *("--bootstrap-server", destination.bootstrap_servers, "--command-config", str(command_config)),
-        *("--check", "sh -c 'echo no such order; exit 3'", "--rto", "1ms", "--live", "12s"),
+        *("--check", CHECK, "--rto", "1ms", "--live", "12s"),
         *("--out", str(folder / "evidence")),
         environ={**os.environ, "KMIRROR_TRUST_PATHS": f"{folder},{source.directory}"},
     )
@@ -242,7 +268,8 @@ def rehearsed(make_module_cluster: MakeCluster, tmp_path_factory: pytest.TempPat
     check_document("rehearsal", document)
     (stored,) = (folder / "evidence").glob("*.json")
     assert json.loads(stored.read_text()) == document
-    return Rehearsed(done.returncode, done.stderr, document, before, after, set(seen_of(destination)["topics"]))
+    there_after = seen_of(destination)
+    return Rehearsed(done.returncode, done.stderr, document, before, after, there_before, there_after)
 
 
 JAAS = "sasl.jaas.config"
@@ -282,8 +309,15 @@ def test_what_was_lost_is_reported_and_counted(rehearsed: Rehearsed) -> None:
 
 
 @pytest.mark.slow
-def test_the_named_destination_is_empty_again(rehearsed: Rehearsed) -> None:
-    assert rehearsed.left <= {"__transaction_state"}
+def test_the_named_destination_has_what_others_made_there_and_nothing_else(rehearsed: Rehearsed) -> None:
+    before, after = rehearsed.there_before, rehearsed.there_after
+    assert {*after["topics"]} - {"__transaction_state"} == {*before["topics"], TOPIC} == {"taken", TOPIC}
+    assert (after["settings"]["taken"], after["ends"]["taken"]) == (before["settings"]["taken"], (0, 0))
+    assert {*after["groups"]} == {*before["groups"], GROUP} == {"shipping", GROUP}
+    (check,) = rehearsed.document["checks"]
+    assert str(SYNCED[0]) in check["output"]
+    assert {*after["acls"]} == {*before["acls"], *map(str, RIGHTS)}
+    assert after["quotas"] == before["quotas"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.new_topics import create_and_wait
 from tests.support.waiting import wait_until
 
+#: The applications of an estate of 2,000 topics: how many topics each of the fifty has.
+FIFTY_APPLICATIONS = tuple((3, 5, 20, 40, 60, 121)[number % 6] for number in range(50))
 #: Topics that are created by one request.
 _AT_ONCE = 100
 
@@ -25,8 +27,9 @@ class RealEstate:
     cluster: SandboxCluster
     sizes: Sequence[int]
     prefix: str = "app"
-    #: Bytes of the records of each topic.
+    #: Bytes of the records that a producer writes to each topic, and of one record.
     topic_bytes: int = 2_000
+    record_bytes: int = 1_000
     seed: int = 1
     applications: list[frozenset[str]] = field(default_factory=list)
     groups: dict[str, list[str]] = field(default_factory=dict)
@@ -65,10 +68,10 @@ class RealEstate:
     def _produce(self, topics: Sequence[str]) -> None:
         producer = Producer({"bootstrap.servers": self.cluster.bootstrap_servers, "enable.idempotence": True})
         for topic in topics:
-            for number in range(max(1, self.topic_bytes // 1_000)):
-                producer.produce(topic, random.Random(number).randbytes(1_000))
+            for number in range(max(1, self.topic_bytes // self.record_bytes)):
+                producer.produce(topic, random.Random(number).randbytes(self.record_bytes))
                 producer.poll(0)
-        assert producer.flush(60) == 0
+            assert producer.flush(60) == 0
 
     @staticmethod
     def _commit(admin: AdminClient, group: str, topics: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -147,27 +147,27 @@ class World:
     def verdict(self, by: str, side: str, topic: str | None = None) -> ChargeVerdict:
         return who_is_in_charge(list(self.seen[by].values()), MIRROR, side, self.now, topic)
 
-    def those_in_charge(self) -> set[str]:
-        return {side for by in SIDES for side in SIDES if self.verdict(by, side).in_charge}
+    def those_in_charge(self, topic: str | None = None) -> set[str]:
+        return {side for by in SIDES for side in SIDES if self.verdict(by, side, topic).in_charge}
 
 
 ALL = {"a": "ab", "b": "ab"}
 
 
-def act(world: World, dice: random.Random, *, deletes: bool) -> None:
+def act(world: World, dice: random.Random, topics: Sequence[str], *, deletes: bool) -> None:
     """Do something that an operator may do, finish something that was begun, or leave it unfinished for a while."""
-    side = dice.choice(SIDES)
+    side, topic = dice.choice(SIDES), dice.choice(topics)
     deeds: list[Callable[[], None]] = [
-        lambda: world.claim(side, knows_source=dice.random() < 0.8),
-        lambda: world.announce(side),
-        lambda: world.complete(side),
-        lambda: world.add(side),
-        lambda: world.begin_stop(side),
-        lambda: world.end_stop(side),
-        lambda: world.stop(side),
+        lambda: world.claim(side, topic, knows_source=dice.random() < 0.8),
+        lambda: world.announce(side, topic),
+        lambda: world.complete(side, topic),
+        lambda: world.add(side, topic),
+        lambda: world.begin_stop(side, topic),
+        lambda: world.end_stop(side, topic),
+        lambda: world.stop(side, topic),
     ]
     if deletes:
-        deeds.append(lambda: world.delete(side))
+        deeds.append(lambda: world.delete(side, topic))
     dice.choice(deeds)()
 
 
@@ -191,7 +191,9 @@ def test_two_clusters_are_never_both_in_charge(seed: int) -> None:
     held: Counter[str] = Counter()
     for number in range(40):
         dice, world, path = random.Random(f"{seed}/{number}"), World(), list[str]()
-        world.add("b")
+        topics = (TOPIC, "clicks")[: dice.choice((1, 1, 2))]
+        for topic in topics:
+            world.add("b", topic)
         # a mirror is deleted only where each side sees the other's state when it begins a new one
         deletes, seen = dice.random() < 0.2, list(ways)
         busy = dice.choice((0.02, 0.1, 0.3))
@@ -200,12 +202,13 @@ def test_two_clusters_are_never_both_in_charge(seed: int) -> None:
             if dice.random() < 0.05:
                 seen = [one for one in ways if dice.random() < 0.7]
             if dice.random() < busy:
-                act(world, dice, deletes=deletes)
+                act(world, dice, topics, deletes=deletes)
             read(world, dice, seen)
             found = world.those_in_charge()
             held.update(found)
             path.append(f"{world.now:.1f} {sorted(found)} {seen} {world.stored}")
-            assert len(found) <= 1, f"{seed}/{number}:\n" + "\n".join(path[-8:])
+            at_once = [found, *(world.those_in_charge(topic) for topic in topics)]
+            assert all(len(one) <= 1 for one in at_once), f"{seed}/{number}:\n" + "\n".join(path[-8:])
     assert min(held[side] for side in SIDES) > 300, f"hardly anything was in charge: {held}"
 
 
@@ -250,7 +253,7 @@ def test_a_source_that_does_not_see_its_destination_is_not_certain() -> None:
     world.pass_time(5, ALL)
     world.pass_time(5, {"a": "a", "b": "ab"})
     assert world.verdict("a", "a").in_charge is None
-    assert "b was last read" in world.verdict("a", "a").why
+    assert "b has not been read" in world.verdict("a", "a").why
     assert world.verdict("b", "a").in_charge is True
 
 
@@ -305,6 +308,33 @@ def test_a_cluster_that_its_source_has_not_on_record_is_not_certain() -> None:
     assert world.verdict("b", "b").in_charge is True, "it cannot know"
 
 
+def test_a_stop_that_the_source_has_not_on_record_is_not_believed() -> None:
+    world = World()
+    world.add("b")
+    world.stop("b")
+    world.add("a")
+    world.stop("a")
+    planted = replace(world.stored["a"][TOPIC], term=99)
+    world.stored["a"][TOPIC] = planted
+    world.pass_time(5, ALL)
+    assert planted.announced is True
+    assert world.those_in_charge() == set()
+
+
+def test_what_the_source_has_on_record_counts_if_it_is_seen() -> None:
+    world = World()
+    world.add("b")
+    world.stop("b")
+    world.claim("a")
+    world.announce("a")
+    world.stop("a")
+    assert world.stored["a"][TOPIC].announced is None
+    world.pass_time(5, ALL)
+    assert world.those_in_charge() == {"a"}
+    world.pass_time(5, {"a": "a", "b": "b"})
+    assert world.those_in_charge() == set()
+
+
 def test_a_standby_that_has_lost_its_record_leaves_it_open_who_is_in_charge() -> None:
     world = World()
     for target in ("b", "a"):
@@ -328,6 +358,31 @@ def test_a_mirror_that_has_moved_in_part_has_no_end_in_charge_but_its_topics_hav
     assert world.verdict("a", "b", "clicks").in_charge is True
     assert world.verdict("a", "a", "clicks").in_charge is False
     assert world.verdict("a", "a", "orders").in_charge is True
+
+
+def test_a_topic_that_is_late_does_not_keep_the_clients_of_others_out() -> None:
+    world = World()
+    for topic in ("orders", "clicks"):
+        world.add("b", topic)
+        world.begin_stop("b", topic)
+    world.end_stop("b", "clicks")
+    world.pass_time(5, ALL)
+    assert world.those_in_charge() == {"b"}
+    assert "not of 1 topic yet" in world.verdict("b", "b").why
+    assert world.verdict("b", "b", "orders").in_charge is False
+    world.end_stop("b", "orders")
+    world.pass_time(0.5, ALL)
+    assert world.those_in_charge() == {"b"}
+
+
+def test_a_new_topic_does_not_keep_the_clients_of_others_out() -> None:
+    world = World()
+    world.add("b")
+    world.pass_time(5, ALL)
+    world.add("b", "clicks")
+    world.pass_time(0.5, ALL)
+    assert world.those_in_charge() == {"a"}
+    assert world.verdict("a", "a", "clicks").in_charge is None
 
 
 def test_a_topic_that_was_removed_from_its_mirror_does_not_count() -> None:

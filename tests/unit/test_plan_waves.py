@@ -17,7 +17,7 @@ from kmirror_plan.inventory import Inventory, Shape, TopicFacts, Unseen, shape_o
 from kmirror_plan.migration_plan import MigrationPlan, Room, make_plan
 from kmirror_plan.plan_page import plan_page
 from kmirror_plan.runbook import runbook, wave_topics
-from kmirror_plan.trial import rate_of
+from kmirror_plan.trial import rate_of, samples
 from kmirror_plan.waves import START_SECONDS, CopyRates, Wave, WaveLimits, waves_of
 from tests.support.strict_html import StrictHtml
 from tests.unit.test_plan_applications import group, producer, topic
@@ -218,6 +218,17 @@ def test_a_rate_is_of_the_time_in_which_an_engine_has_found_its_pace() -> None:
 @pytest.mark.parametrize("looks", [[], [(0.0, 5.0)], [(0.0, 1.0), (0.1, 50.0), (0.2, 100.0)]])
 def test_what_took_too_short_has_no_rate(looks: list[tuple[float, float]]) -> None:
     assert rate_of(looks) is None
+
+
+def test_a_trial_takes_the_largest_topics_of_each_class_and_as_many_as_show_a_quota() -> None:
+    found = [
+        topic(f"t{size}", size=size, mean_batch=batch) for batch in (100, 100_000) for size in range(batch, batch + 9)
+    ]
+    found.append(topic("empty", size=0, mean_batch=100))
+    of_size = {name: [one.size for one in some] for name, some in samples(found, 200, 0.0).items()}
+    assert of_size == {"large": [100_008], "small": [108, 107]}
+    of_size = {name: [one.size for one in some] for name, some in samples(found, 200, 250.0).items()}
+    assert of_size == {"large": [100_008], "small": [108, 107, 106]}
 
 
 def test_times_are_predicted_by_the_class_of_batches() -> None:

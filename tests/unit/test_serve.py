@@ -30,6 +30,7 @@ from kmirror.web.address import Address
 from kmirror.web.answers import Service
 from kmirror.web.http_server import MOST_CLIENTS, serving
 from kmirror.web.look import page_text
+from kmirror.web.requests import HttpRequest
 from kmirror.web.run_service import RunService
 from tests.support.json_documents import check
 from tests.support.live_engine import NOW_MS, no_events, row, silent, snapshot, topic_record, turning, view
@@ -257,7 +258,7 @@ def test_a_client_that_trickles_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -
 def test_an_error_of_ours_is_answered_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(found: Service, request: answers.HttpRequest) -> Any:
+    def broken(found: Service, request: HttpRequest) -> Any:
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr(answers, "ROUTES", {"/metrics": broken})

@@ -60,11 +60,15 @@ class HeldTopic:
 
 
 class ChargeVerdict(NamedTuple):
-    """Whether a cluster is in charge, None if that is not certain, and why; `until`: when time alone may change it."""
+    """Whether a cluster is in charge, None if that is not certain, and why; `until`: when time alone may change it.
+
+    `is_next`: it is about to be, and no other cluster is.
+    """
 
     in_charge: bool | None
     why: str
     until: float | None = None
+    is_next: bool = False
 
 
 _NOTHING = HeldTopic()
@@ -223,7 +227,7 @@ def _trouble(cluster: SeenCluster, at: float) -> str | None:
     if cluster.state is None or cluster.asked_at is None:
         return f"the state of {cluster.name} has not been read yet"
     if not cluster.is_fresh(at):
-        return f"the state of {cluster.name} was last read {at - cluster.asked_at:.0f} s ago"
+        return f"the state of {cluster.name} has not been read for more than {FRESH_S:g} s"
     if cluster.state.unreadable():
         return f"a newer kmirror wrote some of the state of {cluster.name}"
     return None
@@ -232,14 +236,16 @@ def _trouble(cluster: SeenCluster, at: float) -> str | None:
 def _together(verdicts: Mapping[str, ChargeVerdict]) -> ChargeVerdict:
     times = [one.until for one in verdicts.values() if one.until is not None]
     until = min(times, default=None)
-    for topic, one in verdicts.items():
+    # a topic that is late, or new, does not keep the clients of all others out
+    counts = {topic: one for topic, one in verdicts.items() if not one.is_next} or verdicts
+    for topic, one in counts.items():
         if one.in_charge is None:
             return ChargeVerdict(None, f"{topic}: {one.why}", until)
-    first = next(iter(verdicts.values()))
-    if len({one.in_charge for one in verdicts.values()}) == 1:
-        return ChargeVerdict(first.in_charge, first.why, until)
-    moved = sum(one.in_charge is True for one in verdicts.values())
-    return ChargeVerdict(None, f"in charge of {moved:,} of {counted(len(verdicts), 'topic')} only", until)
+    moved = sum(one.in_charge is True for one in counts.values())
+    if 0 < moved < len(counts):
+        return ChargeVerdict(None, f"in charge of {moved:,} of {counted(len(verdicts), 'topic')} only", until)
+    why, late = next(iter(counts.values())).why, len(verdicts) - len(counts)
+    return ChargeVerdict(moved > 0, f"{why}; not of {counted(late, 'topic')} yet" if late else why, until)
 
 
 def _verdict(
@@ -250,7 +256,7 @@ def _verdict(
     if held.stage is HeldStage.COPIED:
         return ChargeVerdict(False, f"it is copied from cluster {held.source_id}")
     if held.stage is HeldStage.STOPPING:
-        return ChargeVerdict(False, "it is being stopped, and does not take writes yet")
+        return ChargeVerdict(False, "it is being stopped, and does not take writes yet", is_next=True)
     if held.stage is HeldStage.STOPPED:
         relied = _stopped(own, topic, held, known, at)
     else:
@@ -259,7 +265,7 @@ def _verdict(
         return relied
     settled, why = relied
     if at < settled:
-        return ChargeVerdict(None, f"{why}, seen for less than {SETTLED_S:g} s", settled)
+        return ChargeVerdict(None, f"{why}, seen for less than {SETTLED_S:g} s", settled, is_next=True)
     return ChargeVerdict(True, why)
 
 
@@ -303,11 +309,17 @@ def _stopped(
         if theirs.stage is not HeldStage.COPIED or theirs.term <= held.term:
             return ChargeVerdict(None, f"{standby.name} may have taken over: it has no record of that any more")
         settled = max(settled, standby.settles_at(topic))
-    if held.term > FIRST_TERM and not held.is_announced:
+    if held.term > FIRST_TERM:
         source = known.get(held.source_id or "")
-        where = source.name if source is not None else f"cluster {held.source_id}"
-        unknown = f"{where} may still count itself in charge: it has no record that this one may take over"
-        if source is None or _trouble(source, at) is not None or source.holding(topic).stage is not HeldStage.COPIED:
-            return ChargeVerdict(None, unknown)
-        settled = max(settled, source.settles_at(topic))
+        is_seen = source is not None and _trouble(source, at) is None
+        theirs = source.holding(topic) if source is not None and is_seen else _NOTHING
+        is_on_record = (own.cluster_id, held.term) in theirs.standbys
+        # what is on record here alone may have been planted
+        is_denied = theirs.stage is HeldStage.STOPPED and theirs.term < held.term and not is_on_record
+        if is_denied or not (held.is_announced or is_on_record or theirs.stage is HeldStage.COPIED):
+            where = source.name if source is not None else f"cluster {held.source_id}"
+            why = "may still count itself in charge: it has no record that this one may take over"
+            return ChargeVerdict(None, f"{where} {why}")
+        if source is not None and is_seen:
+            settled = max(settled, source.settles_at(topic))
     return settled, "mirroring to it was stopped here"

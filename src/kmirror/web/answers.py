@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
-from urllib.parse import parse_qsl, urlsplit
 
 from kmirror import __version__, columns
 from kmirror.columns import Column, R, Table, Type, document, list_of, object_of
 from kmirror.errors import ExitCode
+from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.status.partition_row import PARTITIONS
 from kmirror.status.topic_status import TOPICS
+from kmirror.web.charge_answers import IN_CHARGE_PATH, all_in_charge, in_charge_answer
 from kmirror.web.exposition import exposition
 from kmirror.web.look import page_policy, page_text
 from kmirror.web.past import HISTORY, Past
 from kmirror.web.recent import Events
+from kmirror.web.requests import Answer, BadRequestError, HttpRequest
 from kmirror.web.run_metrics import PHASES
 from kmirror.web.served import (
     CLUSTER,
@@ -27,9 +29,8 @@ from kmirror.web.served import (
     ServedStatus,
     StuckError,
 )
-from kmirror.words import json_text, visible_lines
 
-_TEXT, _JSON, _HTML = "text/plain; charset=utf-8", "application/json", "text/html; charset=utf-8"
+_HTML = "text/html; charset=utf-8"
 _NOT_COPYING = "copying has not begun"
 
 
@@ -50,73 +51,12 @@ class Service(Protocol):
         Of others than a named mirror, and with `only_sums`, partitions may be seconds old. Raises StuckError.
         """
 
+    @property
+    def charge(self) -> ChargeKeeper | None:
+        """Who is in charge; None where that is not watched."""
+
     def events(self) -> Sequence[tuple[str | None, Events]]:
         """Return the recent events of each cluster, with its name; None for that of `run`."""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """A request: its path, its query, and its Accept header."""
-
-    path: str
-    query: Mapping[str, str]
-    accept: str = ""
-
-    @classmethod
-    def of(cls, target: str, accept: str) -> HttpRequest:
-        """Parse the target of a request; of a parameter that occurs twice the last value counts."""
-        parts = urlsplit(target)
-        return cls(parts.path, dict(parse_qsl(parts.query, keep_blank_values=True)), accept)
-
-    def number(self, name: str) -> int | None:
-        """Return a parameter that is a time in epoch milliseconds; None if it is not given.
-
-        Raises:
-            BadRequestError: it is no such number.
-        """
-        text = self.query.get(name)
-        if text is None:
-            return None
-        if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-            raise BadRequestError(HTTPStatus.BAD_REQUEST, f"{name}={text} is no time in epoch milliseconds")
-        return int(text)
-
-
-#: Of a time in epoch milliseconds.
-_MOST_DIGITS = 15
-
-
-class BadRequestError(Exception):
-    """A request that has no answer: the status, and why."""
-
-    def __init__(self, status: HTTPStatus, why: str) -> None:
-        super().__init__(why)
-        self.status = status
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer; its headers are added to those that every answer has."""
-
-    status: HTTPStatus
-    content_type: str
-    body: bytes
-    headers: Mapping[str, str] | None = None
-
-    @classmethod
-    def of_text(cls, status: HTTPStatus, text: str) -> Answer:
-        """Return a plain text answer."""
-        return cls(status, _TEXT, f"{visible_lines(text)}\n".encode())
-
-    @classmethod
-    def of_json(cls, found: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
-        """Return a JSON document."""
-        return cls(status, _JSON, json_text(found).encode())
-
-    @classmethod
-    def of_error(cls, status: HTTPStatus, code: ExitCode, why: str) -> Answer:
-        """Return the document `error`."""
-        return cls.of_json({"error": {"code": int(code), "message": why, "hint": None, "reason": None}}, status)
 
 
 def _in_cluster(table: Table[R]) -> Type:
@@ -294,5 +234,7 @@ ROUTES: Mapping[str, Route] = {
     "/fleet.json": _fleet,
     "/status.json": _status,
     "/history.json": _history,
+    "/in-charge.json": lambda service, _: all_in_charge(service.charge),
+    IN_CHARGE_PATH: lambda service, request: in_charge_answer(service.charge, request),
     "/metrics": _metrics,
 }

@@ -28,8 +28,10 @@ from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.errors import RefusedError
 from kmirror.ops.base.context import Destination
 from kmirror.web.address import Address, named_host
-from kmirror.web.answers import Answer, Service, answer
+from kmirror.web.answers import Service, answer
+from kmirror.web.charge_answers import IN_CHARGE_PATH
 from kmirror.web.recent import RecentEvents
+from kmirror.web.requests import Answer
 from kmirror.web.run_service import RunService
 
 _logger = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._is_misdirected():
             return
         path = urlsplit(self.path).path
-        with self.server.place_to_answer(is_probe=path in _PROBES) as has_place:
+        with self.server.place_to_answer(is_probe=path in _PROBES or path.startswith(IN_CHARGE_PATH)) as has_place:
             if not has_place:
                 self._send(Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, "too many clients"), {"Retry-After": "1"})
                 return

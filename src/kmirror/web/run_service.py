@@ -11,6 +11,7 @@ from kmirror.engine.driver.driver import COPYING, STOPPING, RunView
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.engine.status.journal import Level
+from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.web.live_mirror import live_mirror
 from kmirror.web.recent import Events, RecentEvents
 from kmirror.web.served import ServedStatus, StuckError
@@ -39,6 +40,8 @@ class _Shown:
 
 class RunService:
     """Answer for one run; `show` is called by its thread about once a second, everything else by any thread."""
+
+    charge: ChargeKeeper | None = None
 
     def __init__(self, snapshots: Snapshots, recent: RecentEvents) -> None:
         self._snapshots = snapshots

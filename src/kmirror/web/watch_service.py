@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kmirror.engine.clock import epoch_ms, now, now_ms
+from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord
 from kmirror.web.recent import Events
@@ -21,8 +22,9 @@ _SAME_SECONDS = 1.0
 class WatchService:
     """Answer for watched clusters; for any thread."""
 
-    def __init__(self, clusters: Sequence[WatchedCluster]) -> None:
+    def __init__(self, clusters: Sequence[WatchedCluster], charge: ChargeKeeper) -> None:
         self._clusters = clusters
+        self.charge = charge
         self._lock = threading.Lock()
         self._sums: tuple[float, ServedStatus] | None = None
 

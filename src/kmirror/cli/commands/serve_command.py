@@ -76,6 +76,7 @@ def serve_verb(
 ) -> int:
     from kmirror.cli.commands.copying import ServiceManager
     from kmirror.ops.run.signals import stopping
+    from kmirror.ops.show.charge_keeper import ChargeKeeper
     from kmirror.web.address import Address
     from kmirror.web.http_server import serving
     from kmirror.web.watch_service import WatchService
@@ -85,7 +86,9 @@ def serve_verb(
     watched = _watched(call, clusters, bootstrap_server, command_config)
     if expect_cluster_id is not None and len(watched) > 1:
         raise UsageError("--expect-cluster-id is for one cluster", "give one --cluster")
-    service = WatchService([WatchedCluster(name, read, expect_cluster_id) for name, read in watched.items()])
+    charge = ChargeKeeper(watched)
+    seen = [WatchedCluster(name, read, expect_cluster_id, charge.take) for name, read in watched.items()]
+    service = WatchService(seen, charge)
     service_manager, screen = ServiceManager.of_this_process(), call.output.screen
     with stopping() as stop, serving(address, service, tuple(map(str.lower, http_host))) as listening:
         screen.line(f"watching {listed(list(watched), _MOST_NAMED)}; nothing is copied")
@@ -100,7 +103,7 @@ def serve_verb(
     return 0
 
 
-_PATHS = "/healthz, /readyz, /fleet.json, /status.json, /history.json and /metrics"
+_PATHS = "/healthz, /readyz, /in-charge/MIRROR, /fleet.json, /status.json, /history.json and /metrics"
 
 
 def _watched(
