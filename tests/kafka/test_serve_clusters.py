@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.stop.failover import failover
 from kmirror.state.snapshot import State
+from kmirror.state.store import StateStore
 from kmirror.status.mirror_status import MIRRORS
 from kmirror.status.partition_row import PARTITIONS
 from kmirror.web import watched_cluster
@@ -36,6 +37,7 @@ from tests.support.acls import acls, give
 from tests.support.clusters import ClusterPair, freeze, unique_topic
 from tests.support.engine import ROOT, Engine
 from tests.support.json_documents import check
+from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.scraped import Get, asking, fetching, scraped, value
 from tests.support.shared_clusters import revived
@@ -249,6 +251,26 @@ def test_a_login_that_may_not_read_the_state_is_shown_with_the_missing_right_and
             assert ("dr", mirror) in [(one["cluster"], one["mirror"]) for one in shown]
             assert errors()["wrong"]
             assert get("/readyz")[0] == 503
+
+
+def test_a_store_may_leave_reports_undecoded_until_they_are_wanted(
+    cluster_pair: ClusterPair, destination: Destination, stored: tuple[str, list[str]]
+) -> None:
+    mirror, _ = stored
+    watched = StateStore(destination.config)
+    with closing(watched):
+        watched.wants_reports = False
+        with LocalEngine(destination, mirror) as local:
+            local.catch_up()
+            wait_until(lambda: destination.state().progress(mirror))
+            assert watched.read().engine(mirror) is not None
+            assert watched.read().progress(mirror) == ()
+            watched.wants_reports = True
+            assert watched.read().progress(mirror)
+        watched.wants_reports = False
+        assert watched.read().progress(mirror), "what was decoded stays"
+        watched.wants_reports = True
+        assert watched.read() == destination.state()
 
 
 @contextmanager
