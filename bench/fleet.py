@@ -20,8 +20,8 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
-from bench.measure import ProcessTree
-from bench.processes import start
+from bench.measure import CopyFailedError, ProcessTree
+from bench.processes import last_output, start
 from kmirror.engine.clock import now_ms
 from kmirror.ops.base.context import Destination
 from kmirror.state.history_records import HOUR_MS, HistoryPoint, HistoryRecord
@@ -186,6 +186,8 @@ def measure(bootstrap_servers: str, fleet: Fleet, log: Path, seconds: float) -> 
     try:
         tree, began = ProcessTree([serve.pid]), time.monotonic()
         while not is_ready():
+            if serve.poll() is not None:
+                raise CopyFailedError(last_output(log))
             time.sleep(0.2)
         print(f"  first read after {time.monotonic() - began:.1f} s, {tree.cpu_seconds():.2f} s of CPU time")
         get("/fleet.json")

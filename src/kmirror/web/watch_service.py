@@ -17,6 +17,8 @@ from kmirror.words import at_time
 
 #: A client that asks more often gets the same answer again: making one takes work.
 _SAME_SECONDS = 1.0
+#: How long an answer waits for what is read only while someone asks.
+_PATIENCE_SECONDS = 0.7
 
 
 class WatchService:
@@ -69,7 +71,10 @@ class WatchService:
                     return stored_settings(record.settings).metrics_per_partition
                 return mirror in (None, record.name)
 
-            mirrors = tuple(one for cluster in self._clusters for one in cluster.mirrors(is_exact))
+            for cluster in self._clusters:
+                cluster.want_reports()
+            until = now() + _PATIENCE_SECONDS
+            mirrors = tuple(one for cluster in self._clusters for one in cluster.mirrors(is_exact, until))
             found = ServedStatus(WATCHING, now_ms(), None, mirrors, clusters=self.clusters)
             self._sums = now(), found
             return found

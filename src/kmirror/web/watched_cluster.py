@@ -35,8 +35,6 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
 TURN_SECONDS = 60.0
 #: For how long after a request what lanes report is read: it costs more than all else.
 _WANTED_SECONDS = 60.0
-#: How long an answer waits for reports, and for a look at the clusters, where there are none.
-_PATIENCE_SECONDS = 0.7
 
 _logger = logging.getLogger(__name__)
 
@@ -125,12 +123,14 @@ class WatchedCluster:
         """Begin to read its recent events."""
         self._recent.ask()
 
-    def mirrors(self, is_exact: Callable[[MirrorRecord], bool]) -> tuple[ServedMirror, ...]:
+    def mirrors(self, is_exact: Callable[[MirrorRecord], bool], until: float) -> tuple[ServedMirror, ...]:
         """Return its mirrors: those that must be exact as they are now, others as they were seconds ago at most.
 
-        While it cannot be read, they are as they were when it was. For one thread at a time.
+        While it cannot be read, they are as they were when it was. What lanes report, and a look at the clusters, is
+        waited for where there is none, at most `until` a time of `engine.clock.now`. For one thread at a time.
         """
-        self._want_reports()
+        if self._read is not None and self._error is None:
+            self._with_reports.wait(max(0.0, until - now()))
         found, read = self._mirrors(is_exact), self._read
         if read is None or not read.is_fresh:
             return found
@@ -139,16 +139,15 @@ class WatchedCluster:
         self._looks.forget(unreported)
         if looking is None or all(self._looks.last(name) for name, is_so in unreported.items() if is_so):
             return found
-        looking.join(_PATIENCE_SECONDS)
+        looking.join(max(0.0, until - now()))
         return self._mirrors(is_exact)
 
-    def _want_reports(self) -> None:
-        """Have lanes' reports read for some time; wait for them if they were not."""
+    def want_reports(self) -> None:
+        """Have what lanes report read for some time, and at once if it was not."""
         was_wanted, self._asked_at = self._are_reports_wanted, now()
-        if not was_wanted and self._read is not None:
+        if not was_wanted:
             self._with_reports.clear()
             self._woken.set()
-            self._with_reports.wait(_PATIENCE_SECONDS)
 
     @property
     def _are_reports_wanted(self) -> bool:

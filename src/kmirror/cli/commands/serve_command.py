@@ -18,7 +18,7 @@ from kmirror.cli.options import (
     verb,
 )
 from kmirror.errors import UsageError
-from kmirror.words import at_time, listed
+from kmirror.words import at_time, counted, listed
 
 if TYPE_CHECKING:
     from kmirror.web.served import ClusterStatus
@@ -96,7 +96,8 @@ def serve_verb(
         with service.watching():
             known: dict[str, str | None] = dict.fromkeys(watched)
             while not stop.wait(_TURN_SECONDS):
-                service_manager.report_alive(f"watching {len(watched)}")
+                if service.stuck is None:
+                    service_manager.report_alive(f"watching {counted(len(watched), 'cluster')}")
                 for line in _changes(service.clusters, known):
                     screen.line(line)
     service_manager.report_stopping()
