@@ -6,7 +6,7 @@ A wire to a real broker passes on answers later. Judged by what both sides have 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from math import inf
 from typing import Any
 
@@ -14,12 +14,14 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.rights.client_quotas import alter_quotas
 from kmirror.engine.clock import now
 from kmirror.engine.lane.brokers.links import DestinationLink
 from kmirror.engine.lane.lane import Lane
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
-from tests.support.far_logs import write
+from tests.support.far_logs import write, write_large
 from tests.support.lane import Mirror, assert_same, fill
 from tests.support.oracle import librdkafka_records
 from tests.support.shared_clusters import ForgetfulCluster, cluster_behind_wires
@@ -111,6 +113,38 @@ def test_new_records_are_fetched_by_requests_that_overlap(looped: Mirror, wire: 
     assert read_ahead_bytes(lane) > 0
     assert looped.stop(lane).clean
     assert_same(looped, topic, PARTITIONS)
+
+
+@pytest.mark.parametrize("quota", [None, 10e6])
+def test_many_partitions_with_large_batches_are_hardly_fetched_twice(
+    looped: Mirror, wire: Wire, quota: float | None
+) -> None:
+    """Also where a quota throttles, that is, brokers answer with nothing now and then."""
+    partitions, megabytes = 30, 3
+    topic = looped.topic(partitions=partitions)
+    write_large(looped.source, topic, partitions, megabytes)
+    with limited(looped, quota):
+        lane = start_far_away(looped, wire)
+        looped.wait_copied(lane)
+    copied = sum(copy.progress.bytes_copied for copy in lane.partitions)
+    fetched, _ = lane._fetching.usage()
+    roles = {role for (_, role), _ in lane._state.sources.items()}
+    assert looped.stop(lane).clean
+    assert_same(looped, topic, partitions)
+    assert copied > 0.8 * (partitions * megabytes << 20)
+    assert "silent" not in roles
+    assert fetched < 1.35 * copied, f"{fetched / copied:.2f}"
+
+
+@contextmanager
+def limited(mirror: Mirror, bytes_per_second: float | None) -> Iterator[None]:
+    """Limit what kmirror reads from the source, if that is not None."""
+    quota = Quota((("client-id", "kmirror"),), "consumer_byte_rate", bytes_per_second or 0.0)
+    if bytes_per_second is not None:
+        assert not alter_quotas(mirror.at_source, [quota], [])
+    yield
+    if bytes_per_second is not None:
+        assert not alter_quotas(mirror.at_source, [], [quota])
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Logs that are large enough to be read ahead: batches of all sizes up to 200 KB."""
+"""Logs that are large enough to be read ahead."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from confluent_kafka import Producer
 from kmirror_sandbox.cluster import SandboxCluster
 
 _BODY = random.Random(5).randbytes(1 << 20)
+
+
+def write_large(cluster: SandboxCluster, topic: str, partitions: int, megabytes: int) -> None:
+    """Write batches of about 900 KB, of unequal sizes, to each partition."""
+    chance = random.Random(partitions)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 1000, "batch.size": 1_000_000})
+    for _ in range(megabytes):
+        for partition in range(partitions):
+            for _ in range(chance.randrange(85, 95)):
+                start = chance.randrange(1 << 19)
+                producer.produce(topic, _BODY[start : start + chance.randrange(9_500, 10_500)], partition=partition)
+        assert producer.flush(60) == 0
 
 
 def write(

@@ -20,6 +20,8 @@ from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, HEADER, LOG_OVERHEAD,
 LONG_ROUND_TRIP = 0.002
 #: Batches of one kind differ by a record: this part of them is asked for in addition.
 _SPREAD = 32
+#: A guess that is not where a batch begins brings that batch twice, so it asks for at least so many.
+_GUESSED_BATCHES = 4
 
 
 class Covered(NamedTuple):
@@ -93,7 +95,7 @@ class Range:
 class ReadAhead:
     """The ranges of one partition between what is taken and what is not asked for yet.
 
-    One request asks for about `request_bytes`, or for one batch if batches are larger.
+    One request asks for about `request_bytes`, or for some batches if they are larger.
     """
 
     def __init__(self, request_bytes: int) -> None:
@@ -116,14 +118,19 @@ class ReadAhead:
 
     def _note(self, found: Covered, records: memoryview) -> None:
         (base_offset, _) = PREFIX.unpack_from(records)
-        self._batch_bytes = found.size / found.batches
-        self._batch_offsets = max((found.next_offset - base_offset) / found.batches, 1.0)
-        self._is_even = found.is_even
+        offsets = max((found.next_offset - base_offset) / found.batches, 1.0)
+        # a single batch says nothing, unless it is like the one before
+        self._is_even = found.is_even and (found.batches > 1 or offsets == self._batch_offsets)
+        self._batch_bytes, self._batch_offsets = found.size / found.batches, offsets
 
     @property
     def bytes_per_offset(self) -> float:
         """The mean size of an offset in bytes; 0 while it is unknown."""
         return 0.0 if self._batch_bytes is None else self._batch_bytes / self._batch_offsets
+
+    def lacks(self, position: int) -> bool:
+        """Return True if nothing that was asked for has what comes next at a position."""
+        return not self.ranges or self.ranges[0].offset > position
 
     def ask(self, position: int, end: int) -> Range | None:
         """Return what to ask for next of the offsets from `position` to `end`; None if there is nothing."""
@@ -136,13 +143,17 @@ class ReadAhead:
         limit = min(end, self.ranges[place].offset) if place < len(self.ranges) else end
         if start >= limit:
             return None
-        batches = max(1, round(self._request_bytes / self._batch_bytes))
+        is_guess = start != position
+        least = _GUESSED_BATCHES if is_guess and not self._is_even else 1
+        batches = max(least, round(self._request_bytes / self._batch_bytes))
         until = min(start + max(1, int(batches * self._batch_offsets)), limit)
         expected = (until - start) / self._batch_offsets * self._batch_bytes
         if not self._is_even or expected < self._batch_bytes:
             # a guess that is not where a batch begins also brings what that batch has before it
             expected += self._batch_bytes
-        new = Range(start, until, int(expected * (1 + 1 / _SPREAD)) + 1, is_guess=start != position)
+            if not is_guess:
+                until = min(until + max(1, int(self._batch_offsets)), limit)
+        new = Range(start, until, int(expected * (1 + 1 / _SPREAD)) + 1, is_guess=is_guess)
         self.ranges.insert(place, new)
         self.held_bytes += new.size
         return new

@@ -56,6 +56,8 @@ class Reach:
         #: Those that may have something to ask for, whose turn it is next first; and those with something to take in.
         self.askable: dict[PartitionCopy, None] = {}
         self.waiting: dict[PartitionCopy, None] = {}
+        #: Those of `askable` that lack what comes next: asking for that is no guess, which brings some batches twice.
+        self.lacking: dict[PartitionCopy, None] = {}
         #: When the last answered request was sent.
         self.seen_at = 0.0
         #: What has arrived over connections that are closed.
@@ -64,6 +66,12 @@ class Reach:
         self.is_limited = False
         #: True if something else than the connections limited what is asked for since the last tick.
         self.is_held_up = False
+
+    def may_ask(self, partition: PartitionCopy) -> None:
+        """Note that a partition may have something to ask for, and whether that is what comes next."""
+        self.askable[partition] = None
+        if self.readings[partition].lacks(partition.intake.next_offset):
+            self.lacking[partition] = None
 
     @property
     def open_links(self) -> list[AheadLink]:
@@ -161,7 +169,7 @@ class Ahead:
             return False
         source.reads_ahead()
         reach.readings[partition] = reading
-        reach.askable[partition] = None
+        reach.may_ask(partition)
         return True
 
     def forget(self, partition: PartitionCopy) -> None:
@@ -169,8 +177,8 @@ class Ahead:
         for reach in self._reaches.values():
             reading = reach.readings.pop(partition, None)
             if reading is not None:
-                reach.askable.pop(partition, None)
-                reach.waiting.pop(partition, None)
+                for some in (reach.askable, reach.lacking, reach.waiting):
+                    some.pop(partition, None)
                 reading.clear()
                 self._release_dropped(reading)
 
@@ -264,17 +272,17 @@ class Ahead:
                 break
             if self._throttle.allowance(at) == 0:
                 break
-            partition = next(iter(reach.askable))
+            partition = next(iter(reach.lacking or reach.askable))
             del reach.askable[partition]
-            reading = reach.readings[partition]
+            reach.lacking.pop(partition, None)
+            reading, position = reach.readings[partition], partition.intake.next_offset
+            # what comes next is asked for even if much of what follows it has arrived: nothing else can be taken in
+            may_hold = reading.held_bytes < share or reading.lacks(position)
             end = partition.source.last_stable_offset or 0
-            position = partition.intake.next_offset
-            one = (
-                reading.ask(position, end) if reading.held_bytes < share and not partition.source.is_deferred else None
-            )
+            one = reading.ask(position, end) if may_hold and not partition.source.is_deferred else None
             if one is None:
                 continue
-            reach.askable[partition] = None
+            reach.may_ask(partition)
             where = partition.fetch_position(one.size)
             if one.is_guess:
                 where = where._replace(fetch_offset=one.offset, last_fetched_epoch=None)
@@ -320,7 +328,6 @@ class Ahead:
         if key is None:
             self._release(frame)
             return
-        reach.askable[partition] = None
         part = next((part for part in answer.partitions if part.key == key), None)
         if part is not None and not part.error_code:
             partition.ends_seen(part, request.asked_at)
@@ -329,6 +336,7 @@ class Ahead:
             self._take(reach, partition, at)
             return
         reading.give_up(one)
+        reach.may_ask(partition)
         self._release(frame)
         if not answer.throttle_time_ms:
             self._leave(reach, partition, until=at + _USUAL_SECONDS)
@@ -346,7 +354,7 @@ class Ahead:
     def _take(self, reach: Reach, partition: PartitionCopy, at: float) -> None:
         """Take in what has arrived of a partition, as far as it goes and as much as the partition wants."""
         reading, intake = reach.readings[partition], partition.intake
-        reach.waiting[partition] = reach.askable[partition] = None
+        reach.waiting[partition] = None
         while partition.wants_records:
             one = reading.take(intake.next_offset, intake.leader_epoch)
             if one is None:
@@ -365,6 +373,8 @@ class Ahead:
             if partition.status is not Status.COPYING:
                 self.forget(partition)
         self._release_dropped(reading)
+        if partition in reach.readings:
+            reach.may_ask(partition)
         if partition in reach.readings and not reading.ranges:
             behind = (partition.source.last_stable_offset or 0) - intake.next_offset
             if behind * reading.bytes_per_offset < _LEAST_BEHIND_BYTES:
@@ -396,7 +406,7 @@ class Ahead:
             self._throttle.spend(-request.allowed_bytes)
             request.reading.give_up(request.range)
             if reach.readings.get(request.partition) is request.reading:
-                reach.askable[request.partition] = None
+                reach.may_ask(request.partition)
         link.requests.clear()
 
     def hang_up(self) -> None:

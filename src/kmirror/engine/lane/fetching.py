@@ -36,8 +36,6 @@ from kmirror.errors import Reason
 #: processed: larger responses are slower, here and at both brokers.
 FETCH_BYTES = 2 << 20
 PARTITION_BYTES = 1 << 20
-#: How much of a partition is fetched first over a long path: enough to see how large its batches are.
-FIRST_BYTES = 64 << 10
 FETCH_WAIT_MS = 200
 #: Partitions on a connection from which on the quiet ones are moved to another, after this time without records.
 MANY_PARTITIONS = 50
@@ -209,7 +207,11 @@ class Fetching:
                 and at - source.nothing_since > SILENT_SECONDS
             ):
                 link = self._links.get((source.node_id, source.role))
-                if link and key not in link.paused and link.had_room_at >= source.nothing_since:
+                if not link or key in link.paused or link.had_room_at < max(source.nothing_since, link.first_bytes_at):
+                    continue
+                if source.batch_bytes is None and link.first_bytes < PARTITION_BYTES:
+                    self._ask_first_for(link, PARTITION_BYTES, at)  # its first batch may be larger than what was asked
+                else:
                     silent[source.node_id].append(partition)
         for node_id, partitions in silent.items():
             self._move_all(partitions, node_id, "silent")
@@ -321,8 +323,15 @@ class Fetching:
             return
         link.batch_bytes = partition.source.batch_bytes or link.batch_bytes
         first = partition.source.batch_bytes is None and self.ahead.is_possible(link.node_id)
-        limit = FIRST_BYTES if first else PARTITION_BYTES
+        limit = link.first_bytes if first else PARTITION_BYTES
         link.session.want(key, partition.fetch_position(whole_batches(limit, partition.source.batch_bytes)))
+
+    def _ask_first_for(self, link: SourceLink, size: int, at: float) -> None:
+        """Ask for more of the partitions that have brought nothing yet: brokers return no part of a first batch."""
+        link.first_bytes, link.first_bytes_at = min(size, PARTITION_BYTES), at
+        for key, partition in link.partitions.items():
+            if partition.source.batch_bytes is None and key not in link.paused:
+                self._want(link, key, partition)
 
     def _answer_bytes(self, link: SourceLink, allowed: int | None) -> int:
         """Return the maximum size of the next response: as many whole partition parts as fit."""
@@ -383,8 +392,9 @@ class Fetching:
         if asked_at is not None and any(len(part.records) for part in answer.partitions):
             self._lane.counts.fetches.took(at - asked_at)
         link.seen_at = asked_at or link.seen_at
-        if len(view) + PARTITION_BYTES <= link.max_bytes:
-            link.had_room_at = link.seen_at
+        if len(view) + PARTITION_BYTES <= link.max_bytes and not answer.throttle_time_ms:
+            link.had_room_at = link.seen_at  # a throttled response is empty, whatever there is
+        largest = 0
         for part in answer.partitions:
             partition = link.partitions.get(part.key)
             if partition is None or partition.source.valid_from_serial > link.serial:
@@ -410,6 +420,7 @@ class Fetching:
                 partition.advance(at)
             elif len(part.records):
                 partition.source.got_records(at)
+                largest = max(largest, partition.source.batch_bytes or 0)
                 self.ahead.brought(partition, len(part.records), at)
                 is_prompt = asked_at is not None and at - asked_at < PROMPT_SECONDS
                 if link.role == "quiet" or (link.role == "silent" and is_prompt):
@@ -423,6 +434,8 @@ class Fetching:
                     link.paused.add(part.key)
             if partition.queue:
                 self._lane.make_ready(partition)
+        if largest > link.first_bytes and self.ahead.is_possible(link.node_id):
+            self._ask_first_for(link, whole_batches(1, largest), at)
         if frame.release():
             self._lane.released.append(frame)
         self.collect()

@@ -70,6 +70,10 @@ class FetchLink:
         return proven
 
 
+#: Enough to see how large batches usually are.
+FIRST_BYTES = 64 << 10
+
+
 class SourceLink(FetchLink):
     """One of at most three connections to a source broker with the partitions fetched over it; see `fetching`."""
 
@@ -86,6 +90,10 @@ class SourceLink(FetchLink):
         #: The same of the last response that had room for another partition: those it did not name brought nothing.
         self.had_room_at = 0.0
         self.max_bytes = 0
+        #: How much is asked for first of a partition whose batches are of unknown size, over a long path; and when that
+        #: was last changed.
+        self.first_bytes = FIRST_BYTES
+        self.first_bytes_at = 0.0
         self.serial = 0
         #: The usual batch size on this connection, if known.
         self.batch_bytes: int | None = None
