@@ -48,6 +48,7 @@ Monitor and verify:
   verify         Compare source and destination record by record.
   events         Show who did what to a mirror, when, and the result.
   report         Write an HTML report about a mirror.
+  serve          Serve a page and metrics of mirrors without copying.
 
 Stop, fail over and fail back:
   promote        Stop mirroring topics once they are fully copied (planned
@@ -176,6 +177,7 @@ def test_every_verb_that_acts_takes_yes() -> None:
         "describe",
         "top",
         "report",
+        "serve",
         "wait",
         "verify",
         "events",
@@ -199,8 +201,8 @@ def test_every_verb_that_acts_takes_yes() -> None:
 
 def test_every_verb_takes_json_but_those_that_the_readme_names() -> None:
     without = {name for name, one in _commands() if "--json" not in {flag for o in one.params for flag in o.opts}}
-    assert without == {"demo", "export", "help", "completion", "report", "top", "sandbox challenge", "sandbox produce"}
+    named = {"demo", "export", "help", "completion", "report", "serve", "top"}
+    assert without == named | {"sandbox challenge", "sandbox produce"}
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "Every command except `demo`, `export`, `help`, `completion`, `report` and `top` takes `--json`" in " ".join(
-        readme.split()
-    )
+    sentence = "Every command except `demo`, `export`, `help`, `completion`, `report`, `serve` and `top` takes `--json`"
+    assert sentence in " ".join(readme.split())

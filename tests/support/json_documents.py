@@ -48,8 +48,8 @@ MIRRORS_FILE = SCHEMAS / "mirrors.json"
 _INTRODUCTION = """\
 # JSON documents
 
-Every command but `demo`, `export`, `help`, `completion`, `report` and `top` prints one JSON document with `--json`
-(short for `--output json`) to stdout.
+Every command but `demo`, `export`, `help`, `completion`, `report`, `serve` and `top` prints one JSON document with
+`--json` (short for `--output json`) to stdout.
 Warnings, hints, questions and progress go to stderr. For each document there is a JSON Schema (draft 2020-12) in the
 Python package `kmirror`:
 

@@ -13,8 +13,8 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 _INTRODUCTION = """\
 # Metrics
 
-`kmirror run --http [HOST:]PORT` serves these at `/metrics`, as text for Prometheus and as OpenMetrics for clients that
-ask for it ([Health, metrics and status over HTTP](http.md)).
+`kmirror run --http [HOST:]PORT` and `kmirror serve` serve these at `/metrics`, as text for Prometheus and as
+OpenMetrics for clients that ask for it ([Health, metrics and status over HTTP](http.md)).
 
 - **Unknown values are absent**, never 0. Rules on a lag also need `kmirror_partitions_lag_unknown > 0`, and `up == 0`
   or `absent(kmirror_healthy)` for a missing engine: one that is stuck answers 503.
@@ -27,7 +27,8 @@ ask for it ([Health, metrics and status over HTTP](http.md)).
   enables them: four series per partition.
 - Counters start at 0 with each engine; `rate()` and `increase()` handle that.
 
-A mirror's metrics have the label `mirror` in addition to those listed.
+A mirror's metrics have the label `mirror` in addition to those listed, from `serve` also `cluster`. `serve` knows what
+is stored, and so has no samples of these: {engine}.
 """
 
 
@@ -35,10 +36,11 @@ def page() -> str:
     """Return the text of docs/metrics.md."""
     return "\n".join(
         [
-            _INTRODUCTION,
+            _INTRODUCTION.format(engine=", ".join(f"`{one.name}`" for one in METRICS if one.of_engine)),
             "## Mirrors\n",
             *_table(METRICS),
-            "\n## The run itself\n\nThese exist from the start, also while `run` waits or stands by.\n",
+            "\n## The run itself, and watched clusters\n\nThese exist from the start, also while `run` waits or stands"
+            " by.\n",
             *_table(RUN_METRICS),
             "\n## The same elsewhere\n\nThe closest metrics of Apache Kafka's cluster mirroring (KIP-1279) and"
             " Confluent's cluster linking. Numbers\nmay differ: kmirror measures lag to the last stable offset.\n",

@@ -38,13 +38,16 @@ from kmirror.state.record_kinds import Record
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, PartitionRecord, PartitionState
 from kmirror.state.snapshot import State
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
+from kmirror.status.engine_health import engine_health
 from kmirror.status.mirror_status import MirrorStatus
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.status.partition_row import PARTITIONS
-from kmirror.status.topic_status import shown_state, totals
+from kmirror.status.topic_status import TOPICS, shown_state, totals
 from kmirror.web.look import script
 from kmirror.web.report_facts import ClusterFacts, ReportFacts
 from kmirror.web.report_page import page
+from kmirror.web.served import SERVED_MIRRORS, ServedMirror
+from kmirror.web.stored_mirror import OffsetLook, stored_mirror
 from tests.support import live_engine
 from tests.support.live_engine import AT, NOW_MS, live_status, silent, snapshot, topic_record, turning
 from tests.support.page_script import inlined, text_of
@@ -169,6 +172,12 @@ def commanded(known: MirrorSnapshot) -> MirrorStatus:
     state = State.of({**known.stored, known.engine.key: known.engine}.values())
     record = state.mirror("m")
     assert record is not None
+    here, source = looked(known)
+    return status_of(state, record, state.topics("m"), here, source, NOW_MS, engine_has_ended=False)
+
+
+def looked(known: MirrorSnapshot) -> tuple[ClusterSnapshot, ClusterSnapshot]:
+    """Return what both clusters answer a command."""
     is_unheard = NOW_MS - known.engine.last_seen_ms > 10_000
     ends = {p: one.destination_offset for p, one in known.rows.items() if one.destination_offset is not None}
     ends |= {p: here for p, (_, here) in known.paused_ends[1].items()}
@@ -182,8 +191,17 @@ def commanded(known: MirrorSnapshot) -> MirrorStatus:
     )
     if known.source_trouble is not None:
         source = ClusterSnapshot(NOW_MS, trouble=known.source_trouble)
-    here = ClusterSnapshot(NOW_MS, log_end_offset={} if is_unheard else ends)
-    return status_of(state, record, state.topics("m"), here, source, NOW_MS, engine_has_ended=False)
+    return ClusterSnapshot(NOW_MS, log_end_offset={} if is_unheard else ends), source
+
+
+def watched(known: MirrorSnapshot, *, with_look: bool = True) -> ServedMirror:
+    """Return the status as `serve` derives it from what is stored, and from a look at both clusters."""
+    state = State.of({**known.stored, known.engine.key: known.engine}.values())
+    record = state.mirror("m")
+    assert record is not None
+    look = OffsetLook(*looked(known), {topic.topic: topic for topic in state.topics("m")}) if with_look else None
+    health = engine_health(known.engine, "m", NOW_MS, has_ended=False)
+    return stored_mirror("dr", state, record, look, health, NOW_MS, is_here=True)
 
 
 def by_topic(rows: Sequence[Mapping[str, Any]]) -> Said:
@@ -265,6 +283,24 @@ def test_the_page_its_json_metrics_and_readiness(known: MirrorSnapshot, expected
     assert {r: value(samples, "kmirror_partitions_by_reason", mirror="m", reason=r) for r in reasons} == reasons
     assert (ready[0], value(samples, "kmirror_healthy", mirror="m")) == (503, 0)
     assert status["missing"] + "\n" == ready[1]
+
+
+def test_what_serve_shows(known: MirrorSnapshot, expected: Said) -> None:
+    found = watched(known)
+    assert by_topic([PARTITIONS.document(one) for one in found.partitions]) == expected
+    assert of_topics([TOPICS.document(one) for one in found.topics]) == expected
+    assert found.missing is not None
+    row = SERVED_MIRRORS.document(found)
+    assert row["topicStates"] == Counter(state for state, _, _ in expected.values())
+    assert row["lag"] == totals(found.partitions).lag
+
+
+def test_what_serve_shows_of_topics_that_a_live_engine_reports_needs_no_look_at_the_clusters() -> None:
+    found = by_topic([PARTITIONS.document(one) for one in watched(scene(), with_look=False).partitions])
+    reported = ("active", "failed", "fresh", "waiting")
+    assert {topic: found[topic] for topic in reported} == {topic: WELL[topic] for topic in reported}
+    # who copies no topic reports none: its lag is unknown until someone looks
+    assert found["paused"] == ("PAUSED", "PAUSED_BY_OPERATOR", None)
 
 
 def test_the_log_the_table_and_the_history_of_run(known: MirrorSnapshot, expected: Said) -> None:

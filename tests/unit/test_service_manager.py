@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.cli.commands.copying import ServiceManager
+from kmirror.cli.commands.serve_command import serve_verb
 from kmirror_rehearse.cli.rehearse_command import rehearse_verb
 from tests.support.forked import run
 from tests.support.waiting import PATIENCE_S
@@ -86,6 +87,25 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
         return  # where there is no systemd, no one starts the unit
     there = tmp_path / "kmirror@.service"
     there.write_text(UNIT.read_text().replace("/opt/kmirror/bin/kmirror", sys.executable))
+    done = subprocess.run([systemd_analyze, "verify", str(there)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_unit_of_serve_starts_what_kmirror_takes(tmp_path: Path) -> None:
+    unit = RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    file = UNIT.with_name("kmirror-serve@.service")
+    assert unit.read(file)
+    service = unit["Service"]
+    assert (service["Type"], service["RestartPreventExitStatus"]) == ("notify", "2 3")
+    verb, *words = service["ExecStart"].split()[1:]
+    assert verb == "serve"
+    with serve_verb.make_context("serve", words) as context:
+        assert context.params["http"] == "%i"
+    if (systemd_analyze := shutil.which("systemd-analyze")) is None:
+        return  # where there is no systemd, no one starts the unit
+    there = tmp_path / "kmirror-serve@.service"
+    there.write_text(file.read_text().replace("/opt/kmirror/bin/kmirror", sys.executable))
     done = subprocess.run([systemd_analyze, "verify", str(there)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -38,7 +38,7 @@ SECTIONS = {
         "verify": (".commands.copying", "Compare source and destination record by record."),
         "events": (".commands.views", "Show who did what to a mirror, when, and the result."),
         "report": (".commands.report_command", "Write an HTML report about a mirror."),
-        "serve": (".commands.serve_command", "Serve a page and metrics about mirrors without copying."),
+        "serve": (".commands.serve_command", "Serve a page and metrics of mirrors without copying."),
     },
     "Stop, fail over and fail back": {
         "promote": (".commands.stopping", "Stop mirroring topics once they are fully copied (planned migration)."),

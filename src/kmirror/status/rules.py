@@ -4,8 +4,8 @@ There are three sources for a partition: its record (what must outlive the engin
 copies it, and the snapshots. Offsets come from the snapshots, or from the report if the source does not answer. The
 state is the newer one of record and report, unless a snapshot disproves it (the topic is gone).
 
-`describe`, `list`, `top`, `wait`, `report`, the pages and metrics of `run --http` and the log of `run` all show what is
-decided here. A running engine gives what it knows in place of the snapshots (`engine.driver.live_status`).
+`describe`, `list`, `top`, `wait`, `report`, the pages and metrics of `run --http` and `serve`, and the log of `run` all
+show what is decided here. A running engine gives what it knows in place of the snapshots (`engine.driver.live_status`).
 """
 
 from __future__ import annotations

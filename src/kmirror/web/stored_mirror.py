@@ -77,12 +77,14 @@ def _known_ends(
     )
     there_ms = dict(there.seen_ms)
     sources = {topic.topic: topic.source_topic for topic in topics}
+    answers_lanes = False
     for at, report in reports.items():
         row = report.row
         at_source = TopicPartition(sources.get(at.topic, at.topic), at.partition)
         if row.destination_offset is not None and _is_newer(report.time_ms, at, ends, here):
             ends[at], here_ms[at] = row.destination_offset, report.time_ms
         is_known = report.time_ms - report.as_of_ms <= _KNOWN_MS
+        answers_lanes |= is_known and row.source_offset is not None
         if row.source_offset is None or not is_known or not _is_newer(report.as_of_ms, at_source, stable, there):
             continue
         stable[at_source], there_ms[at_source] = row.source_offset, report.as_of_ms
@@ -90,9 +92,9 @@ def _known_ends(
             starts[at_source] = row.source_log_start
         if row.source_high_watermark is not None:
             watermarks[at_source] = max(row.source_offset, row.source_high_watermark)
-    # the engine knows better whether the source answers it
-    is_engine_well = health.reason is None and health.record is not None and health.record.source_reason is None
-    trouble = None if is_engine_well and reports else there.trouble
+    # lanes know better whether the source answers them
+    is_well = answers_lanes and health.record is not None and health.record.source_reason is None
+    trouble = None if is_well else there.trouble
     return (
         replace(here, log_end_offset=ends, seen_ms=here_ms),
         replace(

@@ -18,7 +18,7 @@ from kmirror.cli.options import (
     verb,
 )
 from kmirror.errors import UsageError
-from kmirror.words import at_time, listed
+from kmirror.words import at_time, counted, listed
 
 if TYPE_CHECKING:
     from kmirror.web.served import ClusterStatus
@@ -30,7 +30,7 @@ _MOST_NAMED = 10
 
 @verb(
     "serve",
-    "Serve a page, status and metrics of mirrors over HTTP, without copying.\n\nWatches the stored state of one or"
+    "Serve a page and metrics of mirrors without copying.\n\nWatches the stored state of one or"
     " several destinations: what their mirrors do, and whether engines run here, elsewhere or not at all. It answers as"
     " `run --http` does, needs no engine, starts no Spark, and changes nothing. A cluster that is down does not end it."
     "\n\nCtrl-C or SIGTERM stops it with exit code 0.",
@@ -96,7 +96,8 @@ def serve_verb(
         with service.watching():
             known: dict[str, str | None] = dict.fromkeys(watched)
             while not stop.wait(_TURN_SECONDS):
-                service_manager.report_alive(f"watching {len(watched)}")
+                if service.stuck is None:
+                    service_manager.report_alive(f"watching {counted(len(watched), 'cluster')}")
                 for line in _changes(service.clusters, known):
                     screen.line(line)
     service_manager.report_stopping()
