@@ -178,7 +178,7 @@ STATUS: tuple[Column[ServedStatus], ...] = (
     Column(
         "partitions",
         _in_cluster(PARTITIONS).null_when(_NOT_COPYING),
-        "their partitions, as `describe` shows them; none with `?partitions=false`",
+        "their partitions, as `describe` shows them; none with `?partitions=false`, those of one topic with `?topic=T`",
         lambda run: _while_copying(run, PARTITIONS, lambda one: one.partitions),
     ),
     Column(
@@ -192,6 +192,19 @@ _WITHOUT_PARTITIONS = tuple(
     replace(one, value=lambda run: None if run.waits_for is not None else []) if one.key == "partitions" else one
     for one in STATUS
 )
+
+
+def _of_topic(topic: str) -> tuple[Column[ServedStatus], ...]:
+    """Return the keys of /status.json with the rows of one topic only."""
+    rows: Mapping[str, Callable[[ServedStatus], object]] = {
+        "partitions": lambda run: _while_copying(
+            run, PARTITIONS, lambda one: (row for row in one.partitions if row.topic == topic)
+        ),
+        "topics": lambda run: _while_copying(
+            run, TOPICS, lambda one: (row for row in one.topics if row.topic == topic)
+        ),
+    }
+    return tuple(replace(one, value=rows.get(one.key, one.value)) for one in STATUS)
 
 
 def answer(service: Service, target: str, accept: str) -> Answer:
@@ -256,6 +269,8 @@ def _fleet(service: Service, request: Request) -> Answer:
 
 def _status(service: Service, request: Request) -> Answer:
     keys = _WITHOUT_PARTITIONS if request.query.get("partitions") == "false" else STATUS
+    if (topic := request.query.get("topic")) is not None:
+        keys = _of_topic(topic)
     return Answer.of_json(document(keys, _chosen(service.status(), request)))
 
 
