@@ -186,8 +186,12 @@ class State:
 
     def progress(self, mirror: str) -> tuple[ProgressRecord, ...]:
         """Return the last report of each lane, with the rows of all its partitions."""
+        return tuple(joined(report, pages) for report, pages in self.lanes(mirror))
+
+    def lanes(self, mirror: str) -> tuple[tuple[ProgressRecord, Mapping[int, LaneRowsRecord]], ...]:
+        """Return the last report of each lane as it is stored, and the pages of the lane."""
         reports = self._progress.get(mirror, ())
-        return tuple(joined(report, self._pages.get((mirror, report.lane), {})) for report in reports)
+        return tuple((report, self._pages.get((mirror, report.lane), {})) for report in reports)
 
     def groups(self, mirror: str) -> tuple[GroupRecord, ...]:
         return self._groups.get(mirror, ())

@@ -51,15 +51,14 @@ DEFAULT_TIMEOUT_S = 30.0
 _OPEN_TRANSACTION_WAIT_S = 1.0
 #: Brokers delete tombstones after delete.retention.ms (a day by default): older content is read again.
 _FORGET_AFTER_S = 3600.0
-
 #: How long the log end may be below what was read before that counts as lost.
 _ASSUMED_LOST_S = 60.0
-
 #: How long the first transaction may have written events and no state yet.
 _FIRST_WRITE_S = 1.0
-
 #: How long the leader may wait for what comes next.
 _AT_LEADER_S = 0.2
+#: How the keys of lanes' reports and of their pages begin.
+_REPORTS = (b'["progress",', b'["rows",')
 #: The least time for a request that is sent before the deadline.
 _LEAST_S = 0.2
 
@@ -87,6 +86,8 @@ class StateStore:
         self._looks: dict[str, Look] = {}
         self._raw: dict[bytes, bytes] = {}
         self._decoded: dict[bytes, Any] = {}
+        #: False to leave reports of lanes as they were decoded last, and the keys of what was read of them since.
+        self.wants_reports, self._not_decoded = True, set[bytes]()
         self._position = 0
         #: The id of the topic that was read; None before the first read.
         self._topic_id: str | None = None
@@ -291,6 +292,9 @@ class StateStore:
             raise beginning_lost(start)
 
     def _decode(self, changed: set[bytes]) -> None:
+        changed |= self._not_decoded
+        self._not_decoded = set() if self.wants_reports else {key for key in changed if key.startswith(_REPORTS)}
+        changed -= self._not_decoded
         if not changed:
             return
         reports: list[EngineRecord | ProgressRecord | LaneRowsRecord] = []
@@ -308,6 +312,7 @@ class StateStore:
 
     def _start_over(self) -> None:
         self._raw, self._decoded, self._position, self._state = {}, {}, 0, State()
+        self._not_decoded = set()
         self._topic_id = None
 
     def _messages(

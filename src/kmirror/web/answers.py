@@ -44,8 +44,11 @@ class Service(Protocol):
     def alive(self) -> str:
         """What runs while it is not stuck, as a sentence."""
 
-    def status(self) -> ServedStatus:
-        """Return what is known now. Raises StuckError."""
+    def status(self, mirror: str | None = None, *, only_sums: bool = False) -> ServedStatus:
+        """Return what is known now.
+
+        Of others than a named mirror, and with `only_sums`, partitions may be seconds old. Raises StuckError.
+        """
 
     def events(self) -> Sequence[tuple[str | None, Events]]:
         """Return the recent events of each cluster, with its name; None for that of `run`."""
@@ -84,7 +87,7 @@ _MOST_DIGITS = 15
 
 
 class BadRequestError(Exception):
-    """A request that cannot be answered: the status, and why."""
+    """A request that has no answer: the status, and why."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
@@ -217,7 +220,8 @@ def answer(service: Service, target: str, accept: str) -> Answer:
     try:
         return found(service, request)
     except BadRequestError as bad:
-        status, code, why = bad.status, ExitCode.USAGE, str(bad)
+        code = ExitCode.UNREACHABLE if bad.status is HTTPStatus.SERVICE_UNAVAILABLE else ExitCode.USAGE
+        status, why = bad.status, str(bad)
     except StuckError as stuck:
         status, code, why = HTTPStatus.SERVICE_UNAVAILABLE, ExitCode.UNEXPECTED, str(stuck)
     return Answer.of_error(status, code, why) if is_json else Answer.of_text(status, why)
@@ -243,20 +247,28 @@ def _health(service: Service, request: Request) -> Answer:
 
 
 def _readiness(service: Service, request: Request) -> Answer:
-    status = service.status()
+    status = service.status(only_sums=True)
     if status.missing is not None:
         return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, status.missing)
     return Answer.of_text(HTTPStatus.OK, status.well)
 
 
 def _chosen(status: ServedStatus, request: Request) -> ServedStatus:
-    """Return a status with only the mirrors that a request names. Raises BadRequestError if there are none."""
+    """Return a status with only the mirrors that a request names.
+
+    Raises:
+        BadRequestError: there are none, or a cluster that may have them was never read.
+    """
     cluster, mirror = request.query.get("cluster"), request.query.get("mirror")
     if (cluster is None and mirror is None) or status.waits_for is not None:
         return status
     found = tuple(one for one in status.mirrors if mirror in (None, one.name) and cluster in (None, one.cluster))
-    is_watched = mirror is None and cluster in [one.name for one in status.clusters or ()]
-    if not found and not is_watched and mirror not in status.not_copied:
+    watched = [one for one in status.clusters or () if cluster in (None, one.name)]
+    is_known = found or mirror in status.not_copied or (mirror is None and watched)
+    if not is_known:
+        unread = [f"{one.name}: {one.missing}" for one in watched if one.as_of_ms is None]
+        if unread:
+            raise BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "\n".join(unread))
         named = f"no mirror {mirror}" if mirror is not None else "no mirror"
         where = f" of cluster {cluster}" if cluster is not None else ""
         raise BadRequestError(HTTPStatus.NOT_FOUND, f"there is {named}{where} here")
@@ -264,26 +276,26 @@ def _chosen(status: ServedStatus, request: Request) -> ServedStatus:
 
 
 def _fleet(service: Service, request: Request) -> Answer:
-    return Answer.of_json(document(FLEET, service.status()))
+    return Answer.of_json(document(FLEET, service.status(only_sums=True)))
 
 
 def _status(service: Service, request: Request) -> Answer:
-    keys = _WITHOUT_PARTITIONS if request.query.get("partitions") == "false" else STATUS
-    if (topic := request.query.get("topic")) is not None:
-        keys = _of_topic(topic)
-    return Answer.of_json(document(keys, _chosen(service.status(), request)))
+    only_sums, topic = request.query.get("partitions") == "false", request.query.get("topic")
+    status = service.status(request.query.get("mirror"), only_sums=only_sums)
+    keys = _WITHOUT_PARTITIONS if only_sums else STATUS if topic is None else _of_topic(topic)
+    return Answer.of_json(document(keys, _chosen(status, request)))
 
 
 def _history(service: Service, request: Request) -> Answer:
     from_ms, until_ms = request.number("from"), request.number("until")
     cluster, mirror = request.query.get("cluster"), request.query.get("mirror")
-    status = _chosen(service.status(), request)
+    status = _chosen(service.status(only_sums=True), request)
     events = [one for one in service.events() if cluster in (None, one[0])]
     return Answer.of_json(document(HISTORY, Past.of(status, events, mirror=mirror, from_ms=from_ms, until_ms=until_ms)))
 
 
 def _metrics(service: Service, request: Request) -> Answer:
-    body, content_type = exposition(service.status(), request.accept)
+    body, content_type = exposition(service.status(only_sums=True), request.accept)
     return Answer(HTTPStatus.OK, content_type, body)
 
 

@@ -78,8 +78,8 @@ class RunService:
         """Return the recent events of the run's destination."""
         return ((None, self.recent.last()),)
 
-    def status(self) -> ServedStatus:
-        """Return what is known now, or was within the last second.
+    def status(self, mirror: str | None = None, *, only_sums: bool = False) -> ServedStatus:
+        """Return what is known now, or was within the last second, of all mirrors.
 
         Raises:
             StuckError: the driver does not answer.

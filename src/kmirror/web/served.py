@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kmirror.columns import COUNT, FLAG, TEXT, TIME, Column, Table, Type
@@ -20,6 +20,7 @@ from kmirror.settings.table import Settings
 from kmirror.state.history_records import TimedPoint, points_of
 from kmirror.state.records import PartitionState
 from kmirror.state.snapshot import State
+from kmirror.status.engine_health import EngineHealth
 from kmirror.status.mirror_status import MIRRORS, MirrorRow, MirrorStatus
 from kmirror.status.partition_row import PartitionRow
 from kmirror.status.topic_state import TopicState
@@ -30,6 +31,10 @@ from kmirror.words import at_time
 FRESH_MS = 10_000
 #: The phase of `serve`.
 WATCHING = "watching"
+
+
+#: What is cached of a mirror, and the same until its partitions change.
+_SUMS = ("partitions", "totals", "is_reported", "is_settled", "failed", "topic_states")
 
 
 class StuckError(Exception):
@@ -74,6 +79,36 @@ class ServedMirror:
     def totals(self) -> Totals:
         """Totals over its partitions."""
         return totals(self.partitions)
+
+    @cached_property
+    def is_reported(self) -> bool:
+        """Whether an engine reports all partitions that are not stopped."""
+        return all(row.is_reported or row.is_stopped for row in self.partitions)
+
+    @cached_property
+    def is_settled(self) -> bool:
+        """Whether time alone changes nothing: no lag that is known grows older."""
+        return all(row.time_lag_ms in (0, None) or row.is_stopped for row in self.partitions)
+
+    @cached_property
+    def failed(self) -> int:
+        """How many of its partitions are FAILED."""
+        return sum(row.failed for row in self.partitions)
+
+    @cached_property
+    def topic_states(self) -> Mapping[TopicState, int]:
+        """How many of its topics are in each state."""
+        return Counter(topic.state for topic in self.topics)
+
+    def later(self, state: State, health: EngineHealth, time_ms: int) -> ServedMirror:
+        """Return the same mirror at a later time, when nothing but the time of its engine's heartbeat is new."""
+        if self.status is None or self.row is None:
+            return self
+        found = replace(self, state=state, time_ms=time_ms, status=replace(self.status, health=health))
+        known = {name: value for name, value in vars(self).items() if name in _SUMS}
+        row = replace(self.row, engine_last_seen_ms=health.last_seen_ms, engine_age_ms=health.age_ms)
+        vars(found).update(known, row=row)
+        return found
 
     def points(self, from_ms: int, until_ms: int) -> list[TimedPoint]:
         """Return the points of its history in a span of time, oldest first."""
@@ -171,10 +206,6 @@ def missing_of(mirror: str, rows: list[PartitionRow]) -> str | None:
     return f"{bad[0].message}{more}"
 
 
-def _topic_states(mirror: ServedMirror) -> dict[TopicState, int]:
-    return dict(Counter(topic.state for topic in mirror.topics))
-
-
 #: The first key of rows of mirrors, topics, partitions, points and events.
 CLUSTER: Column[str | None] = Column(
     "cluster",
@@ -194,10 +225,13 @@ _OF_MIRROR: tuple[Column[ServedMirror], ...] = (
         "failed",
         COUNT,
         "how many of its partitions are FAILED",
-        lambda mirror: sum(row.failed for row in mirror.partitions),
+        lambda mirror: mirror.failed,
     ),
     Column(
-        "topicStates", Type("object", "object", items=COUNT), "how many of its topics are in each state", _topic_states
+        "topicStates",
+        Type("object", "object", items=COUNT),
+        "how many of its topics are in each state",
+        lambda mirror: dict(mirror.topic_states),
     ),
     Column(
         "engineIsHere",

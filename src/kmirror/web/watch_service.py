@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kmirror.engine.clock import epoch_ms, now, now_ms
+from kmirror.settings.parsing import stored_settings
+from kmirror.state.records import MirrorRecord
 from kmirror.web.recent import Events
 from kmirror.web.served import WATCHING, ClusterStatus, ServedStatus
 from kmirror.web.watched_cluster import TURN_SECONDS, WatchedCluster
@@ -22,7 +24,7 @@ class WatchService:
     def __init__(self, clusters: Sequence[WatchedCluster]) -> None:
         self._clusters = clusters
         self._lock = threading.Lock()
-        self._last: tuple[float, ServedStatus] | None = None
+        self._sums: tuple[float, ServedStatus] | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -54,13 +56,21 @@ class WatchService:
         """What runs while it is not stuck."""
         return "the clusters are being watched"
 
-    def status(self) -> ServedStatus:
-        """Return what is known now, or was within the last second."""
+    def status(self, mirror: str | None = None, *, only_sums: bool = False) -> ServedStatus:
+        """Return what is known now; with `only_sums`, or of others than a named mirror, it may be seconds old."""
         with self._lock:
-            if self._last is None or now() - self._last[0] > _SAME_SECONDS:
-                mirrors = tuple(mirror for cluster in self._clusters for mirror in cluster.mirrors())
-                self._last = now(), ServedStatus(WATCHING, now_ms(), None, mirrors, clusters=self.clusters)
-            return self._last[1]
+            if only_sums and self._sums is not None and now() - self._sums[0] <= _SAME_SECONDS:
+                return self._sums[1]
+
+            def is_exact(record: MirrorRecord) -> bool:
+                if only_sums:
+                    return stored_settings(record.settings).metrics_per_partition
+                return mirror in (None, record.name)
+
+            mirrors = tuple(one for cluster in self._clusters for one in cluster.mirrors(is_exact))
+            found = ServedStatus(WATCHING, now_ms(), None, mirrors, clusters=self.clusters)
+            self._sums = now(), found
+            return found
 
     def events(self) -> Sequence[tuple[str | None, Events]]:
         """Return the recent events of each cluster, with its name."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -15,15 +16,13 @@ from kmirror.engine.clock import now, now_ms
 from kmirror.errors import KmirrorError, OutcomeUnknown, TimedOutError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.retrying import is_transient
-from kmirror.ops.show.describe import health_of
-from kmirror.state.lease import has_ended
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.waiting import Deadline
+from kmirror.web.mirror_cache import LONGEST_PAUSE_SECONDS, SHARE, MirrorCache
 from kmirror.web.offset_looks import OffsetLooks
 from kmirror.web.recent import Events, RecentEvents
 from kmirror.web.served import FRESH_MS, ClusterStatus, ServedMirror
-from kmirror.web.stored_mirror import stored_mirror
 from kmirror.words import one_line
 
 #: Takes what was read: name, id and addresses of the cluster, its state, and when the read began (`engine.clock.now`).
@@ -34,7 +33,9 @@ _TIMEOUT_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
 #: How long one turn of the thread may take, at most: it opens connections, and reads.
 TURN_SECONDS = 60.0
-#: How long an answer waits for a look at the clusters where there is none.
+#: For how long after a request what lanes report is read: it costs more than all else.
+_WANTED_SECONDS = 60.0
+#: How long an answer waits for reports, and for a look at the clusters, where there are none.
 _PATIENCE_SECONDS = 0.7
 
 _logger = logging.getLogger(__name__)
@@ -42,10 +43,16 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A state, and when it was read."""
+    """A state, and when it was asked for, by the wall clock and by ours."""
 
     state: State
     time_ms: int
+    at: float
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether that was lately enough."""
+        return now() - self.at <= FRESH_MS / 1000
 
 
 class WatchedCluster:
@@ -73,6 +80,13 @@ class WatchedCluster:
         self._error: tuple[str, int] | None = None
         self._destination: Destination | None = None
         self._looks = OffsetLooks(self._open)
+        self._cache = MirrorCache(name)
+        #: When someone last asked for what lanes report; set when it has been read since; set to read at once.
+        self._asked_at = -_WANTED_SECONDS
+        self._with_reports = threading.Event()
+        #: Reports are not read again before this.
+        self._reports_not_before = 0.0
+        self._woken = threading.Event()
         self._recent = RecentEvents(self._open)
         #: When its thread last turned.
         self.turned_at = now()
@@ -84,6 +98,7 @@ class WatchedCluster:
     def close(self) -> None:
         """End; a request in progress is not waited for."""
         self._stop.set()
+        self._woken.set()
         self._looks.close()
         self._recent.close()
 
@@ -96,7 +111,7 @@ class WatchedCluster:
             self._cluster_id,
             self._bootstrap_servers,
             None if read is None else read.time_ms,
-            read is not None and now_ms() - read.time_ms <= FRESH_MS,
+            read is not None and read.is_fresh,
             None if error is None else error[0],
             None if error is None else error[1],
             self._looks.as_of_ms,
@@ -110,34 +125,41 @@ class WatchedCluster:
         """Begin to read its recent events."""
         self._recent.ask()
 
-    def mirrors(self) -> tuple[ServedMirror, ...]:
-        """Return its mirrors as they are now; while it cannot be read, as they were."""
-        found, read = self._mirrors(), self._read
-        if read is None or not self.status.is_fresh:
+    def mirrors(self, is_exact: Callable[[MirrorRecord], bool]) -> tuple[ServedMirror, ...]:
+        """Return its mirrors: those that must be exact as they are now, others as they were seconds ago at most.
+
+        While it cannot be read, they are as they were when it was. For one thread at a time.
+        """
+        self._want_reports()
+        found, read = self._mirrors(is_exact), self._read
+        if read is None or not read.is_fresh:
             return found
-        unreported = {
-            one.name: any(not row.is_reported and not row.is_stopped for row in one.partitions) for one in found
-        }
+        unreported = {one.name: not one.is_reported for one in found}
         looking = self._looks.ask(read.state, unreported)
         self._looks.forget(unreported)
         if looking is None or all(self._looks.last(name) for name, is_so in unreported.items() if is_so):
             return found
         looking.join(_PATIENCE_SECONDS)
-        return self._mirrors()
+        return self._mirrors(is_exact)
 
-    def _mirrors(self) -> tuple[ServedMirror, ...]:
+    def _want_reports(self) -> None:
+        """Have lanes' reports read for some time; wait for them if they were not."""
+        was_wanted, self._asked_at = self._are_reports_wanted, now()
+        if not was_wanted and self._read is not None:
+            self._with_reports.clear()
+            self._woken.set()
+            self._with_reports.wait(_PATIENCE_SECONDS)
+
+    @property
+    def _are_reports_wanted(self) -> bool:
+        return now() - self._asked_at <= _WANTED_SECONDS
+
+    def _mirrors(self, is_exact: Callable[[MirrorRecord], bool]) -> tuple[ServedMirror, ...]:
         read = self._read
         if read is None:
             return ()
-        time_ms = now_ms()
-        if time_ms - read.time_ms > FRESH_MS:
-            time_ms = read.time_ms  # what is not known is not judged
-        return tuple(self._mirror(read.state, record, time_ms) for record in read.state.mirrors)
-
-    def _mirror(self, state: State, record: MirrorRecord, time_ms: int) -> ServedMirror:
-        engine, health = state.engine(record.name), health_of(state, record.name, time_ms)
-        is_here = engine is not None and has_ended(engine) is False
-        return stored_mirror(self.name, state, record, self._looks.last(record.name), health, time_ms, is_here=is_here)
+        time_ms = now_ms() if read.is_fresh else read.time_ms  # what is not known is not judged
+        return self._cache.mirrors(read.state, self._looks.last, time_ms, is_exact)
 
     def _open(self) -> Destination:
         """Connect to it; once it is known, to no other cluster at its addresses. Raises KmirrorError."""
@@ -158,7 +180,8 @@ class WatchedCluster:
                     pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
                 else:
                     pause = _FIRST_PAUSE_SECONDS
-                    self._stop.wait(_READ_SECONDS)
+                    self._woken.wait(_READ_SECONDS)
+                    self._woken.clear()
         finally:
             self._disconnect()
 
@@ -168,20 +191,34 @@ class WatchedCluster:
             self._cluster_id = self._destination.cluster_id
             self._bootstrap_servers = self._destination.bootstrap_server
         destination, sent_at, time_ms = self._destination, now(), now_ms()
+        is_first = not self._with_reports.is_set()
+        wants_reports = self._are_reports_wanted and (is_first or sent_at >= self._reports_not_before)
+        destination.store.wants_reports, used = wants_reports, time.thread_time()
         try:
             state, is_complete = destination.store.read_complete(Deadline(_TIMEOUT_SECONDS)), True
         except TimedOutError:
             # a transaction stays open: what it hides is not known
             state, is_complete = destination.store.read(_TIMEOUT_SECONDS), False
-        self._read, self._error = _Read(state, time_ms), None
+        self._read, self._error = _Read(state, time_ms, sent_at), None
+        if wants_reports:
+            pause = (time.thread_time() - used) / SHARE
+            self._reports_not_before = sent_at + min(LONGEST_PAUSE_SECONDS, pause)
+            self._with_reports.set()
         if self._taken is not None and is_complete:
             self._taken(self.name, destination.cluster_id, self._bootstrap_servers, state, sent_at)
 
     def _fail(self, error: Exception) -> None:
         since = self._error[1] if self._error is not None else now_ms()
         self._error = one_line(str(error)) or type(error).__name__, since
-        if not is_transient(error):
+        if not is_transient(error) or self._has_other_properties():
             self._disconnect()
+
+    def _has_other_properties(self) -> bool:
+        """Return whether what its files say is not what it is connected with."""
+        try:
+            return self._destination is not None and dict(self._properties()) != dict(self._destination.properties)
+        except KmirrorError:
+            return False
 
     def _disconnect(self) -> None:
         if self._destination is not None:
