@@ -174,7 +174,7 @@ def happened(mirror: str = "orders") -> list[Event]:
     def event(ago_ms: int, what: str, result: str, actor: str = "svc@node-6", **details: Any) -> Event:
         return Event(NOW - ago_ms, mirror, what, actor, result, details)
 
-    topic = {"topic": "orders.placed", "partition": 3}
+    topic: dict[str, Any] = {"topic": "orders.placed", "partition": 3}
     return [
         event(54 * MINUTE, "run", "started", master="local[4]"),
         event(52 * MINUTE, "discovery", "ADDED", topics=["orders.returned", "orders.refunded"], count=2),
@@ -256,8 +256,10 @@ def status(row: Mapping[str, Any], topics: int = 9, partitions: int = 3) -> dict
     }
     of = {"cluster": row["cluster"], "mirror": row["mirror"]}
     found = []
-    for table, rows in ((TOPICS, facts.status.topics), (PARTITIONS, facts.status.partitions)):
-        documents: list[dict[str, Any]] = [of | table.document(one) | of for one in rows]  # type: ignore[attr-defined]
+    for documents in (
+        [of | TOPICS.document(one) | of for one in facts.status.topics],
+        [of | PARTITIONS.document(one) | of for one in facts.status.partitions],
+    ):
         for one in documents:
             one["topic"] = renamed.get(one["topic"], one["topic"])
             one["errorMessage"] = one["errorMessage"] and one["errorMessage"].replace("shop.orders-0000", one["topic"])

@@ -4,7 +4,7 @@ function start() {
   const by = id => document.getElementById(id);
   const shown = {
     route: routeOf(location.hash), fleet: null, hour: null, charge: null, status: null, history: null, own: [], tables: [], isReport: false,
-    column: "STATE", health: null, rangeMs: null, cursorMs: null, allEvents: false,
+    column: "STATE", health: null, rangeMs: null, cursorMs: null, allEvents: false, allTopics: false,
   };
   const written = new Map(), scrolled = new Map();
   let isBack = false;
@@ -135,12 +135,15 @@ function start() {
     const topics = (shown.status && shown.status.topics) || [];
     const found = chosen(topics, by("filter").value, shown.column, by("down").checked);
     const several = new Set(topics.map(row => row.mirror)).size > 1, columns = columnsOf(topics);
-    put("rows", found.slice(0, MOST_ROWS).map(row => topicRow(row, several, columns, !shown.isReport)).join(""));
+    const most = shown.isReport || shown.allTopics ? MOST_ROWS : FIRST_ROWS;
+    put("rows", found.slice(0, most).map(row => topicRow(row, several, columns, !shown.isReport)).join(""));
     put("heads", columns.map(column => {
       const head = column[1], sorted = head === shown.column ? ` aria-sort="${by("down").checked ? "descending" : "ascending"}"` : "";
       return tableHead(column, `<button type="button" data-head="${head}">${head}</button>`, sorted);
     }).join(""));
-    by("more").textContent = found.length > MOST_ROWS ? `${number(found.length - MOST_ROWS)} more topics; filter to see them.`
+    by("all-topics").hidden = most === MOST_ROWS || found.length <= most;
+    by("all-topics").textContent = found.length > MOST_ROWS ? `Show ${number(MOST_ROWS)} topics` : `Show all ${number(found.length)} topics`;
+    by("more").textContent = found.length > most ? `${number(found.length - most)} more topics; filter to see them.`
       : found.length < topics.length ? `${number(found.length)} of ${counted(topics.length, "topic")}` : "";
     by("order").value = shown.column;
   }
@@ -277,7 +280,7 @@ function start() {
     const before = shown.route;
     shown.route = routeOf(location.hash);
     const isSame = before.view === shown.route.view && before.cluster === shown.route.cluster && before.mirror === shown.route.mirror && before.topic === shown.route.topic;
-    if (before.mirror !== shown.route.mirror || before.cluster !== shown.route.cluster) Object.assign(shown, { history: null, allEvents: false });
+    if (before.mirror !== shown.route.mirror || before.cluster !== shown.route.cluster) Object.assign(shown, { history: null, allEvents: false, allTopics: false });
     if (!isSame) Object.assign(shown, { status: null, cursorMs: null });
     for (const feed of feeds) if (feed.name === "status" || feed.name === "history") feed.trouble = null;
     showAll();
@@ -299,6 +302,7 @@ function start() {
   });
   listen("controls", "submit", event => event.preventDefault());
   listen("fleet-controls", "submit", event => event.preventDefault());
+  listen("all-topics", "click", () => { shown.allTopics = true; showTopics(); });
   listen("all-events", "click", () => { shown.allEvents = true; showEvents(); });
   listen("heads", "click", event => {
     const head = event.target.dataset.head;

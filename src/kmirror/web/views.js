@@ -1,6 +1,6 @@
 // Mirrors, topics, partitions and events as markup. All is pure.
 
-const STALE_MS = 10000, MOST_ROWS = 1500, MOST_EVENTS = 40;
+const STALE_MS = 10000, FIRST_ROWS = 200, MOST_ROWS = 1500, MOST_EVENTS = 40;
 
 // -- routes --------------------------------------------------------------------------------------------------------
 
