@@ -24,8 +24,6 @@ _PICTURES = (
     ("fleet-1280", "fleet/", 1280, 1010, False),
     ("fleet-390-dark", "fleet/", 390, 1400, True),
     ("mirror-1280", "fleet/#/mirror/frankfurt/orders", 1280, 1560, False),
-    ("topic-1280", "fleet/#/mirror/frankfurt/orders/topic/orders.placed", 1280, 900, False),
-    ("mirror-390", "fleet/#/mirror/frankfurt/orders", 390, 2400, False),
     ("page-1280", "engine/", 1280, 1200, False),
     ("page-390-dark", "engine/", 390, 1300, True),
     ("report-1280", "report.html", 1280, 1500, False),

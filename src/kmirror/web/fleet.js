@@ -44,7 +44,7 @@ function fleetRow(row, { clusters, charge, history, nowMs, has }) {
   const cells = [
     ["name", "", `<a href="${linkTo(row.cluster, row.mirror)}">${escaped(row.mirror)}</a>` + small(escaped(row.cluster ?? row.sourceClusterId ?? ""))],
     ["state", "", badge(row, row.isSilent) + (row.isSilent ? small(`as of ${moment(old, nowMs)}`, "warn") : "") + (why && row.health !== "ok" ? `<small class="soft why">${prose(why)}</small>` : "")],
-    ["number", "LAG", number(row.lag, row.lagUnknown ? "≥ " : "") + small(duration(row.maxTimeLagMs))],
+    ["number", "LAG", number(row.lag, row.lagUnknown ? "≥ " : "") + small(duration(row.maxTimeLagMs).replace(/^-$/, ""))],
     ["hour", "LAST HOUR", hour ? spark(hour.points, history.until ?? history.asOf) : ""],
     ["number", "RATE", rate(row.bytesPerSecond) + small(row.etaMs ? `done in ${duration(row.etaMs)}` : "")],
     ["engine", "ENGINE", `<span class="${color}">${engine}</span>` + small(life, color || "soft")],

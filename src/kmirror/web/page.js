@@ -40,6 +40,13 @@ function start() {
   }
 
   const isFleet = () => current().view === "fleet";
+
+  /** Return why a mirror or topic cannot be shown, null if it can, or if its server does not answer. */
+  function absence() {
+    const { trouble } = feedOf("status"), isWatched = shown.fleet && shown.fleet.phase === "watching";
+    return trouble && (trouble.status === 404 || (isWatched && trouble.status === 503 && !shown.status)) ? trouble.message : null;
+  }
+
   /** What is asked for: its address, null if it is not needed now; the least pause; and where the answer is kept. */
   const feeds = [
     { name: "fleet", path: () => "fleet.json", least: () => isFleet() ? 2000 : 10000 },
@@ -112,7 +119,8 @@ function start() {
 
   function showAge() {
     const route = current(), feed = feedOf(route.view === "fleet" ? "fleet" : "status"), known = route.view === "fleet" ? shown.fleet : shown.status;
-    const ageMs = known ? feed.ageAtOnce + Date.now() - feed.at : null, isAbsent = feed.trouble && feed.trouble.status === 404;
+    const ageMs = known ? feed.ageAtOnce + Date.now() - feed.at : null;
+    const isAbsent = route.view !== "fleet" && absence() !== null;
     const row = known && route.view !== "fleet" && known.mirrors && known.mirrors.find(one => isOf(one, route));
     // the fleet says of each mirror what it misses; a mirror says it at its head
     const missing = row ? (row.missing === undefined ? known.missing : row.missing) : null;
@@ -175,9 +183,8 @@ function start() {
     const row = [status, fleet].map(one => one && one.mirrors && one.mirrors.find(each => isOf(each, route))).find(one => one);
     const nowMs = shown.isReport ? null : ((status || fleet) && (status || fleet).asOf) ?? null;
     if (!shown.isReport) put("notices", clusterNotices(clusters.filter(one => one.name === route.cluster), fleet && fleet.mirrors, nowMs));
-    const absent = feedOf("status").trouble && feedOf("status").trouble.status === 404 && !row;
     put("mirrors", row ? mirrorSection(row, status && status.topics, { clusters, charge: shown.charge, own: shown.own, nowMs })
-      : absent ? `<p>${prose(feedOf("status").trouble.message)}</p>` : status ? nothingShown({ ...status, mirrors: status.mirrors ?? null }) : '<p class="soft">asking …</p>');
+      : absence() !== null ? `<p>${prose(absence())}</p>` : status ? nothingShown({ ...status, mirrors: status.mirrors ?? null }) : '<p class="soft">asking …</p>');
     by("topics").hidden = !status || status.topics === null || !row;
     const drawn = history ? historyShown(history, route, shown.isReport ? shown.rangeMs : null) : "", isWithin = drawn || by("charts").innerHTML;
     by("past").hidden = by("happened").hidden = !row || !history;
@@ -204,9 +211,8 @@ function start() {
     const clusters = (fleet && fleet.clusters) || [];
     put("notices", clusterNotices(clusters.filter(one => one.name === route.cluster), fleet && fleet.mirrors, fleet ? fleet.asOf : 0));
     const partitions = row ? status.partitions.filter(one => one.topic === route.topic && isOf(one, route)) : [];
-    const failed = feedOf("status").trouble;
     put("topic", row ? topicShown(row, partitions, shown.history && shown.history.events)
-      : failed && failed.status === 404 ? `<p>${prose(failed.message)}</p>`
+      : absence() !== null ? `<p>${prose(absence())}</p>`
         : status ? `<p>Mirror ${escaped(route.mirror)} has no topic ${escaped(route.topic)}.</p>` : '<p class="soft">asking …</p>');
   }
 
