@@ -221,7 +221,7 @@ function eventItem(event, isNamed) {
   const color = BAD_RESULTS.includes(event.result) ? "bad" : "";
   const said = event.sentence ?? `${event.actor}: ${event.what} ${event.result}`, whose = isNamed ? `<b>${escaped(event.mirror)}</b> ` : "";
   const text = JSON.stringify(event.details ?? {}, null, 2), shown = text.length > 4000 ? text.slice(0, 4000) + "… (kmirror events shows all)" : text;
-  return `<li class="${color}"><time>${atTime(event.timeMs).slice(11, 19) || UNKNOWN}</time><div><p>${whose}${escaped(said)}</p>` +
+  return `<li class="${color}"><time>${atTime(event.timeMs).slice(11, 19) || UNKNOWN}</time><div><p>${whose}${prose(said)}</p>` +
     `<details data-key="${escaped(event.timeMs + event.what + event.result)}"><summary>details</summary><p class="soft">${escaped(event.actor)}, ${atTime(event.timeMs)}: ` +
     `${escaped(event.what)} ${escaped(event.result)}</p>${text === "{}" ? "" : `<pre>${escaped(shown)}</pre>`}</details></div></li>`;
 }

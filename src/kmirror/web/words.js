@@ -17,9 +17,9 @@ function escaped(text) {
   return visible(text).replace(/[&<>"']/g, found => `&#${found.charCodeAt(0)};`);
 }
 
-/** Return text as markup in which no time is broken at the end of a line. */
+/** Return text as markup in which no time is broken at the end of a line, and commands look like some. */
 function prose(text) {
-  return escaped(text).replace(/\d{4}-\d\d-\d\dT[\d:]{8}Z/g, "<time>$&</time>");
+  return escaped(text).replace(/\d{4}-\d\d-\d\dT[\d:]{8}Z/g, "<time>$&</time>").replace(/`([^`]+)`/g, "<code>$1</code>");
 }
 
 function number(value, bound) {

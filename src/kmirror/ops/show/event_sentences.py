@@ -317,6 +317,9 @@ _SENTENCES: Mapping[tuple[str, str], _Say] = {
     ("objective", "MET"): lambda f: (
         f"{f.text('topic', 'a topic')} meets its objective again, after {f.duration('lastedMs')}"
     ),
+    ("standby", "RECORDED"): lambda f: (
+        f"{f.actor} recorded here that cluster {f.text('clusterId', '?')} may take over {f.number('count', 'topic')}"
+    ),
     ("events", "DROPPED"): lambda f: (
         f"{f.number('events', 'event')} not stored, because the destination took none for too long"
     ),
