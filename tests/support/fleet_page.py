@@ -272,33 +272,30 @@ def status(row: Mapping[str, Any], topics: int = 9, partitions: int = 3) -> dict
 
 
 def in_charge() -> list[dict[str, Any]]:
-    """Return what /in-charge.json says: both ends of each mirror."""
+    """Return what /in-charge.json says: both ends of each mirror, the source first."""
     found = []
     for row in mirrors():
         name, cluster_id, servers, error = next(one for one in CLUSTERS if one[0] == row["cluster"])
-        is_stopped = row["state"] == "STOPPED"
-        unknown = f"{name} does not answer" if error else None
-        of = {"mirror": row["mirror"], "asOf": NOW}
-        found.append(
-            {
-                **of,
-                "cluster": name,
-                "clusterId": cluster_id,
-                "bootstrapServers": servers,
-                "inCharge": None if error else is_stopped,
-                "reason": unknown,
-            }
+        stopped = row["state"] == "STOPPED"
+        source = row["sourceBootstrapServer"]
+        why = "its topics were stopped here" if stopped else "its topics are copied from here"
+        ends: tuple[tuple[str, str, str, bool | None, str], ...] = (
+            ("dublin" if row["mirror"] == "orders" else source, row["sourceClusterId"], source, not stopped, why),
+            (name, cluster_id, servers, None if error else stopped, f"{name} does not answer" if error else why),
         )
-        found.append(
-            {
-                **of,
-                "cluster": None,
-                "clusterId": row["sourceClusterId"],
-                "bootstrapServers": row["sourceBootstrapServer"],
-                "inCharge": not is_stopped,
-                "reason": None,
-            }
-        )
+        for cluster, its_id, its_servers, is_in_charge, reason in ends:
+            found.append(
+                {
+                    "mirror": row["mirror"],
+                    "topic": None,
+                    "cluster": cluster,
+                    "clusterId": its_id,
+                    "bootstrapServers": its_servers,
+                    "inCharge": is_in_charge,
+                    "reason": reason,
+                    "asOf": NOW,
+                }
+            )
     return found
 
 

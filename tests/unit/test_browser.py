@@ -14,7 +14,7 @@ import pytest
 
 from kmirror.web.report_page import page
 from tests.support.browser import chromium
-from tests.support.page_server import Bodies, json_body, serving
+from tests.support.page_server import Bodies, serving
 from tests.support.pictures import bodies
 from tests.support.report_facts import report_facts
 
@@ -187,14 +187,7 @@ def test_a_report_runs_nothing_that_others_wrote_and_has_a_summary_without_its_s
 def pages(first: str) -> Bodies:
     """Return what is at each path, with this page first."""
 
-    def body(path: str, query: str) -> bytes | None:
-        if path == "/":
-            return first.encode()
-        if path == "/engine/in-charge.json":
-            return json_body([])
-        return bodies(path, query)
-
-    return body
+    return lambda path, query: first.encode() if path == "/" else bodies(path, query)
 
 
 def test_nothing_is_cut_and_nothing_scrolls_sideways(tmp_path: Path) -> None:

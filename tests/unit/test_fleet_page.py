@@ -115,7 +115,7 @@ def end(cluster: str | None, cluster_id: str | None, is_in_charge: bool | None, 
 )
 def test_who_is_in_charge(js: Script, here: bool | None, there: bool | None, words: str, color: str) -> None:
     row, clusters = mirror("orders"), fleet_page.clusters()
-    ends = [end("frankfurt", clusters[0]["clusterId"], here, "why"), end("lyon", row["sourceClusterId"], there)]
+    ends = [end("frankfurt", clusters[0]["clusterId"], here, "why"), end("lyon", row["sourceClusterId"], there, "why")]
     other = {**end("frankfurt", clusters[0]["clusterId"], True), "mirror": "another"}
     found = js("chargeOf", row, clusters, [other, *ends])
     assert found[:2] == [words, color]

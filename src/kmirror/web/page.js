@@ -47,7 +47,7 @@ function start() {
     return trouble && (trouble.status === 404 || (isWatched && trouble.status === 503 && !shown.status)) ? trouble.message : null;
   }
 
-  /** What is asked for: its address, null if it is not needed now; the least pause; and where the answer is kept. */
+  /** What is asked for, kept by its name: the address, null if it is not needed now, and the least pause. An engine does not know who is in charge. */
   const feeds = [
     { name: "fleet", path: () => "fleet.json", least: () => isFleet() ? 2000 : 10000 },
     {
@@ -69,7 +69,7 @@ function start() {
       least: () => (current().rangeMs || 0) > HOUR_MS ? 60000 : 15000,
     },
     { name: "hour", path: () => isFleet() ? "history.json" : null, least: () => 30000 },
-    { name: "charge", path: () => "in-charge.json", least: () => 10000 },
+    { name: "charge", path: () => shown.fleet && shown.fleet.phase === "watching" ? "in-charge.json" : null, least: () => 10000 },
   ].map(feed => ({ ...feed, turn: 0, timer: null, asked: null, at: 0, ageAtOnce: 0, trouble: null }));
   const feedOf = name => feeds.find(feed => feed.name === name);
 
@@ -88,7 +88,6 @@ function start() {
         if (feed.name === "fleet" && isFirst) followAll("fleet");
       } catch (error) {
         if (turn !== feed.turn) return;
-        // an engine of its own knows nothing of who is in charge
         if (feed.name === "charge") feed.isAbsent = error.status === 404;
         feed.trouble = error;
       }

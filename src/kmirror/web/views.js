@@ -168,8 +168,9 @@ function chargeOf(row, clusters, charge) {
   const here = clusters.find(one => one.name === row.cluster), isHere = one => one.cluster === row.cluster || (here && one.clusterId === here.clusterId);
   const ends = (charge || []).filter(one => one.mirror === row.mirror && (isHere(one) || (one.clusterId && one.clusterId === row.sourceClusterId)));
   if (!ends.length) return null;
-  const named = one => (isHere(one) ? "destination" : "source") + (one.cluster ? ` ${one.cluster}` : ""), holders = ends.filter(one => one.inCharge === true);
-  const unsure = ends.filter(one => one.inCharge === null || one.inCharge === undefined), why = ends.map(one => one.reason).filter(one => one).join("; ");
+  const named = one => (isHere(one) ? "destination" : "source") + (one.cluster && one.cluster !== one.bootstrapServers ? ` ${one.cluster}` : ""), holders = ends.filter(one => one.inCharge === true);
+  const unsure = ends.filter(one => one.inCharge === null || one.inCharge === undefined);
+  const why = [...new Set((unsure.length ? unsure : ends).map(one => one.reason).filter(one => one))].join("; ");
   if (holders.length > 1) return ["both clusters", "bad", why];
   if (holders.length && !unsure.length) return [named(holders[0]), "", ""];
   if (holders.length) return [`${named(holders[0])}; the other is not certain`, "warn", why];
