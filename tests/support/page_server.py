@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Queue
 from typing import Any
 
 from kmirror.ops.show.events import EVENTS
@@ -55,8 +56,11 @@ def history(**changes: object) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(bodies: Bodies) -> Iterator[str]:
-    """Answer with these bodies, by path, or by path and query; dated as the documents are. Yield the address."""
+def serving(bodies: Bodies, posted: Queue[bytes] | None = None) -> Iterator[str]:
+    """Answer with these bodies, by path, or by path and query; dated as the documents are. Yield the address.
+
+    What is posted there, to any path, goes into `posted`.
+    """
     body_of = bodies if callable(bodies) else lambda path, _: bodies.get(path)
 
     class Handler(BaseHTTPRequestHandler):
@@ -72,6 +76,12 @@ def serving(bodies: Bodies) -> Iterator[str]:
                 )
             self.end_headers()
             self.wfile.write(body or b"")
+
+        def do_POST(self) -> None:
+            if posted is not None:
+                posted.put(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             return super().date_time_string(NOW / 1000 if timestamp is None else timestamp)
