@@ -327,7 +327,7 @@ def test_the_page_refreshes_and_shows_when_it_gets_no_answer() -> None:
     page = Script(BROWSER)
     assert page.run("questions.map(one => one.path)") == ["fleet.json", "history.json"]
     answer(page, "fleet.json", 200, fleet_of_one())
-    # a lone mirror stands for the fleet
+    # a lone mirror is shown instead of the fleet
     asked = page.run("questions.map(one => one.path)")
     assert asked[-2:] == ["status.json?mirror=dr&partitions=false", "history.json?mirror=dr"]
     answer(page, "history.json", 200, history())

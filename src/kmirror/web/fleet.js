@@ -63,7 +63,7 @@ function fleetTable(rows, fleet, history, charge) {
     rows.slice(0, MOST_ROWS).map(row => fleetRow(row, about)).join("") + "</tbody></table>";
 }
 
-/** Say what stands instead of mirrors where there are none. */
+/** Say why there are no mirrors. */
 function nothingShown(fleet) {
   if (fleet.mirrors === null) return `<p>Nothing is copied yet: ${escaped(fleet.missing || fleet.phase)}.</p>`;
   return fleet.mirrors.length ? "" : fleet.phase === "watching" ? "<p>No cluster that answers has a mirror.</p>" : "<p>There is no mirror to copy.</p>";

@@ -28,7 +28,7 @@ function start() {
     }
   }
 
-  /** Return what is shown: a lone mirror stands for its fleet. */
+  /** Return what is shown: a lone mirror is shown instead of its fleet. */
   function current() {
     const mirrors = shown.fleet && shown.fleet.mirrors;
     if (shown.route.view !== "fleet" || !mirrors || mirrors.length !== 1 || shown.fleet.clusters.length > 1) return shown.route;
