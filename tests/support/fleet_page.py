@@ -33,7 +33,7 @@ _MIRRORS: tuple[tuple[str, str, str, str | None, dict[str, Any]], ...] = (
     (
         "payments",
         "oregon",
-        "ACTIVE",
+        "LINK_FAILED",
         "NO_ENGINE",
         {
             "engine": None,
@@ -41,7 +41,7 @@ _MIRRORS: tuple[tuple[str, str, str, str | None, dict[str, Any]], ...] = (
             "lagUnknown": 4,
             "maxTimeLagMs": 754_000,
             "bytesPerSecond": None,
-            "missing": "no engine is in charge",
+            "missing": "payments.events-0 is not healthy: no engine copies mirror payments (node-8 last reported 12m34s ago)",
         },
     ),
     (
