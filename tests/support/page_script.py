@@ -21,18 +21,27 @@ class AbortController { signal = { aborted: false }; abort() { this.signal.abort
 function setTimeout(work, ms) { timers.push([work, ms]); return timers.length - 1; }
 function setInterval(work, ms) { globalThis.everySecond = work; }
 function clearTimeout(timer) {}
+const location = { hash: "" }, history = { replaceState() {} }, heardByWindow = {};
+let scrollY = 0;
+function scrollTo(x, y) { scrollY = y; }
+function addEventListener(what, work) { heardByWindow[what] = work; }
+function go(hash) { location.hash = hash; heardByWindow.hashchange(); }
 function fetch(path) { return new Promise((answer, fail) => questions.push({ path, answer, fail })); }
 function element(id) {
   return { id, innerHTML: "", textContent: "", hidden: false, value: "", checked: false, className: "", heard: {},
            addEventListener(what, work) { this.heard[what] = work; } };
 }
 const document = {
-  hidden: false, title: "", getElementById: id => elements[id] ||= element(id), querySelector: () => element("form"),
+  hidden: false, title: "", getElementById: id => elements[id] ||= element(id), addEventListener() {},
 };
+function newest(path) {
+  const place = questions.map(one => one.path.split("?")[0]).lastIndexOf(path);
+  if (place < 0) throw new Error("nothing asks for " + path + " but " + questions.map(one => one.path));
+  return questions.splice(place, 1)[0];
+}
 function answer(path, status, text) {
-  const asked = questions.splice(questions.findIndex(one => one.path === path), 1)[0];
   const headers = { get: () => new Date(NOW).toUTCString() };
-  asked.answer({ ok: status === 200, status, text: async () => text, headers });
+  newest(path).answer({ ok: status === 200, status, text: async () => text, headers });
 }
 function turn() { for (const [work, ms] of timers.splice(0)) if (ms < 15000) work(); }
 """.replace("NOW", str(NOW))
@@ -67,15 +76,15 @@ def drawn(report: str) -> str:
     given = f"elements.report = {{ ...element('report'), textContent: {json.dumps(inlined(report))} }};"
     page = Script(BROWSER + given)
     assert page.run("questions") == []
-    places = ("mirrors", "heads", "rows", "more", "tables", "events", "more-events")
+    places = ("mirrors", "charts", "heads", "rows", "more", "tables", "events", "more-events")
     made = page.run(f"{[*places]}.map(id => elements[id].innerHTML || elements[id].textContent)")
-    mirrors, heads, rows, more, tables, events, more_events = made
+    mirrors, charts, heads, rows, more, tables, events, more_events = made
     topics = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
     static = _REPORT.sub("", report).rpartition("<footer>")
-    return "\n".join((static[0], mirrors, topics, more, tables, events, more_events, *static[1:]))
+    return "\n".join((static[0], mirrors, charts, topics, more, tables, events, more_events, *static[1:]))
 
 
 def text_of(report: str) -> str:
     """Return all words that a report shows, with `|` after each cell and a row on each line."""
-    marked = re.sub(r"(</tr>|</p>|</dd>|</h2>|</summary>)", r"\n\1", drawn(report).replace("</td>", "|</td>"))
+    marked = re.sub(r"(</tr>|</p>|</dd>|</h2>|</summary>|</li>)", r"\n\1", drawn(report).replace("</td>", "|</td>"))
     return StrictHtml(marked).text()

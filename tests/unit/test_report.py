@@ -244,7 +244,7 @@ def test_what_failed_was_stopped_or_rebuilt_has_a_row() -> None:
         "shop.users|2026-01-01T22:06:00Z|shop.users.kmirror-archive.1, shop.users.kmirror-archive.2|-|",
         "shop.orders-0000|never|-|orders.archive|",
         "2025-12-31T23:05:30Z|1h|not known: no engine recorded anything|",
-        "2026-01-01T21:06:00Z|dr|svc@node-7|partition|LOSS_ACCEPTED|",
+        "shop.orders-0001-0 continues without 20 records that its source had lost: 10 to 29",
     ):
         assert row in text
 

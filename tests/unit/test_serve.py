@@ -89,6 +89,19 @@ def test_while_records_flow_everything_says_so() -> None:
         assert (status, "/healthz" in text) == (404, True)
 
 
+def test_one_topic_is_served_with_its_partitions_only() -> None:
+    rows = row(copied=100), row(copied=90, topic="u")
+    with turning(snapshot(*rows, records=(topic_record("t"), topic_record("u")))) as found:
+        get = asking(found)
+        for query, topics, partitions in (("", "tu", "tu"), ("?topic=u", "u", "u"), ("?partitions=false", "tu", "")):
+            reported = json.loads(get(f"/status.json{query}")[1])
+            check("status", reported)
+            assert "".join(one["topic"] for one in reported["topics"]) == topics
+            assert "".join(one["topic"] for one in reported["partitions"]) == partitions
+            assert [one["mirror"] for one in reported["mirrors"]] == ["m"]
+        assert json.loads(get("/status.json?topic=gone")[1])["topics"] == []
+
+
 def test_the_last_hour_is_served_and_unknown_events_are_not_none() -> None:
     points = ((NOW_MS - 15_000, HistoryPoint(5, None, 1, None, 12.5, 0.25, 0, 1, "NO_WORKERS")),)
     with turning(replace(snapshot(row(copied=100)), history=points)) as found:

@@ -31,10 +31,10 @@ def test_the_page_is_self_contained() -> None:
     assert [text for tag, text in found.texts if tag == "script"] == [script()]
     assert "$" not in document.replace(script(), "")
     links = [attributes.get("href") for name, attributes in found.found if name == "a"]
-    assert links == ["status.json", "history.json", "metrics", "readyz", "healthz"]
+    assert links == ["fleet.json", "status.json", "history.json", "metrics", "readyz", "healthz"]
     # every place that the script fills is there
     ids = {attributes["id"] for _, attributes in found.found if "id" in attributes}
-    assert set(re.findall(r'(?:by|put)\("([a-z-]+)"', script())) <= ids
+    assert set(re.findall(r'(?:by|put|listen)\("([a-z-]+)"', script())) <= ids
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ HOUR = [NOW - 3_600_000, NOW]
 
 def lines(js: Script, *points: dict[str, object], key: str = "lag") -> list[tuple[str | None, int]]:
     """Return the class of each line that is drawn, and its number of points."""
-    found = StrictHtml(js("line", points, key, *HOUR)).found
-    return [(attributes["class"], (attributes["d"] or "").count(",")) for name, attributes in found if name == "path"]
+    found = [one for name, one in StrictHtml(js("line", points, key, *HOUR)).found if name == "path"]
+    return [(one["class"], (one["d"] or "").count(",")) for one in found if one["class"] != "fill"]
 
 
 def test_a_line_ends_where_nothing_is_known(js: Script) -> None:
@@ -167,15 +167,94 @@ def test_a_strip_leaves_its_ground_where_nothing_is_known(js: Script) -> None:
 
 
 def test_a_mirror_is_shown_with_its_hour(js: Script) -> None:
+    found, of = status(), {"cluster": None, "mirror": "dr"}
+    text = StrictHtml(js("mirrorSection", found["mirrors"][0], found["topics"], {"nowMs": NOW})).text()
+    for words in ("Mirror dr", "FAILED SOURCE_DIVERGED", "120 offsets", "1 FAILED", "app-1, alive"):
+        assert words in text
     history = {"asOf": NOW, "mirrors": [{"mirror": "dr", "points": [point(1), point(2)]}]}
-    found = StrictHtml(js("mirrorsShown", status(), history))
-    assert found.count("svg", "chart") == 4
-    for words in ("Mirror dr", "FAILED (SOURCE_DIVERGED)", "120 offsets", "1 FAILED", "most: 5 offsets", "most: 9 B/s"):
-        assert words in found.text()
-    assert (
-        "not known"
-        in StrictHtml(js("mirrorsShown", status(), {**history, "mirrors": [{"mirror": "dr", "points": []}]})).text()
-    )
+    drawn = StrictHtml(js("historyShown", history, of, None))
+    assert (drawn.count("svg", "chart"), drawn.count("svg", "strip")) == (4, 1)
+    for words in ("most: 5 offsets", "most: 9 B/s", "02:10", "03:00"):
+        assert words in drawn.text()
+    empty = {**history, "mirrors": [{"mirror": "dr", "points": []}]}
+    assert "not known" in StrictHtml(js("historyShown", empty, of, None)).text()
+    assert js("historyShown", history, {**of, "cluster": "another"}, None) == ""
+
+
+@pytest.mark.parametrize(
+    ("most", "key", "ticks"),
+    [
+        (0, "lag", [0, 1]),
+        (3, "lag", [0, 1, 2, 3]),
+        (39_080, "lag", [0, 10_000, 20_000, 30_000, 40_000]),
+        (11_000, "timeLagMs", [0, 5_000, 10_000, 15_000]),
+        (7_200_000, "timeLagMs", [0, 1_800_000, 3_600_000, 5_400_000, 7_200_000]),
+        (400 * 86_400_000, "timeLagMs", [0, 1e10, 2e10, 3e10, 4e10]),
+        (3_700_000, "bytesPerSecond", [0, 1_000_000, 2_000_000, 3_000_000, 4_000_000]),
+        (0.5, "recordsPerSecond", [0, 0.2, 0.4, 0.6]),
+    ],
+)
+def test_an_axis_has_few_round_values_up_to_the_most(js: Script, most: float, key: str, ticks: list[float]) -> None:
+    assert js("ticksOf", most, key) == pytest.approx(ticks)
+
+
+def test_an_axis_has_round_times(js: Script) -> None:
+    names = [name for _, name in js("timeTicks", *HOUR)]
+    assert names == ["02:10", "02:20", "02:30", "02:40", "02:50", "03:00"]
+    assert [name for _, name in js("timeTicks", NOW - 48 * 3_600_000, NOW)] == ["12:00", "Jan 1", "12:00", "Jan 2"]
+
+
+def test_the_health_of_a_mirror_over_time_is_that_of_its_points(js: Script) -> None:
+    points = [
+        *(point(minute, failed=0, notCopied=0, lagUnknown=0, phase=None) for minute in (1, 2, 3)),
+        *(point(minute, failed=0, notCopied=2, lagUnknown=0, phase=None) for minute in (4, 5)),
+        point(30, failed=1, notCopied=0, lagUnknown=0, phase=None),
+    ]
+    spans = [
+        ((begin - HOUR[0]) / 60_000, (end - HOUR[0]) / 60_000, health)
+        for begin, end, health in js("spansOf", points, *HOUR)
+    ]
+    assert spans == [(0, 3, "ok"), (3, 5, "warn"), (5, 29, None), (29, 30, "bad"), (30, 60, None)]
+
+
+def test_a_chart_can_be_read_at_any_time(js: Script) -> None:
+    points = [point(10, lag=0), point(20, lag=1000, lagUnknown=1), point(30, lag=None)]
+    at = js("cursorAt", "lag", points, *HOUR, HOUR[0] + 19 * 60_000)
+    assert (at["time"], at["value"]) == ("02:26:00 UTC", "≥ 1,000 offsets")
+    assert (round(at["x"], 3), at["y"]) == (33.333, 2)
+    unknown = js("cursorAt", "lag", points, *HOUR, NOW)
+    assert (unknown["value"], unknown["y"]) == ("not known", None)
+    assert js("cursorAt", "lag", [], *HOUR, NOW) is None
+    times = [one["timeMs"] for one in points]
+    walk = [(None, -1, 2), (times[2], -1, 1), (times[0], -1, 0), (times[0], 1, 1), (times[1], 10, 2)]
+    for ms, by, index in walk:
+        assert js("neighbour", points, ms, by) == times[index], (ms, by)
+    assert js("neighbour", [], None, -1) is None
+
+
+@pytest.mark.parametrize(
+    ("route", "link"),
+    [
+        ({"cluster": "eu", "mirror": "dr", "rangeMs": 3_600_000}, "#/mirror/eu/dr"),
+        ({"cluster": None, "mirror": "dr", "rangeMs": 21_600_000}, "#/mirror//dr?range=6h"),
+        ({"cluster": "a:9092,b:9092", "mirror": "x/y ?#%'", "rangeMs": 3_600_000, "topic": "a/b"}, None),
+        ({"cluster": "<img src=x>", "mirror": "ü&", "rangeMs": 172_800_000}, None),
+    ],
+)
+def test_a_link_leads_to_what_it_was_made_of(js: Script, route: dict[str, Any], link: str | None) -> None:
+    made = js("linkTo", route["cluster"], route["mirror"], {"topic": route.get("topic"), "rangeMs": route["rangeMs"]} if
+              "topic" in route else {"rangeMs": route["rangeMs"]})  # fmt: skip
+    assert link in (None, made)
+    assert not set(made) & set("<>\"' ")
+    attribute = StrictHtml(f'<a href="{made}"></a>').found[0][1]["href"]
+    view = "topic" if "topic" in route else "mirror"
+    found = js("routeOf", attribute)
+    assert {key: found.get(key) for key in ("view", *route)} == {"view": view, **route}
+
+
+@pytest.mark.parametrize("hash_", ["", "#", "#/", "#/mirror", "#/mirror/a", "#/mirror/a/", "#/mirror/%/%", "#/x/a/b"])
+def test_an_address_that_names_no_mirror_is_that_of_the_fleet(js: Script, hash_: str) -> None:
+    assert js("routeOf", hash_) == {"view": "fleet"}
 
 
 def test_the_page_does_not_call_it_copying_where_all_topics_are_stopped(js: Script) -> None:
@@ -190,7 +269,7 @@ def test_before_copying_begins_that_is_said(js: Script) -> None:
         phase="waiting", mirrors=None, partitions=None, ready=False, missing="waiting: <host> is in charge"
     )
     waiting["topics"] = None
-    assert js("mirrorsShown", waiting, None) == "<p>Nothing is copied yet: waiting: &#60;host&#62; is in charge.</p>"
+    assert js("nothingShown", waiting) == "<p>Nothing is copied yet: waiting: &#60;host&#62; is in charge.</p>"
     assert js("alarmOf", waiting, None, 0) is None
 
 
@@ -217,8 +296,9 @@ def test_what_a_cluster_says_cannot_become_markup(js: Script) -> None:
     shown["mirrors"][0] |= {"mirror": evil, "state": evil, "reason": evil, "sourceBootstrapServer": evil}
     topics = [row | {"topic": evil, "errorMessage": evil, "reasons": [evil], "state": evil} for row in shown["topics"]]
     event = EVENTS.document(Event(NOW, evil, evil, evil, evil, {"message": evil}))
-    made = js("mirrorsShown", shown, {"asOf": NOW, "mirrors": []}) + js("eventsTable", [event])
-    made += "".join(js("topicRow", topic, True) for topic in topics)
+    made = js("mirrorSection", shown["mirrors"][0], topics, {"nowMs": NOW}) + js("eventsList", [event], True)
+    made += "".join(js("topicRow", topic, True, js.run("COLUMNS"), True) for topic in topics)
+    made += js("topicShown", topics[0], [one | {"worker": evil, "limitedBy": evil} for one in shown["partitions"]], [])
     found = StrictHtml(made)
     assert found.count("img") == 0
     assert found.text().count(evil) >= 12
@@ -228,43 +308,64 @@ def test_an_engine_that_answers_slowly_is_asked_less_often(js: Script) -> None:
     assert [js("pause", took, 2000) for took in (5, 500, 60_000)] == [2000, 10_000, 60_000]
 
 
+def shown(page: Script, name: str, what: str = "") -> Any:
+    """Return what is at a place of the page."""
+    what = what or ("innerHTML" if name == "alarm" else "textContent")
+    return page.run(f"elements[{json.dumps(name)}].{what}")
+
+
+def answer(page: Script, path: str, code: int, document: object) -> None:
+    page.run(f"answer({json.dumps(path)}, {code}, {json.dumps(json.dumps(document))}) ?? null")
+
+
+def fleet_of_one(**changes: object) -> dict[str, Any]:
+    """Return what /fleet.json says of an engine with one mirror."""
+    return {**status(), "clusters": [], **changes}
+
+
 def test_the_page_refreshes_and_shows_when_it_gets_no_answer() -> None:
     page = Script(BROWSER)
-
-    def answer(path: str, code: int, document: object) -> None:
-        page.run(f"answer({json.dumps(path)}, {code}, {json.dumps(json.dumps(document))}) ?? null")
-
-    def shown(name: str, what: str = "") -> Any:
-        what = what or ("innerHTML" if name == "alarm" else "textContent")
-        return page.run(f"elements[{json.dumps(name)}].{what}")
-
-    assert page.run("questions.map(one => one.path)") == ["status.json", "history.json"]
-    answer("history.json", 200, history())
-    answer("status.json", 200, status())
-    assert shown("alarm", "hidden") is True
-    assert shown("age") == "kmirror 0.1.0, copying; as of 03:06:00 UTC, 0s ago"
-    assert "Mirror dr" in shown("mirrors", "innerHTML")
-    assert shown("mirrors", "innerHTML").count('class="line"') == 4
-    assert shown("rows", "innerHTML").count("<tr>") == 5
+    assert page.run("questions.map(one => one.path)") == ["fleet.json", "history.json"]
+    answer(page, "fleet.json", 200, fleet_of_one())
+    # a lone mirror is shown instead of the fleet
+    asked = page.run("questions.map(one => one.path)")
+    assert asked[-2:] == ["status.json?mirror=dr&partitions=false", "history.json?mirror=dr"]
+    answer(page, "history.json", 200, history())
+    answer(page, "status.json", 200, status())
+    assert shown(page, "alarm", "hidden") is True
+    assert shown(page, "crumbs", "hidden") is True
+    assert shown(page, "age") == "kmirror 0.1.0, copying; as of 03:06:00 UTC, 0s ago"
+    assert "Mirror dr" in shown(page, "mirrors", "innerHTML")
+    assert shown(page, "charts", "innerHTML").count('class="line"') >= 4
+    assert shown(page, "rows", "innerHTML").count("<tr>") == 5
     # the newest first
-    assert shown("events", "innerHTML").index("FAILED") < shown("events", "innerHTML").index("LOSS_ACCEPTED")
+    events = shown(page, "events", "innerHTML")
+    assert events.index("FAILED") < events.index("continues without 20 records")
 
     page.run("(elements.filter.value = 'users', elements.filter.heard.input(), 0)")
-    assert (shown("rows", "innerHTML").count("<tr>"), shown("more")) == (1, "1 of 5 topics")
+    assert (shown(page, "rows", "innerHTML").count("<tr>"), shown(page, "more")) == (1, "1 of 5 topics")
     page.run("(elements.filter.value = '', elements.heads.heard.click({ target: { dataset: { head: 'LAG' } } }), 0)")
-    assert shown("heads", "innerHTML").count('aria-sort="descending"') == 1
+    assert shown(page, "heads", "innerHTML").count('aria-sort="descending"') == 1
 
     # nothing comes: the clock runs on, and what is shown becomes old
     page.run("(clock += 30000, everySecond(), 0)")
-    assert shown("alarm") == "What is shown here is 30s old and may be wrong."
-    assert (shown("shown", "className"), shown("age", "className")) == ("old", "bad")
+    assert shown(page, "alarm") == "What is shown here is 30s old and may be wrong."
+    assert (shown(page, "shown", "className"), shown(page, "age", "className")) == ("old", "bad")
     page.run("(turn(), 0)")
-    answer("status.json", 503, {"error": {"message": "the driver is stuck"}})
-    assert shown("alarm").startswith("The engine does not answer: the driver is stuck. What is shown here is 30s old")
+    answer(page, "status.json", 503, {"error": {"message": "the driver is stuck"}})
+    assert shown(page, "alarm").startswith("The engine does not answer: the driver is stuck. What is shown here is 30s")
     page.run("(turn(), 0)")
-    page.run("(questions.pop().fail(new TypeError('Failed to fetch')), 0)")
-    assert shown("alarm").startswith("The engine does not answer: it cannot be reached.")
+    page.run("(newest('status.json').fail(new TypeError('Failed to fetch')), 0)")
+    assert shown(page, "alarm").startswith("The engine does not answer: it cannot be reached.")
     page.run("(turn(), 0)")
-    answer("status.json", 200, status(asOf=NOW))
-    assert shown("alarm", "hidden") is True
+    answer(page, "status.json", 200, status(asOf=NOW))
+    assert shown(page, "alarm", "hidden") is True
     assert page.run("document.title") == "kmirror dr"
+
+
+def test_an_engine_that_waits_says_so() -> None:
+    page = Script(BROWSER)
+    waiting = {"phase": "waiting", "ready": False, "missing": "waiting: node-7 is in charge", "mirrors": None}
+    answer(page, "fleet.json", 200, fleet_of_one(**waiting))
+    assert "Nothing is copied yet: waiting: node-7 is in charge." in shown(page, "fleet-rows", "innerHTML")
+    assert shown(page, "alarm", "hidden") is True

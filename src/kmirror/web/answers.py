@@ -121,7 +121,7 @@ STATUS: tuple[Column[ServedStatus], ...] = (
     Column(
         "partitions",
         _in_cluster(PARTITIONS).null_when(_NOT_COPYING),
-        "their partitions, as `describe` shows them; none with `?partitions=false`",
+        "their partitions, as `describe` shows them; none with `?partitions=false`, those of one topic with `?topic=T`",
         lambda run: _while_copying(run, PARTITIONS, lambda one: one.partitions),
     ),
     Column(
@@ -135,6 +135,19 @@ _WITHOUT_PARTITIONS = tuple(
     replace(one, value=lambda run: None if run.waits_for is not None else []) if one.key == "partitions" else one
     for one in STATUS
 )
+
+
+def _of_topic(topic: str) -> tuple[Column[ServedStatus], ...]:
+    """Return the keys of /status.json with the rows of one topic only."""
+    rows: Mapping[str, Callable[[ServedStatus], object]] = {
+        "partitions": lambda run: _while_copying(
+            run, PARTITIONS, lambda one: (row for row in one.partitions if row.topic == topic)
+        ),
+        "topics": lambda run: _while_copying(
+            run, TOPICS, lambda one: (row for row in one.topics if row.topic == topic)
+        ),
+    }
+    return tuple(replace(one, value=rows.get(one.key, one.value)) for one in STATUS)
 
 
 def answer(service: Service, target: str, accept: str) -> Answer:
@@ -207,9 +220,10 @@ def _fleet(service: Service, request: HttpRequest) -> Answer:
 
 
 def _status(service: Service, request: HttpRequest) -> Answer:
-    only_sums = request.query.get("partitions") == "false"
+    only_sums, topic = request.query.get("partitions") == "false", request.query.get("topic")
     status = service.status(request.query.get("mirror"), only_sums=only_sums)
-    return Answer.of_json(document(_WITHOUT_PARTITIONS if only_sums else STATUS, _chosen(status, request)))
+    keys = _WITHOUT_PARTITIONS if only_sums else STATUS if topic is None else _of_topic(topic)
+    return Answer.of_json(document(keys, _chosen(status, request)))
 
 
 def _history(service: Service, request: HttpRequest) -> Answer:

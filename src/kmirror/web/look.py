@@ -1,4 +1,4 @@
-"""The page: that of a running engine, which asks it, and that of a report, which has its data within itself.
+"""The page: of a fleet of mirrors, which asks for its data, and of a report, which has its data within itself.
 
 Both are one document, with one script and one style sheet, and are made from the declarations of columns. Its policy
 names its script and its style by their hashes: no other one is run, whatever becomes part of the page. A report needs
@@ -18,9 +18,9 @@ from string import Template
 from typing import Any
 
 from kmirror.columns import DURATION, TIME, Column
-from kmirror.ops.show.events import EVENTS
+from kmirror.errors import Reason
 from kmirror.status.objective import BREACHES
-from kmirror.status.partition_row import RATE
+from kmirror.status.partition_row import PARTITIONS, RATE
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TOPICS_ON_PAGE
 from kmirror.words import json_text, visible_lines
@@ -38,6 +38,23 @@ _ORDER = (
 )
 _BAD = (TopicState.FAILED, TopicState.LINK_FAILED, TopicState.SOURCE_UNAVAILABLE)
 _FINE = (TopicState.ACTIVE, TopicState.STOPPED)
+#: The scripts, in the order in which they become one.
+_SCRIPTS = ("words.js", "charts.js", "views.js", "fleet.js", "page.js")
+#: The reasons with which nothing of a mirror is copied.
+_NOT_COPYING = (Reason.NO_ENGINE, Reason.ENGINE_SILENT, Reason.NO_WORKERS)
+#: What is shown of a topic's partitions, and its heading where tables of the command line have none.
+_PARTITION_KEYS = {
+    "partition": "PARTITION",
+    "state": "STATE",
+    "sourceOffset": "SOURCE-OFFSET",
+    "destinationOffset": "DESTINATION-OFFSET",
+    "lag": "LAG",
+    "timeLagMs": "TIME-LAG",
+    "bytesPerSecond": "RATE",
+    "stateTimeMs": "SINCE",
+    "lane": "LANE",
+    "worker": "WORKER",
+}
 #: The results of events that need attention.
 _BAD_RESULTS = (
     "FAILED",
@@ -55,7 +72,8 @@ _KINDS = {DURATION.words: "duration", RATE.words: "rate", TIME.words: "time"}
 GENERATOR = '<meta name="generator" content="kmirror report">'
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z")
 _OF_AN_ENGINE = (
-    'The same for programs: <a href="status.json">status.json</a>, <a href="history.json">history.json</a>,'
+    'The same for programs: <a href="fleet.json">fleet.json</a>, <a href="status.json">status.json</a>,'
+    ' <a href="history.json">history.json</a>,'
     ' <a href="metrics">metrics</a>, <a href="readyz">readyz</a>, <a href="healthz">healthz</a>. Nothing can be changed'
     " here."
 )
@@ -68,13 +86,13 @@ _OF_A_REPORT = (
 
 @cache
 def page_text() -> bytes:
-    """Return the page of a running engine."""
+    """Return the page of a running engine, or of a server that watches clusters."""
     return _page(
         head="",
         title="kmirror",
-        age="asking the engine …",
+        age="asking …",
         summary="",
-        events="Events of the last hour",
+        events="What happened",
         about=_OF_AN_ENGINE,
         report="",
     ).encode()
@@ -125,11 +143,17 @@ def script() -> str:
         "ORDER": _ORDER,
         "BAD_RESULTS": _BAD_RESULTS,
         "COLUMNS": [(one.key, one.header, kind_of(one)) for one in TOPICS_ON_PAGE.shown],
-        "EVENTS": [(one.key, one.header, kind_of(one)) for one in EVENTS.shown],
+        "PARTITIONS": [
+            (key, head, kind_of(column))
+            for key, head in _PARTITION_KEYS.items()
+            for column in PARTITIONS.columns
+            if column.key == key
+        ],
+        "NOT_COPYING": _NOT_COPYING,
         "BREACHES": [(one.key, one.header, kind_of(one)) for one in BREACHES.shown],
         "OPTIONAL": TOPICS_ON_PAGE.optional.split(),
     }
-    return _part("page.js").replace("{/* look */}", json_text(declared))
+    return "\n".join(map(_part, _SCRIPTS)).replace("{/* look */}", json_text(declared))
 
 
 def kind_of(column: Column[Any]) -> str:

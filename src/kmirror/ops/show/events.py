@@ -10,6 +10,7 @@ from kmirror.columns import OBJECT, TEXT, TIME, Column, Table
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, known_mirror, now_ms
 from kmirror.ops.base.retrying import is_transient
+from kmirror.ops.show.event_sentences import sentence
 from kmirror.settings.durations import parse_timestamp
 from kmirror.state.event_records import Event, EventPage
 from kmirror.words import at_time, json_text, one_line
@@ -41,6 +42,7 @@ EVENTS: Table[Event] = Table(
             "DETAILS",
             cell=lambda event: one_line(json_text(event.details)),
         ),
+        Column("sentence", TEXT, "the same as a sentence, for people: its words may change", sentence),
     ),
     "TIME MIRROR WHO WHAT RESULT DETAILS",
     none="no events",
