@@ -1,0 +1,179 @@
+"""Moves of clients from one cluster to another, under load.
+
+* `planned`: `promote --block-producers`, and then a restart of the old cluster, all of its brokers at once, for clients
+  let go of it only when none of its brokers answers.
+* `back`: the same in the other direction, after a failback.
+* `killed` and `frozen`: the brokers of the old cluster are killed, or stopped with SIGSTOP, and the topics failed over.
+* `split`: as `planned`, but every other client is at a door that still leads to the old cluster for a while.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.clusters import Pair
+from bench.processes import Running, carry_out
+from bench.redirect.clients import Client, Kind
+from bench.redirect.door import Switch, cluster_in_charge
+from bench.redirect.outcome import Outcome, outcome
+from bench.redirect.site import MIRROR, NEW, OLD, USERS, RedirectSite
+
+RATE = 50
+PARTITIONS = 2
+_LOADED_S = 10.0
+_SETTLE_S = 90.0
+#: A client that is frozen out waits for `request.timeout.ms`, and for `metadata.recovery.rebootstrap.trigger.ms`.
+_FROZEN_S = 150.0
+_STALE_S = 30.0
+#: From the loss of the old cluster until someone types the command.
+_NOTICED_S = 5.0
+_TIMEOUT = "300s"
+
+#: The outcomes of the moves that one site makes, by scenario.
+Outcomes = Iterator[tuple[str, list[Outcome]]]
+
+
+def planned_and_back(site: RedirectSite) -> Outcomes:
+    """Move the clients to the new cluster, and back."""
+    running = site.mirror()
+    try:
+        with _door(site) as door:
+            site.start_clients([door.address] * len(site.clients), RATE)
+            began = _began()
+            _promote(site, NEW)
+            _restart(site, OLD)
+            yield "planned", _outcomes(site, NEW, began, _SETTLE_S)
+            running.kill()
+            carry_out(site.command(OLD, "failback", "--mirror-config", site.link(NEW), "--yes"))
+            running = site.run_engine(OLD)
+            began = _now_ms()
+            _promote(site, OLD)
+            _restart(site, NEW)
+            yield "back", _outcomes(site, OLD, began, _SETTLE_S)
+    finally:
+        running.kill()
+
+
+def killed(site: RedirectSite) -> Outcomes:
+    """Lose the old cluster to SIGKILL."""
+    yield "killed", _disaster(site, signal.SIGKILL, _SETTLE_S)
+
+
+def frozen(site: RedirectSite) -> Outcomes:
+    """Lose the old cluster to SIGSTOP: its connections stay open, and nothing answers."""
+    yield "frozen", _disaster(site, signal.SIGSTOP, _FROZEN_S)
+
+
+def split(site: RedirectSite) -> Outcomes:
+    """Move the clients while the door of every other one still leads to the old cluster."""
+    running = site.mirror()
+    try:
+        with _door(site) as door, _stale_door(site, door) as stale:
+            doors = [(stale if number % 2 else door).address for number in range(len(site.clients))]
+            site.start_clients(doors, RATE)
+            began = _began()
+            _promote(site, NEW)
+            _restart(site, OLD)
+            yield "split", _outcomes(site, NEW, began, _STALE_S + _SETTLE_S)
+    finally:
+        running.kill()
+
+
+SCENARIOS: dict[str, Callable[[RedirectSite], Outcomes]] = {
+    "planned": planned_and_back,
+    "killed": killed,
+    "frozen": frozen,
+    "split": split,
+}
+
+
+def run(name: str, kinds: Sequence[Kind], folder: Path, brokers: int) -> Outcomes:
+    """Run a scenario with clients of these kinds on a fresh pair of clusters."""
+    with Pair(folder, brokers, USERS) as pair:
+        clients = [Client(kind, folder, PARTITIONS) for kind in kinds]
+        try:
+            yield from SCENARIOS[name](RedirectSite(pair, folder, clients))
+        finally:
+            for client in clients:
+                client.stop()
+
+
+def _disaster(site: RedirectSite, signum: int, seconds: float) -> list[Outcome]:
+    running: Running = site.mirror()
+    try:
+        with _door(site) as door:
+            site.start_clients([door.address] * len(site.clients), RATE)
+            began = _began()
+            lost = site.clusters[OLD]
+            for broker in lost.brokers:
+                lost.signal(broker.node_id, signum)
+            time.sleep(_NOTICED_S)
+            site.document(NEW, "failover", "--yes")
+            _say("failed over")
+            return _outcomes(site, NEW, began, seconds)
+    finally:
+        running.kill()
+
+
+def _promote(site: RedirectSite, at: str) -> None:
+    carry_out(site.command(at, "promote", "--block-producers", "--timeout", _TIMEOUT, "--yes"))
+    _say(f"promoted at the {at}")
+
+
+def _restart(site: RedirectSite, name: str) -> None:
+    site.clusters[name].stop()
+    site.clusters[name].start()
+    _say(f"the {name} was restarted")
+
+
+def _outcomes(site: RedirectSite, at: str, began_ms: int, seconds: float) -> list[Outcome]:
+    """Wait until the clients are back, and compare what they printed with the log at this cluster."""
+    settled_ms = site.settle(seconds, 3 * RATE)
+    _say("comparing what they printed with the log")
+    found = []
+    for client in site.clients:
+        events = client.events()
+        log = site.kept(at, client)
+        found.append(outcome(client.kind.key, events, log, began_ms, settled_ms))
+    return found
+
+
+@contextmanager
+def _door(site: RedirectSite) -> Iterator[Switch]:
+    clusters = {name: cluster.client_properties() for name, cluster in site.clusters.items()}
+    check = cluster_in_charge(MIRROR, clusters)
+    with Switch({name: site.brokers(name) for name in clusters}, check) as door:
+        yield door
+
+
+@contextmanager
+def _stale_door(site: RedirectSite, door: Switch) -> Iterator[Switch]:
+    """Yield a door that follows another one, late."""
+    seen: list[tuple[float, str | None]] = [(time.monotonic() - _STALE_S, OLD)]
+
+    def check() -> str | None:
+        seen.append((time.monotonic(), door.leads_to))
+        return [name for at, name in seen if at <= time.monotonic() - _STALE_S][-1]
+
+    with Switch({name: site.brokers(name) for name in site.clusters}, check) as stale:
+        yield stale
+
+
+def _began() -> int:
+    """Wait a while, and return the present time in epoch milliseconds."""
+    time.sleep(_LOADED_S)
+    _say("the clients write and read")
+    return _now_ms()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%X')}  {line}", file=sys.stderr, flush=True)
