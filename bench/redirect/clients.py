@@ -16,10 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.measure import CopyFailedError
 from bench.processes import REPOSITORY
+from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.broker_config import properties_text
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.jars import cache_directory, kafka_jars
 from tests.support.java_programs import java_command
+from tests.support.librdkafka import librdkafka
+from tests.support.oracle import console_consumer, librdkafka_records
 
 JAVA_PROGRAM = "NumberedRecords"
 _FRANZ = Path(__file__).parent / "franz"
@@ -45,6 +50,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A record in a cluster's log."""
+
+    number: int
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """A client: its library with the version, the settings that it needs, and how its program is run.
 
@@ -57,14 +71,17 @@ class Kind:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def _java(version: str) -> Callable[[Path], list[str]]:
+def java_client(version: str) -> Callable[[Path], list[str]]:
+    """Return how the client of a version of Kafka is run."""
+
     def command(folder: Path) -> list[str]:
         return java_command(folder, kafka_jars(version, os.environ, print), JAVA_PROGRAM)
 
     return command
 
 
-def _python(module: str) -> Callable[[Path], list[str]]:
+def python_client(module: str) -> Callable[[Path], list[str]]:
+    """Return how a program in this package is run."""
     return lambda _: [sys.executable, "-m", f"bench.redirect.{module}"]
 
 
@@ -83,19 +100,19 @@ KINDS = (
     Kind(
         "java-3.9",
         "Java 3.9.2, `metadata.recovery.strategy=rebootstrap`",
-        _java("3.9.2"),
+        java_client("3.9.2"),
         {"metadata.recovery.strategy": "rebootstrap"},
     ),
-    Kind("java-4.0", "Java 4.0.2", _java("4.0.2")),
-    Kind("java-4.4", "Java 4.4.0", _java("4.4.0")),
-    Kind("librdkafka", "librdkafka", _python("librdkafka_client")),
-    Kind("kafka-python", "kafka-python", _python("kafka_python_client")),
+    Kind("java-4.0", "Java 4.0.2", java_client("4.0.2")),
+    Kind("java-4.4", "Java 4.4.0", java_client("4.4.0")),
+    Kind("librdkafka", "librdkafka", python_client("librdkafka_client")),
+    Kind("kafka-python", "kafka-python", python_client("kafka_python_client")),
     Kind("franz-go", "franz-go", _franz_go),
 )
 
 
 class Client:
-    """One client program with a topic and a group of its own; it is killed at the end of a `with` block."""
+    """One client program with a topic and a group of its own, until it is closed."""
 
     def __init__(self, kind: Kind, folder: Path, partitions: int) -> None:
         self.kind = kind
@@ -121,7 +138,23 @@ class Client:
         text = (self._folder / "out").read_text(encoding="utf-8", errors="replace")
         return [Event(**_fields(line)) for line in text.rpartition("\n")[0].splitlines()]
 
-    def stop(self) -> None:
+    def kept(self, cluster: SandboxCluster) -> list[Kept]:
+        """Return its records at a cluster, as Kafka's console consumer reads them.
+
+        Raises:
+            CopyFailedError: librdkafka does not find the same ones first.
+        """
+        found = []
+        config = librdkafka(client_config(cluster.client_properties()))
+        for partition in range(self.partitions):
+            others = librdkafka_records(cluster.bootstrap_servers, self.topic, partition, config=config)
+            records = console_consumer(cluster, self.topic, partition, max_messages=len(others))
+            if records != others:
+                raise CopyFailedError(f"two readers find different records in {self.topic}-{partition}")
+            found += [Kept(int(one.value or b"-1"), partition, one.offset) for one in records]
+        return found
+
+    def close(self) -> None:
         """End it with SIGTERM, or, if it does not obey, with SIGKILL."""
         if self._process is None or self._process.poll() is not None:
             return

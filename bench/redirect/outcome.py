@@ -7,16 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.redirect.clients import Event
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A record in the log that counts at the end."""
-
-    number: int
-    partition: int
-    offset: int
+from bench.redirect.clients import Event, Kept
 
 
 @dataclass(frozen=True, slots=True)

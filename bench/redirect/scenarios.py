@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.clusters import Pair
+from bench.measure import CopyFailedError
 from bench.processes import Running, carry_out
 from bench.redirect.clients import Client, Kind
 from bench.redirect.door import Switch, cluster_in_charge
@@ -33,6 +34,8 @@ _STALE_S = 30.0
 #: From the loss of the old cluster until someone types the command.
 _NOTICED_S = 5.0
 _TIMEOUT = "300s"
+#: More than the 45 s that a group waits for a member by default.
+_MEMBERS_S = 120.0
 
 #: The outcomes of the moves that one site makes, by scenario.
 Outcomes = Iterator[tuple[str, list[Outcome]]]
@@ -49,7 +52,7 @@ def planned_and_back(site: RedirectSite) -> Outcomes:
             _restart(site, OLD)
             yield "planned", _outcomes(site, NEW, began, _SETTLE_S)
             running.kill()
-            carry_out(site.command(OLD, "failback", "--mirror-config", site.link(NEW), "--yes"))
+            _fail_back(site)
             running = site.run_engine(OLD)
             began = _now_ms()
             _promote(site, OLD)
@@ -100,7 +103,7 @@ def run(name: str, kinds: Sequence[Kind], folder: Path, brokers: int) -> Outcome
             yield from SCENARIOS[name](RedirectSite(pair, folder, clients))
         finally:
             for client in clients:
-                client.stop()
+                client.close()
 
 
 def _disaster(site: RedirectSite, signum: int, seconds: float) -> list[Outcome]:
@@ -125,6 +128,21 @@ def _promote(site: RedirectSite, at: str) -> None:
     _say(f"promoted at the {at}")
 
 
+def _fail_back(site: RedirectSite) -> None:
+    """Make the old cluster a mirror, once the members of its groups, which could not leave them, have timed out."""
+    deadline = time.monotonic() + _MEMBERS_S
+    while True:
+        try:
+            carry_out(site.command(OLD, "failback", "--mirror-config", site.link(NEW), "--yes"))
+        except CopyFailedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_NOTICED_S)
+        else:
+            _say("the old cluster is a mirror")
+            return
+
+
 def _restart(site: RedirectSite, name: str) -> None:
     site.clusters[name].stop()
     site.clusters[name].start()
@@ -138,7 +156,7 @@ def _outcomes(site: RedirectSite, at: str, began_ms: int, seconds: float) -> lis
     found = []
     for client in site.clients:
         events = client.events()
-        log = site.kept(at, client)
+        log = client.kept(site.clusters[at])
         found.append(outcome(client.kind.key, events, log, began_ms, settled_ms))
     return found
 

@@ -15,7 +15,6 @@ from bench.clusters import Pair
 from bench.measure import CopyFailedError
 from bench.processes import REPOSITORY, Running, carry_out, kmirror, start
 from bench.redirect.clients import Client
-from bench.redirect.outcome import Kept
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, Operation, PatternType, ResourceType
 from kmirror.cluster.rights.acls import await_acls, create_acls
@@ -23,8 +22,6 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import SandboxCluster
-from tests.support.librdkafka import librdkafka
-from tests.support.oracle import console_consumer, librdkafka_records
 
 MIRROR = "redirect"
 USERS = {"app": "app-secret"}
@@ -113,22 +110,6 @@ class RedirectSite:
         with suppress(TimeoutError):
             self._await_all(records, time.time_ns() // 1_000_000, deadline)
         return time.time_ns() // 1_000_000
-
-    def kept(self, at: str, client: Client) -> list[Kept]:
-        """Return a client's records at a cluster, as Kafka's console consumer reads them.
-
-        Raises:
-            CopyFailedError: librdkafka does not find the same ones.
-        """
-        cluster, found = self.clusters[at], []
-        config = librdkafka(client_config(cluster.client_properties()))
-        for partition in range(client.partitions):
-            others = librdkafka_records(self.brokers(at), client.topic, partition, config=config)
-            records = console_consumer(cluster, client.topic, partition, max_messages=len(others))
-            if records != others:
-                raise CopyFailedError(f"two readers find different records in {client.topic}-{partition}")
-            found += [Kept(int(one.value or b"-1"), partition, one.offset) for one in records]
-        return found
 
     def _app(self, door: str) -> dict[str, str]:
         properties = self.clusters[OLD].client_properties("app")
