@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import time
@@ -18,11 +19,12 @@ from pathlib import Path
 
 from bench.clusters import Pair
 from bench.measure import CopyFailedError
-from bench.processes import Running, carry_out
+from bench.processes import REPOSITORY, Running, carry_out
 from bench.redirect.clients import Client, Kind
 from bench.redirect.door import Switch, cluster_in_charge
 from bench.redirect.outcome import Outcome, outcome
 from bench.redirect.site import MIRROR, NEW, OLD, USERS, RedirectSite
+from kmirror_sandbox.cluster import SandboxCluster
 
 RATE = 50
 PARTITIONS = 2
@@ -34,6 +36,7 @@ _STALE_S = 30.0
 #: From the loss of the old cluster until someone types the command.
 _NOTICED_S = 5.0
 _TIMEOUT = "300s"
+_HOOK = REPOSITORY / "docs" / "examples" / "restart-hook.sh"
 #: More than the 45 s that a group waits for a member by default.
 _MEMBERS_S = 120.0
 
@@ -49,14 +52,12 @@ def planned_and_back(site: RedirectSite) -> Outcomes:
             site.start_clients([door.address] * len(site.clients), RATE)
             began = _began()
             _promote(site, NEW)
-            _restart(site, OLD)
             yield "planned", _outcomes(site, NEW, began, _SETTLE_S)
             running.kill()
             _fail_back(site)
             running = site.run_engine(OLD)
             began = _now_ms()
             _promote(site, OLD)
-            _restart(site, NEW)
             yield "back", _outcomes(site, OLD, began, _SETTLE_S)
     finally:
         running.kill()
@@ -81,7 +82,6 @@ def split(site: RedirectSite) -> Outcomes:
             site.start_clients(doors, RATE)
             began = _began()
             _promote(site, NEW)
-            _restart(site, OLD)
             yield "split", _outcomes(site, NEW, began, _STALE_S + _SETTLE_S)
     finally:
         running.kill()
@@ -124,8 +124,21 @@ def _disaster(site: RedirectSite, signum: int, seconds: float) -> list[Outcome]:
 
 
 def _promote(site: RedirectSite, at: str) -> None:
-    carry_out(site.command(at, "promote", "--block-producers", "--timeout", _TIMEOUT, "--yes"))
-    _say(f"promoted at the {at}")
+    """Promote at a cluster, and restart the other one by a hook, all of its brokers at once."""
+    (old,) = site.clusters.keys() - {at}
+    line = shlex.join([str(_HOOK), _brokers(site.clusters[old], "stop"), _brokers(site.clusters[old], "start")])
+    options = ("--block-producers", "--timeout", _TIMEOUT, "--after", line, "--hook-timeout", _TIMEOUT, "--yes")
+    carry_out(site.command(at, "promote", *options))
+    _say(f"promoted at the {at}, and the {old} restarted")
+
+
+def _brokers(cluster: SandboxCluster, verb: str) -> str:
+    """Return a command line that stops or starts all brokers of a cluster."""
+    program = (
+        "from pathlib import Path; from kmirror_sandbox.cluster import SandboxCluster; "
+        f"SandboxCluster({cluster.name!r}, Path({str(cluster.directory)!r})).{verb}()"
+    )
+    return shlex.join([sys.executable, "-c", program])
 
 
 def _fail_back(site: RedirectSite) -> None:
@@ -141,12 +154,6 @@ def _fail_back(site: RedirectSite) -> None:
         else:
             _say("the old cluster is a mirror")
             return
-
-
-def _restart(site: RedirectSite, name: str) -> None:
-    site.clusters[name].stop()
-    site.clusters[name].start()
-    _say(f"the {name} was restarted")
 
 
 def _outcomes(site: RedirectSite, at: str, began_ms: int, seconds: float) -> list[Outcome]:
