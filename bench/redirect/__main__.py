@@ -1,7 +1,8 @@
 """Move real clients between clusters: `python -m bench.redirect`, or one scenario, `--only killed --clients java-4.4`.
 
 For each client it measures how long it neither wrote nor read, and compares what was acknowledged with the log that
-counts at the end, read by Kafka's console consumer and by librdkafka. Results go to docs/results/redirect.json.
+counts at the end, read by Kafka's console consumer and by librdkafka. Results go to docs/results/redirect.json, and
+the tables of docs/apps/evicting-clients.md are generated from them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from bench.machine import describe_machine
 from bench.redirect.clients import KINDS, Kind
-from bench.redirect.results import TITLES, store, stored, table
+from bench.redirect.results import store, write_page
 from bench.redirect.scenarios import SCENARIOS, run
 from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 
@@ -33,11 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="only this client, and store nothing; may be repeated",
     )
     parser.add_argument("--brokers", type=int, default=1, help="of each cluster (%(default)s)")
-    parser.add_argument("--tables", action="store_true", help="only print the tables of the stored results")
+    parser.add_argument("--page", action="store_true", help="only write the docs' tables from the stored results")
     options = parser.parse_args(arguments)
-    if options.tables:
-        for scenario, title in TITLES.items():
-            print(f"{title}\n\n{table(stored(), scenario)}")
+    if options.page:
+        write_page()
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started ends too
     kinds = [kind for kind in KINDS if kind.key in (options.clients or [one.key for one in KINDS])]
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(json.dumps({"scenario": scenario, **asdict(row)}), flush=True)
                 if options.clients is None:
                     store(scenario, machine, left_out, outcomes)
+                    write_page()
                 is_wrong |= scenario not in {"killed", "frozen"} and any(
                     row.lost or row.doubled or row.misplaced for row in outcomes
                 )

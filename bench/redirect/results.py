@@ -12,6 +12,9 @@ from bench.redirect.clients import KINDS
 from bench.redirect.outcome import Outcome
 
 RESULTS = REPOSITORY / "docs" / "results" / "redirect.json"
+PAGE = REPOSITORY / "docs" / "apps" / "evicting-clients.md"
+BEGIN = "<!-- {}: written by: python -m bench.redirect -->\n"
+END = "<!-- end -->\n"
 TITLES = {
     "planned": "planned move",
     "back": "move back",
@@ -38,6 +41,15 @@ def table(results: Mapping[str, Any], scenario: str) -> str:
     if scenario not in results:
         return "Not measured yet.\n"
     return "".join(f"{line}\n" for line in _lines(results[scenario]))
+
+
+def write_page() -> None:
+    """Replace the tables of docs/apps/evicting-clients.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    for scenario in TITLES:
+        before, _, after = text.partition(BEGIN.format(scenario))
+        text = before + BEGIN.format(scenario) + table(stored(), scenario) + END + after.partition(END)[2]
+    PAGE.write_text(text, encoding="utf-8")
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -45,14 +45,16 @@ Outcomes = Iterator[tuple[str, list[Outcome]]]
 
 
 def planned_and_back(site: RedirectSite) -> Outcomes:
-    """Move the clients to the new cluster, and back."""
+    """Move the clients to the new cluster, and back those that have come there."""
     running = site.mirror()
     try:
         with _door(site) as door:
             site.start_clients([door.address] * len(site.clients), RATE)
             began = _began()
             _promote(site, NEW)
-            yield "planned", _outcomes(site, NEW, began, _SETTLE_S)
+            found = _outcomes(site, NEW, began, _SETTLE_S)
+            yield "planned", found
+            site.leave_out({one.client for one in found if one.seconds_without_write is None})
             running.kill()
             _fail_back(site)
             running = site.run_engine(OLD)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,13 @@ class RedirectSite:
         for client, door in zip(self.clients, doors, strict=True):
             client.start(self._app(door), rate)
         self._await_all(2 * rate, 0, time.monotonic() + _START_S)
+
+    def leave_out(self, keys: Collection[str]) -> None:
+        """Stop the clients of these kinds, and do not move them from now on."""
+        for client in self.clients:
+            if client.kind.key in keys:
+                client.close()
+        self.clients = [client for client in self.clients if client.kind.key not in keys]
 
     def mirror(self) -> Running:
         """Create the topics, and mirror them; return the running engine when it has copied everything."""
