@@ -17,6 +17,7 @@ from kmirror_sandbox.cluster import start_together
 from kmirror_sandbox.jars import kafka_jars
 from kmirror_sandbox.ports import LOOPBACK
 from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.engine import typed
 from tests.support.haproxy import Door, Site, haproxy
 from tests.support.installed_logs import create_topics
 from tests.support.java_programs import JavaProgram
@@ -172,6 +173,7 @@ def test_clients_find_the_cluster_in_charge_through_a_door(make_cluster: MakeClu
         (lost,) = journey.failover().values()
         wait_until(lambda: door.open_to() == {"a"})
         wait_until(lambda: record(dns) == "kafka-a.example.com.")
+        wait_until(lambda: typed(a, "in-charge", "--mirror", journey.mirror).returncode == 0)
         wrote, _ = visitor.use()
         assert min(wrote.values()) > lost.begin, "a marker is at the copy's end"
         visitor.stop()
