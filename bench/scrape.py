@@ -12,7 +12,7 @@ from collections.abc import Callable
 from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.web.exposition import exposition
 from kmirror.web.live_mirror import live_mirror
-from kmirror.web.metrics import RunStatus
+from kmirror.web.served import ServedStatus
 from tests.support.live_engine import mirror_record, row, snapshot
 from tests.support.scraped import OPENMETRICS
 
@@ -21,7 +21,7 @@ TOPICS, PARTITIONS, TIMES = 1_000, 5, 9
 
 def scrape(found: MirrorSnapshot, accept: str = "") -> int:
     """Do what a thread of the server does; return the bytes that it would send."""
-    now = RunStatus("copying", found.time_ms, None, (live_mirror(found),))
+    now = ServedStatus("copying", found.time_ms, None, (live_mirror(found),))
     return len(exposition(now, accept)[0])
 
 

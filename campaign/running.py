@@ -18,6 +18,7 @@ from confluent_kafka.admin import NewTopic, ResourceType
 from campaign.acts.scene import Ends, Note, Scene
 from campaign.clusters import DECOY, Side
 from campaign.decoy import Decoy
+from campaign.doors import Doors
 from campaign.engine import Engine, Load, Typed, unexpected_failures
 from campaign.finale import TOO_SLOW_MS, Finale
 from campaign.logins import admin, change_settings, settings_of
@@ -84,6 +85,7 @@ def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int)
         "phases": run.phases,
         "restarted": run.restarted,
         "storeReads": {side.name: len(side.cluster.store.operations("READ")) for side in tiered},
+        "inCharge": dict(run.doors.seen),
         "violations": found,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
@@ -107,6 +109,9 @@ class _WorldRun:
         if third:
             login = third.write_client_properties(folder / "third.properties", world.client)
             behind = Engine([f"behind{world.seed}"], login, folder, world)
+        both, file = (source, destination), "link.properties"
+        links = [side.write_client_properties(folder / f"{side.name}-{file}", world.client) for side in both]
+        self.doors = Doors(world.mirrors, both, links)
         decoy = by_name.get(DECOY)
         self._scene = Scene(world, source, destination, engine, behind, third, decoy)
         self._decoy = Decoy(world, decoy.direct) if decoy else None
@@ -139,6 +144,7 @@ class _WorldRun:
     def __exit__(self, *_: object) -> None:
         """End what runs, and delete the mirrors' topics."""
         self._overseer.stop()
+        self.doors.stop()
         self._load.end()
         for engine in self._scene.engines():
             engine.kill()
@@ -163,6 +169,7 @@ class _WorldRun:
             time.sleep(self._world.slow_start_s)
             self._scene.source.cluster.store.well()
         self._overseer.start()
+        self.doors.start()
         self.nemesis.run()
         self._phase("faults")
         self._load.end()
@@ -191,7 +198,7 @@ class _WorldRun:
         if self._decoy is not None and (changed := self._decoy.differences()):
             found = [*found, {"what": "another cluster was written to", "error": str(changed)}]
         self._phase("ended")
-        return found
+        return [*found, *self.doors.violations]
 
     def _create(self) -> None:
         scene, world = self._scene, self._world

@@ -30,6 +30,7 @@ from kmirror.errors import (
 from kmirror.library_values import (
     Properties,
     Topics,
+    destination_properties,
     done_of,
     error_of,
     idle_ms_of,
@@ -59,7 +60,9 @@ from kmirror.ops.mirrors.create import create
 from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.mirrors.recover import Consent, recover
+from kmirror.ops.show.charge_keeper import EndInCharge
 from kmirror.ops.show.describe import describe, unreadable_notes
+from kmirror.ops.show.ends_in_charge import in_charge
 from kmirror.ops.show.events import events
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.wait import Condition, wait
@@ -128,12 +131,7 @@ class Client:
         expect_cluster_id: str | None = None,
     ) -> None:
         """Store how to reach the destination: `command_config` may include `bootstrap.servers`. Connects to nothing."""
-        properties = properties_of(command_config or {})
-        if bootstrap_server is not None:
-            properties["bootstrap.servers"] = bootstrap_server
-        if not properties.get("bootstrap.servers", "").strip():
-            raise UsageError("the destination is missing", "give bootstrap_server, such as localhost:9092")
-        self._properties = properties
+        self._properties = destination_properties(bootstrap_server, command_config or {})
         self._expect_cluster_id = expect_cluster_id
 
     def __repr__(self) -> str:
@@ -165,10 +163,7 @@ class Client:
         config: Mapping[str, str] | None = None,
         probe: bool = False,
     ) -> CheckReport:
-        """Check connections, broker versions, rights and settings of a mirror, or of a file before it becomes one.
-
-        With `probe`, what the copy relies on is tried at the destination, on a topic that is created and deleted.
-        """
+        """Check connections, versions, rights, settings of a mirror or a file; `probe` tries appends on a new topic."""
         if mirror is not None and mirror_config is not None:
             raise UsageError("mirror and mirror_config exclude each other", "give one of them")
         if config and mirror_config is None:
@@ -493,6 +488,11 @@ class Client:
         """Return what was done and what happened, oldest first; `since` is a time or a duration, as in `--since`."""
         with self._destination() as destination:
             return events(destination, mirror, since)
+
+    def in_charge(self, mirror: str, topic: str | None = None) -> tuple[EndInCharge, EndInCharge]:
+        """Return both ends of a mirror; `in_charge` says which takes the writes, and is None if it is not certain."""
+        with self._destination() as destination:
+            return in_charge(destination, mirror, topic)
 
     def _destination(self) -> Destination:
         return Destination.open(self._properties, self._expect_cluster_id)

@@ -59,6 +59,16 @@ def properties_of(given: Properties) -> dict[str, str]:
     return dict(given) if isinstance(given, Mapping) else read_properties(os.fspath(given))
 
 
+def destination_properties(bootstrap_server: str | None, command_config: Properties) -> dict[str, str]:
+    """Return the client properties of the destination. Raises UsageError: it is missing."""
+    properties = properties_of(command_config)
+    if bootstrap_server is not None:
+        properties["bootstrap.servers"] = bootstrap_server
+    if not properties.get("bootstrap.servers", "").strip():
+        raise UsageError("the destination is missing", "give bootstrap_server, such as localhost:9092")
+    return properties
+
+
 def required(topics: Topics, name: str) -> TopicSelector:
     if not topics:
         raise UsageError(f"{name} is empty", "give names or regular expressions, or omit it for all topics")

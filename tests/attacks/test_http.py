@@ -18,9 +18,9 @@ import pytest
 from kmirror.web import answers
 from kmirror.web import http_server as server
 from kmirror.web.address import Address, named_host
-from kmirror.web.answers import Answer
 from kmirror.web.http_server import FOR_PROBES, MOST_CLIENTS, serving
 from kmirror.web.look import page_policy, page_text
+from kmirror.web.requests import Answer
 from tests.support.live_engine import row, snapshot, turning
 from tests.support.scraped import fetching
 from tests.support.waiting import PATIENCE_S

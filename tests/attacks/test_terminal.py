@@ -57,8 +57,8 @@ from kmirror.sync.client_rights import LackingRight
 from kmirror.web.exposition import exposition
 from kmirror.web.live_mirror import live_mirror
 from kmirror.web.look import script
-from kmirror.web.metrics import RunStatus
 from kmirror.web.report_page import page
+from kmirror.web.served import ServedStatus
 from kmirror.words import json_text, listed, one_line, visible, visible_lines
 from tests.support.clusters import ClusterPair
 from tests.support.groups import GroupScene, commit, committed
@@ -302,7 +302,7 @@ def test_the_page_of_a_running_engine_shows_names_as_text() -> None:
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_metrics_stay_lines(name: str) -> None:
     copied = snapshot(row(name), mirror=mirror_record(name or "m"))
-    status = RunStatus("copying", NOW_MS, None, (live_mirror(copied),), {})
+    status = ServedStatus("copying", NOW_MS, None, (live_mirror(copied),), {})
     for accept in ("", OPENMETRICS):
         text = exposition(status, accept)[0].decode()
         assert not obeyed(text)

@@ -44,6 +44,7 @@ Monitor and verify:
   describe       Show offsets, lag and state of each mirrored partition.
   top            Show rate, lag and time left of each topic, live.
   wait           Wait until topics are caught up, stopped, healthy or drained.
+  in-charge      Show which cluster takes the writes of a mirror's topics.
   verify         Compare source and destination record by record.
   events         Show who did what to a mirror, when, and the result.
   report         Write an HTML report about a mirror.
@@ -178,6 +179,7 @@ def test_every_verb_that_acts_takes_yes() -> None:
         "wait",
         "verify",
         "events",
+        "in-charge",
         "check",
         "plan",
         "completion",

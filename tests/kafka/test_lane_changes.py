@@ -20,7 +20,8 @@ from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.stop.failover import remove
-from kmirror.state.records import Incarnation, LaneChangeRecord
+from kmirror.state.lane_change_record import LaneChangeRecord
+from kmirror.state.records import Incarnation
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.lane import Mirror
 from tests.support.local_engine import LocalEngine

@@ -70,7 +70,7 @@ class Journey:
         """Mirror topics that the primary has; each setting is `key=value`."""
         self.primary, self.secondary = primary, secondary
         self._folder = folder
-        self._mirror = unique_topic("journey")
+        self.mirror = unique_topic("journey")
         self._settings = ("refresh.interval.seconds=1", "sync.group.offsets.interval.seconds=1", *settings)
         self._typed("create", "--mirror-config", self._config())
         self._typed("add", "--topics", ",".join(topics), "--allow-missing")
@@ -86,8 +86,8 @@ class Journey:
 
     def start_engine(self) -> None:
         """Copy, until the engine is killed or the direction changes."""
-        output = self._folder / f"{self._mirror}.out"
-        self._engine = Engine(self.secondary, self._mirror, output, with_spark=False)
+        output = self._folder / f"{self.mirror}.out"
+        self._engine = Engine(self.secondary, self.mirror, output, with_spark=False)
 
     def kill_engine(self) -> None:
         """Kill it: what the primary accepts from now on is not copied."""
@@ -127,12 +127,12 @@ class Journey:
         self.primary, self.secondary = self.secondary, self.primary
         rows = json.loads(report.read_text(encoding="utf-8"))["partitions"]
         for row in rows:
-            assert row["lag"] == row["sourceOffset"] - row["lastMirroredOffset"], row
+            assert row["lag"] == max(0, row["sourceOffset"] - row["lastMirroredOffset"]), row
         return {(row["topic"], row["partition"]): Lost(row["lastMirroredOffset"], row["sourceOffset"]) for row in rows}
 
     def failback(self, *how: str) -> None:
         """Make the old primary the mirror, once members that are gone have left their groups, and copy to it."""
-        line = ("failback", "--mirror", self._mirror, "--mirror-config", self._config(), "--yes", *how)
+        line = ("failback", "--mirror", self.mirror, "--mirror-config", self._config(), "--yes", *how)
         done: list[subprocess.CompletedProcess[str]] = []
 
         def is_decided() -> bool:
@@ -160,6 +160,6 @@ class Journey:
         self._engine = None
 
     def _typed(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        done = typed(self.secondary, verb, "--mirror", self._mirror, *arguments)
+        done = typed(self.secondary, verb, "--mirror", self.mirror, *arguments)
         assert done.returncode == 0, f"{verb}: {done.returncode} {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done

@@ -22,6 +22,7 @@ from kmirror.ops.check.findings import CHECK
 from kmirror.ops.failback.truncation_plan import PLAN
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS
 from kmirror.ops.run.event_hook import EVENT_INPUT
+from kmirror.ops.show.charge_keeper import IN_CHARGE
 from kmirror.ops.show.describe_groups import GROUPS
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS
 from kmirror.ops.show.events import EVENTS
@@ -29,8 +30,9 @@ from kmirror.ops.stop.verb_hooks import HOOK_INPUT
 from kmirror.ops.verify.verify_results import VERIFY, VERIFY_EVIDENCE, VERIFY_PLAN
 from kmirror.status.mirror_status import MIRRORS
 from kmirror.status.partition_row import PARTITIONS
+from kmirror.web.answers import FLEET
 from kmirror.web.answers import STATUS as SERVED
-from kmirror.web.recent import HISTORY
+from kmirror.web.past import HISTORY
 from kmirror_plan.differences import CHANGES
 from kmirror_plan.migration_plan import MIGRATION_PLAN
 from kmirror_rehearse.rehearsal_evidence import REHEARSAL
@@ -99,6 +101,7 @@ DOCUMENTS = {
         JsonDocument("describe-groups", "Printed by `describe --groups`", GROUPS.type),
         JsonDocument("describe-settings", "Printed by `describe --settings`", TOPIC_SETTINGS.type),
         JsonDocument("events", "Printed by `events`; with `--follow` one object a line", EVENTS.type),
+        JsonDocument("in-charge", "Printed by `in-charge`: the source, then the destination", IN_CHARGE.type),
         JsonDocument("config", "Printed by `config` without `--set` and `--unset`", MIRROR_SETTINGS.type),
         JsonDocument("check", "Printed by `check`", object_of(CHECK)),
         JsonDocument("error", "Printed by read-only commands that fail", object_of((_ERROR,))),
@@ -130,12 +133,17 @@ DOCUMENTS = {
         ),
         JsonDocument(
             "status",
-            "Served at `/status.json` by `run --http`; while the engine's driver does not answer, the document `error`",
+            "Served at `/status.json` by `run --http` and `serve`; while `run` does not answer, the document `error`",
             object_of(SERVED),
         ),
         JsonDocument(
+            "fleet",
+            "Served at `/fleet.json` by `run --http` and `serve`: `status` without topics and partitions",
+            object_of(FLEET),
+        ),
+        JsonDocument(
             "history",
-            "Served at `/history.json` by `run --http`: the last hour; the document `error` as for `/status.json`",
+            "Served at `/history.json` by `run --http` and `serve`; the document `error` as for `/status.json`",
             object_of(HISTORY),
         ),
         JsonDocument("hook", "Given to the commands of `--before` and `--after` on stdin", object_of(HOOK_INPUT)),
@@ -153,6 +161,7 @@ DOCUMENTS = {
 #: What read-only commands print, by their first words; any other command prints `result`.
 _PRINTED = {
     ("list",): "list",
+    ("in-charge",): "in-charge",
     ("describe",): "describe",
     ("describe", "--groups"): "describe-groups",
     ("describe", "--settings"): "describe-settings",

@@ -24,9 +24,10 @@ from kmirror.engine.lane.reports.control import STATE_PARTITION, append_to
 from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.engine.spec import LaneResult, LaneSpec, own_producer_id
 from kmirror.state.assignment import Assignment
+from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.record_kinds import Record as StateRecord
 from kmirror.state.record_kinds import decode, encode
-from kmirror.state.records import EngineRecord, EngineState, Incarnation, LaneChangeRecord, ProgressRecord, ProgressRow
+from kmirror.state.records import EngineRecord, EngineState, Incarnation, ProgressRecord, ProgressRow
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.leader import create_topic

@@ -42,7 +42,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import State
 from kmirror.web.recent import RecentEvents
-from kmirror.web.run_service import Service
+from kmirror.web.run_service import RunService
 
 MIRRORING = PartitionState.MIRRORING
 #: The engine's clock and the wall clock when snapshots are made.
@@ -180,10 +180,10 @@ def no_events() -> RecentEvents:
 
 
 @contextmanager
-def turning(*found: MirrorSnapshot, **shown: Any) -> Iterator[Service]:
+def turning(*found: MirrorSnapshot, **shown: Any) -> Iterator[RunService]:
     """Have a thread stand in for the driver, whose engines know this, and answer for it."""
     snapshots, over = Snapshots(), threading.Event()
-    service = Service(snapshots, no_events())
+    service = RunService(snapshots, no_events())
     engines = [_Engine(one) for one in found]
 
     def turn() -> None:

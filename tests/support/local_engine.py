@@ -22,7 +22,7 @@ from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror.ops.run.engine_start import LEASE_TTL_MS
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.web.recent import RecentEvents
-from kmirror.web.run_service import Service
+from kmirror.web.run_service import RunService
 from tests.support.waiting import PATIENCE_S
 
 
@@ -97,7 +97,7 @@ class LocalEngine:
         self._snapshots = Snapshots()
         #: Answers HTTP for it.
         self._recent = RecentEvents(lambda: Destination.open(destination.properties))
-        self.service = Service(self._snapshots, self._recent)
+        self.service = RunService(self._snapshots, self._recent)
 
     def _show(self, view: RunView) -> None:
         self.service.show(view)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kmirror.web.metrics import METRICS, RUN_METRICS, Metric
+from kmirror.web.metrics import METRICS, Metric
+from kmirror.web.run_metrics import RUN_METRICS
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 _INTRODUCTION = """\

@@ -19,8 +19,7 @@ from kmirror.errors import NOT_COPYING
 from kmirror.ops.base.context import Destination
 from kmirror.ops.show.describe import describe
 from kmirror.status.partition_row import PARTITIONS
-from kmirror.web.answers import answer
-from kmirror.web.run_service import Service
+from kmirror.web.answers import Service, answer
 from tests.support.waiting import PATIENCE_S
 
 

@@ -1,26 +1,21 @@
 """Real shells, for tests of completion.
 
-An installed one is used. Otherwise Debian's packages are downloaded to the cache folder and unpacked there, which needs
-neither root nor an installation; without apt-get the test fails and says what to install.
+An installed one is used, or else Debian's.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import re
 import select
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
-from kmirror.engine.spark.shipping import cache_folder
+from tests.support.debian import library_path, unpacked
 
 #: The shells, with the packages that they need on top of a minimal Debian, which has bash.
 _PACKAGES = ("zsh", "zsh-common", "fish", "fish-common", "libpcre2-32-0")
@@ -42,14 +37,11 @@ def find_shell(name: str, search_path: str | None = None) -> Shell:
     installed = shutil.which(name, path=search_path)
     if installed:
         return Shell(name, installed)
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        pytest.fail(f"this test needs {name}: install it, so that it is found in PATH")
-    root = _fetched()
-    (library,) = {path.parent for path in root.glob("usr/lib/*-linux-gnu/*")}
-    environment = {"LD_LIBRARY_PATH": str(library)}
+    root = unpacked("shells", name, _PACKAGES, _complete)
+    environment = library_path(root)
     if name == "zsh":
         functions = sorted(str(path) for path in (root / "usr/share/zsh/functions").rglob("*") if path.is_dir())
-        (modules,) = library.glob("zsh/*")
+        (modules,) = Path(environment["LD_LIBRARY_PATH"]).glob("zsh/*")
         # zsh takes no MODULE_PATH from its environment
         (root / ".zshenv").write_text(f"module_path=({modules})\nZDOTDIR=$HOME\n")
         environment |= {"ZDOTDIR": str(root), "FPATH": ":".join(functions)}
@@ -57,38 +49,8 @@ def find_shell(name: str, search_path: str | None = None) -> Shell:
     return Shell(name, str(program), environment)
 
 
-def _fetched() -> Path:
-    """Return the folder with the shells' unpacked packages; downloaded once."""
-    base = cache_folder(os.environ) / "shells"
-    root = base / "fetched"
-    base.mkdir(parents=True, exist_ok=True)
-    with (base / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if root.exists():
-            return root
-        unfinished = base / ".unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        for folder in ("lists/partial", "archives/partial"):
-            (unfinished / "apt" / folder).mkdir(parents=True)
-        options = [
-            *("-o", f"Dir::State::lists={unfinished / 'apt/lists'}"),
-            *("-o", f"Dir::Cache={unfinished / 'apt'}"),
-            *("-o", "APT::Sandbox::User="),
-            *("-o", "Debug::NoLocking=1"),
-        ]
-        for command in (["update"], ["download", *_PACKAGES]):
-            _run(["apt-get", "-q", *options, *command], unfinished)
-        for package in unfinished.glob("*.deb"):
-            _run(["dpkg-deb", "-x", str(package), str(unfinished / "root")], unfinished)
-        (unfinished / "root/usr/etc").symlink_to("../etc")  # beside it fish looks for what belongs to it
-        (unfinished / "root").rename(root)
-        shutil.rmtree(unfinished)
-    return root
-
-
-def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+def _complete(root: Path) -> None:
+    (root / "usr/etc").symlink_to("../etc")  # beside it fish looks for what belongs to it
 
 
 class Terminal:

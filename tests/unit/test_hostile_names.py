@@ -18,7 +18,7 @@ from kmirror.settings.parsing import split
 from kmirror.settings.patterns import TopicSelector
 from kmirror.web.exposition import exposition
 from kmirror.web.live_mirror import live_mirror
-from kmirror.web.metrics import RunStatus
+from kmirror.web.served import ServedStatus
 from kmirror_sandbox.broker_config import properties_text
 from tests.support.hostile import AMOUNTS, explore
 from tests.support.live_engine import NOW_MS, mirror_record, row, snapshot
@@ -63,7 +63,7 @@ def test_metrics_carry_names_as_they_are(amount: int) -> None:
     def check(given: tuple[str, list[str]]) -> None:
         mirror, topics = given
         copied = snapshot(*(row(topic) for topic in topics), mirror=mirror_record(mirror))
-        now = RunStatus("copying", NOW_MS, None, (live_mirror(copied),), {f"{mirror}-": NotCopied("why")})
+        now = ServedStatus("copying", NOW_MS, None, (live_mirror(copied),), {f"{mirror}-": NotCopied("why")})
         for accept in ("", OPENMETRICS):
             text, _ = exposition(now, accept)
             labels = [

@@ -13,7 +13,7 @@ from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
-from kmirror.state.records import LaneChangeRecord
+from kmirror.state.lane_change_record import LaneChangeRecord
 from tests.support.partition_shell import ASSIGNMENT, SETTLE, Shell, facts, stored
 
 NEW = Assignment(

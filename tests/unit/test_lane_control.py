@@ -13,8 +13,9 @@ from kmirror.engine.lane.reports import control
 from kmirror.engine.lane.reports.control import LaneControl
 from kmirror.engine.lane.reports.row_reports import RowChanges
 from kmirror.engine.spec import LaneSpec
+from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.record_kinds import encode
-from kmirror.state.records import EngineRecord, EngineState, Incarnation, LaneChangeRecord, ProgressRecord
+from kmirror.state.records import EngineRecord, EngineState, Incarnation, ProgressRecord
 
 TTL_MS = 5_000
 SPEC = LaneSpec("m", 3, 7, "ours", {}, {}, (), TTL_MS, False, 1_000)

@@ -15,15 +15,8 @@ from kmirror.engine.lanes.lanes import ARRIVAL_SECONDS, Lanes
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.engine.status.journal import Level
 from kmirror.state.assignment import Assignment, Recovery
-from kmirror.state.records import (
-    EngineRecord,
-    EngineState,
-    Incarnation,
-    LaneChangeRecord,
-    PartitionState,
-    ProgressRecord,
-    ProgressRow,
-)
+from kmirror.state.lane_change_record import LaneChangeRecord
+from kmirror.state.records import EngineRecord, EngineState, Incarnation, PartitionState, ProgressRecord, ProgressRow
 
 TTL = 5.0
 

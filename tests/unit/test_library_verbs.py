@@ -6,8 +6,20 @@ import kmirror
 from kmirror.cli.verbs import VERBS
 
 #: What runs until it is stopped, belongs to a terminal or works on files.
-PROGRAMS = {"run", "top", "report", "truncate-logs", "append", "help", "completion", "sandbox", "demo", "rehearse"}
+PROGRAMS = {
+    "run",
+    "top",
+    "report",
+    "truncate-logs",
+    "append",
+    "help",
+    "completion",
+    "sandbox",
+    "demo",
+    "rehearse",
+    "serve",
+}
 
 
 def test_every_verb_is_a_function() -> None:
-    assert {verb for verb in VERBS if not hasattr(kmirror.Client, verb)} == PROGRAMS
+    assert {verb for verb in VERBS if not hasattr(kmirror.Client, verb.replace("-", "_"))} == PROGRAMS

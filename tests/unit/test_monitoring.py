@@ -15,7 +15,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard
 
 from kmirror.errors import Reason
-from kmirror.web.metrics import JOBS, METRICS, PHASES, RUN_METRICS, Metric
+from kmirror.web.metrics import JOBS, METRICS, Metric
+from kmirror.web.run_metrics import PHASES, RUN_METRICS
 
 ROOT = Path(__file__).parent.parent.parent
 RULES = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text())

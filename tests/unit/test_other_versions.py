@@ -17,8 +17,9 @@ from kmirror.errors import Reason, UsageError
 from kmirror.settings.parsing import stored_settings, unknown_settings
 from kmirror.state.event_records import decode_event
 from kmirror.state.group_records import GroupRecord
+from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.record_kinds import Record, Removed, Unknown, decode, encode
-from kmirror.state.records import LaneChangeRecord, MirrorRecord, PartitionState, TopicRecord
+from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.status.mirror_status import MirrorStatus
 from kmirror.status.observed import ClusterSnapshot

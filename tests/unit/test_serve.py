@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from kmirror.engine.clock import now_ms
 from kmirror.engine.driver.driver import STOPPING
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.driver.snapshots import Snapshots
@@ -28,9 +27,11 @@ from kmirror.web import answers
 from kmirror.web import http_server as server
 from kmirror.web import run_service as service
 from kmirror.web.address import Address
+from kmirror.web.answers import Service
 from kmirror.web.http_server import MOST_CLIENTS, serving
 from kmirror.web.look import page_text
-from kmirror.web.run_service import Service
+from kmirror.web.requests import HttpRequest
+from kmirror.web.run_service import RunService
 from tests.support.json_documents import check
 from tests.support.live_engine import NOW_MS, no_events, row, silent, snapshot, topic_record, turning, view
 from tests.support.scraped import asking, fetching
@@ -89,7 +90,7 @@ def test_while_records_flow_everything_says_so() -> None:
 
 
 def test_the_last_hour_is_served_and_unknown_events_are_not_none() -> None:
-    points = ((now_ms() - 15_000, HistoryPoint(5, None, 1, None, 12.5, 0.25, 0, 1, "NO_WORKERS")),)
+    points = ((NOW_MS - 15_000, HistoryPoint(5, None, 1, None, 12.5, 0.25, 0, 1, "NO_WORKERS")),)
     with turning(replace(snapshot(row(copied=100)), history=points)) as found:
         reported = json.loads(asking(found)("/history.json")[1])
     check("history", reported)
@@ -131,7 +132,7 @@ def test_a_run_without_mirrors_lives_and_is_not_ready() -> None:
     [("waiting", "waiting"), ("starting", "starting"), ("waiting since 2026-11-23T07:02:17Z for Spark", "waiting")],
 )
 def test_before_it_copies_a_run_lives_and_says_what_it_waits_for(words: str, phase: str) -> None:
-    found = Service(Snapshots(), no_events())
+    found = RunService(Snapshots(), no_events())
     get = asking(found)
     found.show(view(words))
     assert get("/healthz")[0] == 200
@@ -147,7 +148,7 @@ def test_before_it_copies_a_run_lives_and_says_what_it_waits_for(words: str, pha
 
 
 def test_the_cause_of_a_wait_is_shown_for_as_long_as_it_waits() -> None:
-    found = Service(Snapshots(), no_events())
+    found = RunService(Snapshots(), no_events())
     get = asking(found)
     why = Note(0, Level.WARNING, "m", "waiting for the clusters: connection refused")
     found.show(view("waiting since T", notes=(why,)))
@@ -257,7 +258,7 @@ def test_a_client_that_trickles_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -
 def test_an_error_of_ours_is_answered_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(found: Service, accept: str) -> Any:
+    def broken(found: Service, request: HttpRequest) -> Any:
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr(answers, "ROUTES", {"/metrics": broken})
@@ -271,13 +272,13 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_here_are_refused() -> None:
         with pytest.raises(
             RefusedError, match=f"--http: cannot listen on {address}: another process listens there"
         ) as refused:
-            serving(address, Service(Snapshots(), no_events())).__enter__()
+            serving(address, RunService(Snapshots(), no_events())).__enter__()
         assert refused.value.exit_code is ExitCode.REFUSED
         assert f"ss -ltnp 'sport = :{address.port}'" in (refused.value.hint or "")
     with pytest.raises(RefusedError, match=r"cannot listen on 192\.0\.2\.1:0: "):
-        serving(replace(ANYWHERE, host="192.0.2.1"), Service(Snapshots(), no_events())).__enter__()
+        serving(replace(ANYWHERE, host="192.0.2.1"), RunService(Snapshots(), no_events())).__enter__()
     with pytest.raises(RefusedError, match=r"cannot listen on nowhere\.invalid:0: "):
-        serving(replace(ANYWHERE, host="nowhere.invalid"), Service(Snapshots(), no_events())).__enter__()
+        serving(replace(ANYWHERE, host="nowhere.invalid"), RunService(Snapshots(), no_events())).__enter__()
 
 
 def test_when_it_ends_nothing_listens_any_more_though_a_client_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:

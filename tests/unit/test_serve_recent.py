@@ -68,15 +68,19 @@ def read(events: RecentEvents) -> recent.Events:
     return events._last
 
 
-def test_events_are_added_to_those_before_until_an_hour_is_over() -> None:
-    store = Store(page(event("old", 3_700_000), event("add")), page(event("pause")), page(event("new"), topic_id="U"))
+def test_events_are_added_to_those_before_until_two_days_are_over() -> None:
+    store = Store(
+        page(event("old", recent.KEPT_MS + 60_000), event("add")),
+        page(event("pause")),
+        page(event("new"), topic_id="U"),
+    )
     events = RecentEvents(store.open)
     assert read(events).trouble is None
     read(events)
     assert names(events._last) == ["old", "add", "pause"]
     # a topic that is another one now is read from its beginning
     assert names(read(events)) == ["new"]
-    store.answers.append(page(event("old", 3_700_000), event("last"), topic_id="U"))
+    store.answers.append(page(event("old", recent.KEPT_MS + 60_000), event("last"), topic_id="U"))
     reported = read(events)
     assert names(reported) == ["new", "old", "last"]
     store.answers.append(page(topic_id="U"))

@@ -10,6 +10,7 @@ from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment, Recovery
 from kmirror.state.event_records import Event, decode_event, encode_event
 from kmirror.state.history_records import HistoryPoint, HistoryRecord
+from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.record_kinds import Record, Removed, Unknown, decode, encode, encode_key, may_be_of
 from kmirror.state.records import (
     PENDING_REBUILD,
@@ -19,7 +20,6 @@ from kmirror.state.records import (
     EngineState,
     Guard,
     Incarnation,
-    LaneChangeRecord,
     LaneRowsRecord,
     Latencies,
     MirrorRecord,

@@ -293,6 +293,16 @@ MASTER = click.Option(
 )
 
 
+def http_host_option() -> click.Option:
+    """Return `--http-host NAME`."""
+    return click.Option(
+        ["--http-host"],
+        metavar="NAME",
+        multiple=True,
+        help="A name under which clients ask, besides localhost, this machine's name, HOST and addresses. Repeatable.",
+    )
+
+
 def report_option() -> click.Option:
     """Return `--report FILE`."""
     return file_option("--report", "Write a JSON report (evidence) to this file.")

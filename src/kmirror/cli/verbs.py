@@ -34,9 +34,11 @@ SECTIONS = {
         "describe": (".commands.describe_command", "Show offsets, lag and state of each mirrored partition."),
         "top": (".commands.top_command", "Show rate, lag and time left of each topic, live."),
         "wait": (".commands.views", "Wait until topics are caught up, stopped, healthy or drained."),
+        "in-charge": (".commands.views", "Show which cluster takes the writes of a mirror's topics."),
         "verify": (".commands.copying", "Compare source and destination record by record."),
         "events": (".commands.views", "Show who did what to a mirror, when, and the result."),
         "report": (".commands.report_command", "Write an HTML report about a mirror."),
+        "serve": (".commands.serve_command", "Serve a page and metrics about mirrors without copying."),
     },
     "Stop, fail over and fail back": {
         "promote": (".commands.stopping", "Stop mirroring topics once they are fully copied (planned migration)."),

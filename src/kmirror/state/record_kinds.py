@@ -19,10 +19,10 @@ from kmirror.state.assignment import COLUMNS, Assignment
 from kmirror.state.client_records import ClientsRecord, SourceAclsRecord
 from kmirror.state.group_records import GroupRecord, GroupsRecord
 from kmirror.state.history_records import HistoryPoint, HistoryRecord
+from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.records import (
     EngineRecord,
     Key,
-    LaneChangeRecord,
     LaneRowsRecord,
     MirrorRecord,
     PartitionRecord,

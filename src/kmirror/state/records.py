@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kmirror.cluster.security.trust import StoredProperties
 from kmirror.errors import Reason
-from kmirror.state.assignment import Assignment, Recovery
+from kmirror.state.assignment import Recovery
 
 #: The kind, then the names: ("partition", "m", "orders", 3).
 Key = tuple[str | int, ...]
@@ -170,6 +170,11 @@ class TopicRecord:
     added_at_ms: int | None = None
     #: Why it was not known then whether the source has the topic from this cluster.
     upstream_unknown: str | None = None
+    #: Which cluster is in charge (`status.in_charge`): the term of its stop, None for the first; whether the source has
+    #: on record that this cluster may take over; and by cluster id the terms of those that may take over from this one.
+    term: int | None = None
+    announced: bool | None = None
+    standbys: Mapping[str, int] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -414,32 +419,6 @@ class LaneRowsRecord:
     @property
     def run(self) -> LaneRun:
         return LaneRun(self.lease_id, self.generation, self.attempt)
-
-
-@dataclass(frozen=True, slots=True)
-class LaneChangeRecord:
-    """A change of the partitions assigned to one run of a lane; `revision` counts such changes from 1, without a gap.
-
-    Only the last one is kept for long: a lane that misses an earlier one has to be restarted, with all its partitions.
-    """
-
-    mirror: str
-    lane: int
-    lease_id: str
-    generation: int
-    revision: int
-    #: Topics and partitions that are revoked: nothing more may be sent to them. `taken` are newly assigned.
-    given_up: tuple[tuple[str, int], ...]
-    taken: tuple[Assignment, ...]
-    #: False if no older lane can still write to the assigned partitions.
-    predecessor_may_write: bool
-    #: Lanes that may have left transactions open in the assigned partitions.
-    unsettled_lanes: tuple[int, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> Key:
-        return ("change", self.mirror, self.lane)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,140 +1,227 @@
-"""The answer for each path of a running engine's HTTP server. No sockets here."""
+"""The answer for each path of the HTTP server of `run` and `serve`. No sockets here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from kmirror import __version__, columns
-from kmirror.columns import Column, R, Table, Type, document
-from kmirror.status.mirror_status import MIRRORS
+from kmirror.columns import Column, R, Table, Type, document, list_of, object_of
+from kmirror.errors import ExitCode
+from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.status.partition_row import PARTITIONS
 from kmirror.status.topic_status import TOPICS
+from kmirror.web.charge_answers import IN_CHARGE_PATH, all_in_charge, in_charge_answer
 from kmirror.web.exposition import exposition
 from kmirror.web.look import page_policy, page_text
-from kmirror.web.metrics import PHASES, RunStatus
-from kmirror.web.recent import HISTORY, LastHour
-from kmirror.web.run_service import Service, StuckError
-from kmirror.words import json_text, visible_lines
+from kmirror.web.past import HISTORY, Past
+from kmirror.web.recent import Events
+from kmirror.web.requests import Answer, BadRequestError, HttpRequest
+from kmirror.web.run_metrics import PHASES
+from kmirror.web.served import (
+    CLUSTER,
+    CLUSTERS,
+    SERVED_MIRRORS,
+    WATCHING,
+    ServedMirror,
+    ServedStatus,
+    StuckError,
+)
 
-_TEXT, _JSON, _HTML = "text/plain; charset=utf-8", "application/json", "text/html; charset=utf-8"
+_HTML = "text/html; charset=utf-8"
 _NOT_COPYING = "copying has not begun"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer; its headers are added to those that every answer has."""
+class Service(Protocol):
+    """What is served: of a run, or of watched clusters. For any thread."""
 
-    status: HTTPStatus
-    content_type: str
-    body: bytes
-    headers: Mapping[str, str] | None = None
+    @property
+    def stuck(self) -> str | None:
+        """Why the service counts as stuck; None while it runs."""
 
-    @classmethod
-    def of_text(cls, status: HTTPStatus, text: str) -> Answer:
-        """Return a plain text answer."""
-        return cls(status, _TEXT, f"{visible_lines(text)}\n".encode())
+    @property
+    def alive(self) -> str:
+        """What runs while it is not stuck, as a sentence."""
+
+    def status(self) -> ServedStatus:
+        """Return what is known now. Raises StuckError."""
+
+    @property
+    def charge(self) -> ChargeKeeper | None:
+        """Who is in charge; None where that is not watched."""
+
+    def events(self) -> Sequence[tuple[str | None, Events]]:
+        """Return the recent events of each cluster, with its name; None for that of `run`."""
 
 
-def _while_copying(run: RunStatus, table: Table[R], rows: Iterable[R]) -> list[dict[str, Any]] | None:
-    """Return rows as JSON documents; None while the run waits."""
-    return None if run.waits_for is not None else [table.document(row) for row in rows]
+def _in_cluster(table: Table[R]) -> Type:
+    """Return the type of rows with the name of their cluster."""
+    return list_of(object_of((CLUSTER, *table.columns)))
 
 
-#: The keys of /status.json.
-STATUS: tuple[Column[RunStatus], ...] = (
+def _while_copying(
+    run: ServedStatus, table: Table[R], rows: Callable[[ServedMirror], Iterable[R]]
+) -> list[dict[str, Any]] | None:
+    """Return rows of mirrors as JSON documents, with their clusters; None while the run waits."""
+    if run.waits_for is not None:
+        return None
+    return [{CLUSTER.key: one.cluster, **table.document(row)} for one in run.mirrors for row in rows(one)]
+
+
+def _mirrors(run: ServedStatus) -> list[dict[str, Any]] | None:
+    if run.waits_for is not None:
+        return None
+    return [SERVED_MIRRORS.document(one) for one in run.mirrors if one.status is not None]
+
+
+#: The keys of /fleet.json.
+FLEET: tuple[Column[ServedStatus], ...] = (
     Column("version", columns.TEXT, "the version of kmirror", lambda _: __version__),
-    Column("phase", Type("string", "phase", codes=PHASES), "what `run` is doing", lambda run: run.phase),
+    Column(
+        "phase",
+        Type("string", "phase", codes=(*PHASES, WATCHING)),
+        f"what `run` is doing; {WATCHING} for `serve`",
+        lambda run: run.phase,
+    ),
     Column("asOf", columns.TIME, "the time of this snapshot", lambda run: run.time_ms),
     Column(
         "ready",
         columns.FLAG,
-        "whether records flow, or all topics are STOPPED, as `wait --for healthy` judges it and /readyz answers",
+        "what /readyz answers: of `run`, whether records flow, or all topics are STOPPED, as `wait --for healthy`"
+        " judges it; of `serve`, whether all clusters were read within the last 10 seconds",
         lambda run: run.missing is None,
     ),
     Column(
         "missing",
-        columns.TEXT.null_when("records flow"),
-        "why they do not, a line for each mirror",
+        columns.TEXT.null_when("`ready` is true"),
+        "why it is not, a line for each mirror or cluster",
         lambda run: run.missing,
     ),
     Column(
-        "mirrors",
-        MIRRORS.type.null_when(_NOT_COPYING),
-        "the mirrors that this engine copies, as `list` shows them",
-        lambda run: _while_copying(run, MIRRORS, (one.status.row for one in run.mirrors if one.status is not None)),
+        "clusters",
+        CLUSTERS.type,
+        "the clusters that `serve` watches; none for `run`",
+        lambda run: [CLUSTERS.document(one) for one in run.clusters or ()],
     ),
     Column(
+        "mirrors",
+        SERVED_MIRRORS.type.null_when(_NOT_COPYING),
+        "the mirrors that this engine copies, or of the watched clusters, as `list` shows them",
+        _mirrors,
+    ),
+)
+#: The keys of /status.json.
+STATUS: tuple[Column[ServedStatus], ...] = (
+    *FLEET,
+    Column(
         "partitions",
-        PARTITIONS.type.null_when(_NOT_COPYING),
-        "their partitions, as `describe` shows them",
-        lambda run: _while_copying(run, PARTITIONS, (row for one in run.mirrors for row in one.partitions)),
+        _in_cluster(PARTITIONS).null_when(_NOT_COPYING),
+        "their partitions, as `describe` shows them; none with `?partitions=false`",
+        lambda run: _while_copying(run, PARTITIONS, lambda one: one.partitions),
     ),
     Column(
         "topics",
-        TOPICS.type.null_when(_NOT_COPYING),
+        _in_cluster(TOPICS).null_when(_NOT_COPYING),
         "their topics, as `top` shows them",
-        lambda run: _while_copying(run, TOPICS, (topic for one in run.mirrors for topic in one.topics)),
+        lambda run: _while_copying(run, TOPICS, lambda one: one.topics),
     ),
+)
+_WITHOUT_PARTITIONS = tuple(
+    replace(one, value=lambda run: None if run.waits_for is not None else []) if one.key == "partitions" else one
+    for one in STATUS
 )
 
 
-def answer(service: Service, path: str, accept: str) -> Answer:
-    """Return the answer for a path and an Accept header."""
-    found = ROUTES.get(path)
+def answer(service: Service, target: str, accept: str) -> Answer:
+    """Return the answer for the target of a request and an Accept header."""
+    request = HttpRequest.of(target, accept)
+    found = ROUTES.get(request.path) or _below(request.path)
     if found is None:
         return Answer.of_text(HTTPStatus.NOT_FOUND, f"no such path; there are: {', '.join(ROUTES)}")
+    is_json = request.path.endswith(".json")
     try:
-        return found(service, accept)
+        return found(service, request)
+    except BadRequestError as bad:
+        status, code, why = bad.status, ExitCode.USAGE, str(bad)
     except StuckError as stuck:
-        if not path.endswith(".json"):
-            return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, str(stuck))
-        error = {"error": {"code": 1, "message": str(stuck), "hint": None, "reason": None}}
-        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _JSON, json_text(error).encode())
+        status, code, why = HTTPStatus.SERVICE_UNAVAILABLE, ExitCode.UNEXPECTED, str(stuck)
+    return Answer.of_error(status, code, why) if is_json else Answer.of_text(status, why)
 
 
-def _page(service: Service, accept: str) -> Answer:
+def _below(path: str) -> Route | None:
+    """Return the route whose path ends in a slash and begins this one."""
+    return next((found for prefix, found in ROUTES.items() if prefix.endswith("/") and _is_below(path, prefix)), None)
+
+
+def _is_below(path: str, prefix: str) -> bool:
+    return prefix != "/" and path.startswith(prefix)
+
+
+def _page(service: Service, request: HttpRequest) -> Answer:
     return Answer(HTTPStatus.OK, _HTML, page_text(), {"Content-Security-Policy": page_policy()})
 
 
-def _health(service: Service, accept: str) -> Answer:
+def _health(service: Service, request: HttpRequest) -> Answer:
     if (stuck := service.stuck) is not None:
         return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, stuck)
-    return Answer.of_text(HTTPStatus.OK, "the driver is running")
+    return Answer.of_text(HTTPStatus.OK, service.alive)
 
 
-def _readiness(service: Service, accept: str) -> Answer:
+def _readiness(service: Service, request: HttpRequest) -> Answer:
     status = service.status()
     if status.missing is not None:
         return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, status.missing)
-    text = "nothing to copy: all topics are stopped" if status.are_stopped else "records flow"
-    return Answer.of_text(HTTPStatus.OK, text)
+    return Answer.of_text(HTTPStatus.OK, status.well)
 
 
-def _status(service: Service, accept: str) -> Answer:
-    return _json(document(STATUS, service.status()))
+def _chosen(status: ServedStatus, request: HttpRequest) -> ServedStatus:
+    """Return a status with only the mirrors that a request names. Raises BadRequestError if there are none."""
+    cluster, mirror = request.query.get("cluster"), request.query.get("mirror")
+    if (cluster is None and mirror is None) or status.waits_for is not None:
+        return status
+    found = tuple(one for one in status.mirrors if mirror in (None, one.name) and cluster in (None, one.cluster))
+    is_watched = mirror is None and cluster in [one.name for one in status.clusters or ()]
+    if not found and not is_watched and mirror not in status.not_copied:
+        named = f"no mirror {mirror}" if mirror is not None else "no mirror"
+        where = f" of cluster {cluster}" if cluster is not None else ""
+        raise BadRequestError(HTTPStatus.NOT_FOUND, f"there is {named}{where} here")
+    return replace(status, mirrors=found)
 
 
-def _history(service: Service, accept: str) -> Answer:
-    return _json(document(HISTORY, LastHour.of(service.status(), service.recent.last())))
+def _fleet(service: Service, request: HttpRequest) -> Answer:
+    return Answer.of_json(document(FLEET, service.status()))
 
 
-def _json(found: object) -> Answer:
-    return Answer(HTTPStatus.OK, _JSON, json_text(found).encode())
+def _status(service: Service, request: HttpRequest) -> Answer:
+    keys = _WITHOUT_PARTITIONS if request.query.get("partitions") == "false" else STATUS
+    return Answer.of_json(document(keys, _chosen(service.status(), request)))
 
 
-def _metrics(service: Service, accept: str) -> Answer:
-    body, content_type = exposition(service.status(), accept)
+def _history(service: Service, request: HttpRequest) -> Answer:
+    from_ms, until_ms = request.number("from"), request.number("until")
+    cluster, mirror = request.query.get("cluster"), request.query.get("mirror")
+    status = _chosen(service.status(), request)
+    events = [one for one in service.events() if cluster in (None, one[0])]
+    return Answer.of_json(document(HISTORY, Past.of(status, events, mirror=mirror, from_ms=from_ms, until_ms=until_ms)))
+
+
+def _metrics(service: Service, request: HttpRequest) -> Answer:
+    body, content_type = exposition(service.status(), request.accept)
     return Answer(HTTPStatus.OK, content_type, body)
 
 
-ROUTES: Mapping[str, Callable[[Service, str], Answer]] = {
+Route = Callable[[Service, HttpRequest], Answer]
+#: A path that ends in a slash is that of all below it, except the first.
+ROUTES: Mapping[str, Route] = {
     "/": _page,
     "/healthz": _health,
     "/readyz": _readiness,
+    "/fleet.json": _fleet,
     "/status.json": _status,
     "/history.json": _history,
+    "/in-charge.json": lambda service, _: all_in_charge(service.charge),
+    IN_CHARGE_PATH: lambda service, request: in_charge_answer(service.charge, request),
     "/metrics": _metrics,
 }

@@ -13,7 +13,9 @@ from itertools import accumulate
 from typing import Any
 
 from kmirror.state.records import LATENCY_BOUNDS, Latencies
-from kmirror.web.metrics import METRICS, RUN_METRICS, Metric, RunStatus, Value
+from kmirror.web.metrics import METRICS, Metric, Value
+from kmirror.web.run_metrics import RUN_METRICS
+from kmirror.web.served import ServedStatus
 from kmirror.words import visible_lines
 
 _OPENMETRICS = "application/openmetrics-text"
@@ -21,15 +23,16 @@ _BOUNDS = (*(repr(bound) for bound in LATENCY_BOUNDS), "+Inf")
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-def exposition(run: RunStatus, accept: str) -> tuple[bytes, str]:
+def exposition(run: ServedStatus, accept: str) -> tuple[bytes, str]:
     """Return the text of all metrics, and its content type, in the format that an Accept header asks for."""
     from prometheus_client.exposition import choose_encoder
 
     _, content_type = choose_encoder(accept)
     is_openmetrics = content_type.startswith(_OPENMETRICS)
     lines = [line for metric in RUN_METRICS for line in _lines(metric, [("", metric.samples(run))], is_openmetrics)]
-    for of_mirror in METRICS if run.mirrors else ():
-        values = [(_label("mirror", one.name), of_mirror.samples(one)) for one in run.mirrors]
+    mirrors = [(_labels(("cluster", one.cluster or ""), ("mirror", one.name)), one) for one in run.current_mirrors]
+    for of_mirror in METRICS if mirrors else ():
+        values = [(labels, of_mirror.samples(one)) for labels, one in mirrors]
         lines += _lines(of_mirror, values, is_openmetrics)
     if is_openmetrics:
         lines.append("# EOF")
@@ -44,8 +47,8 @@ def _lines(metric: Metric[Any], values: Iterable[tuple[str, Iterable[Value]]], i
     yield f"# TYPE {family} {metric.kind}"
     for given, found in values:
         for names, value in found:
-            own = [_label(label, text) for label, text in zip(metric.labels, names, strict=True)]
-            labels = ",".join([given, *own] if given else own)
+            own = _labels(*zip(metric.labels, names, strict=True))
+            labels = f"{given},{own}" if given and own else given or own
             if isinstance(value, Latencies):
                 yield from _histogram(name, labels, value)
             else:
@@ -57,6 +60,10 @@ def _histogram(name: str, labels: str, value: Latencies) -> Iterator[str]:
         yield f'{name}_bucket{{{labels},le="{bound}"}} {float(count)!r}'
     yield f"{name}_count{{{labels}}} {float(sum(value.counts))!r}"
     yield f"{name}_sum{{{labels}}} {value.seconds!r}"
+
+
+def _labels(*labels: tuple[str, str]) -> str:
+    return ",".join(_label(name, value) for name, value in labels if value)
 
 
 @lru_cache(maxsize=65536)

@@ -1,4 +1,4 @@
-"""Serve HTTP while an engine runs: one thread accepts connections, and each request has a thread.
+"""Serve HTTP, beside an engine or without one: one thread accepts connections, and each request has a thread.
 
 Requests only read, and must not delay the copy, whatever clients do: the number of clients, the time that one may take,
 and the size of a request are limited. Probes decide whether an engine is killed, so slow clients must not keep them
@@ -28,9 +28,11 @@ from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.errors import RefusedError
 from kmirror.ops.base.context import Destination
 from kmirror.web.address import Address, named_host
-from kmirror.web.answers import Answer, answer
+from kmirror.web.answers import Service, answer
+from kmirror.web.charge_answers import IN_CHARGE_PATH
 from kmirror.web.recent import RecentEvents
-from kmirror.web.run_service import Service
+from kmirror.web.requests import Answer
+from kmirror.web.run_service import RunService
 
 _logger = logging.getLogger(__name__)
 
@@ -64,15 +66,15 @@ class _Handler(BaseHTTPRequestHandler):
         if self._is_misdirected():
             return
         path = urlsplit(self.path).path
-        with self.server.place_to_answer(is_probe=path in _PROBES) as has_place:
+        with self.server.place_to_answer(is_probe=path in _PROBES or path.startswith(IN_CHARGE_PATH)) as has_place:
             if not has_place:
                 self._send(Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, "too many clients"), {"Retry-After": "1"})
                 return
-            self._send(self._found(path))
+            self._send(self._found())
 
-    def _found(self, path: str) -> Answer:
+    def _found(self) -> Answer:
         try:
-            return answer(self.server.service, path, self.headers.get("Accept", ""))
+            return answer(self.server.service, self.path, self.headers.get("Accept", ""))
         except Exception as error:  # a bug: it must be visible, and must not end the copy
             _logger.exception("answering %s failed", self.path)
             return Answer.of_text(HTTPStatus.INTERNAL_SERVER_ERROR, f"kmirror failed to answer: {error!r}")
@@ -85,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
         name = named_host(self.headers.get("Host", ""))
         if name is None or name in self.server.hosts:
             return False
-        text = f"{name} is not a name of this server; `kmirror run --http-host NAME` gives it one"
+        text = f"{name} is not a name of this server; `--http-host NAME` gives it one"
         self._send(Answer.of_text(HTTPStatus.MISDIRECTED_REQUEST, text))
         return True
 
@@ -232,7 +234,7 @@ def serving_run(
         RefusedError: the address cannot be listened on.
     """
     with contextlib.closing(RecentEvents(open_destination)) as recent:
-        service = Service(snapshots, recent)
+        service = RunService(snapshots, recent)
         with serving(address, service, hosts) as listening:
             yield str(listening), service.show
 

@@ -1,4 +1,4 @@
-"""The metrics of a running engine: each is declared once, with its meaning and its value. Pure.
+"""The metrics of `run` and `serve`: each is declared once, with its meaning and its value. Pure.
 
 Those of what topics and partitions show are declared with their columns (`kmirror.status`); the others are here.
 
@@ -8,59 +8,27 @@ both made from these declarations.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
 
-from kmirror import __version__
 from kmirror.columns import DURATION, Column
-from kmirror.engine.driver.engines import NotCopied
+from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.status.health import KNOWN_SECONDS
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.state.group_records import LASTING_REASONS
-from kmirror.state.records import Latencies, PartitionState
+from kmirror.state.records import EngineRecord, Latencies, PartitionState
 from kmirror.status.mirror_status import throttle_of
 from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.partition_row import PARTITIONS, PER_PARTITION, PartitionRow
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TOPICS
-from kmirror.web.live_mirror import LiveMirror
+from kmirror.web.served import ServedMirror
 
-#: The values of its labels except `mirror`, and its own: that of a histogram are the latencies of requests.
+#: The values of its labels except those of its mirror, and its own: that of a histogram are the latencies of requests.
 Value = tuple[tuple[str, ...], float | Latencies]
-
-
-@dataclass(frozen=True, slots=True)
-class RunStatus:
-    """What is known of a run: its phase; while it copies, its mirrors, and those without an engine."""
-
-    phase: str
-    time_ms: int
-    #: What it waits for; None once it copies.
-    waits_for: str | None
-    mirrors: tuple[LiveMirror, ...] = ()
-    not_copied: Mapping[str, NotCopied] = field(default_factory=dict)
-
-    @property
-    def are_stopped(self) -> bool:
-        """True if every topic of every mirror is STOPPED: there is nothing to copy."""
-        rows = [row for one in self.mirrors for row in one.partitions]
-        is_copying = self.waits_for is None and not self.not_copied
-        return is_copying and bool(rows) and all(row.state is PartitionState.STOPPED for row in rows)
-
-    @property
-    def missing(self) -> str | None:
-        """Why records do not flow, a line for each mirror; None if they do, or if all topics are STOPPED."""
-        if self.waits_for is not None:
-            return self.waits_for
-        found = {one.name: one.missing for one in self.mirrors if one.missing is not None}
-        found |= {mirror: not_copied.why for mirror, not_copied in self.not_copied.items()}
-        if not self.mirrors and not found:
-            return "there is no mirror to copy"
-        return "\n".join(f"{mirror}: {why}" for mirror, why in sorted(found.items())) or None
 
 
 T = TypeVar("T")
@@ -68,7 +36,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Metric(Generic[T]):
-    """Declare one metric; those of mirrors have the label `mirror` before their `labels`.
+    """Declare one metric; those of mirrors have the label `mirror`, from `serve` also `cluster`, before their `labels`.
+
+    A label without a value is left out.
 
     `kip_1279` and `cluster_linking` name the closest metric in Apache Kafka's proposal and at Confluent.
     """
@@ -84,9 +54,13 @@ class Metric(Generic[T]):
     cluster_linking: str = ""
     labels: tuple[str, ...] = ()
     is_histogram: bool = False
+    #: True for what only a mirror's engine knows: `serve` has no sample of it.
+    of_engine: bool = False
 
     def samples(self, of: T) -> Iterable[Value]:
-        """Return the samples of a run or a mirror; what is not known has none."""
+        """Return the samples of a run, a watched cluster or a mirror; what is not known has none."""
+        if self.of_engine and cast(ServedMirror, of).snapshot is None:
+            return []
         found = self.value(of)
         if self.labels:
             return cast(Iterable[Value], found)
@@ -98,20 +72,49 @@ class Metric(Generic[T]):
         return "histogram" if self.is_histogram else "counter" if self.name.endswith("_total") else "gauge"
 
 
-def _total(counter: str, unit: str, meaning: str) -> Metric[LiveMirror]:
+def _total(counter: str, unit: str, meaning: str) -> Metric[ServedMirror]:
     """Return the metric of a field of Counters."""
-    return Metric(f"kmirror_{counter}_total", unit, meaning, lambda mirror: getattr(mirror.snapshot.counters, counter))
+    return Metric(
+        f"kmirror_{counter}_total",
+        unit,
+        meaning,
+        lambda mirror: getattr(_snapshot(mirror).counters, counter),
+        of_engine=True,
+    )
+
+
+def _snapshot(mirror: ServedMirror) -> MirrorSnapshot:
+    """Return what the mirror's engine knows, for metrics that only it has."""
+    return cast(MirrorSnapshot, mirror.snapshot)
+
+
+def _age(mirror: ServedMirror, moment: float) -> float:
+    """Return the seconds since a time of the engine's clock."""
+    return max(0.0, _snapshot(mirror).at - moment)
+
+
+def _engine(mirror: ServedMirror) -> EngineRecord | None:
+    """Return the record of the engine in charge."""
+    if mirror.snapshot is not None:
+        return mirror.snapshot.engine
+    health = mirror.status.health if mirror.status is not None else None
+    return health.record if health is not None and health.name is not None else None
+
+
+def _of_record(value: Callable[[EngineRecord], float]) -> Callable[[ServedMirror], float | None]:
+    """Return the value that is in the record of the engine in charge."""
+
+    def found(mirror: ServedMirror) -> float | None:
+        engine = _engine(mirror)
+        return None if engine is None else value(engine)
+
+    return found
 
 
 def _counted(codes: Iterable[str], found: Iterable[str | None]) -> Iterator[Value]:
     """Yield how many there are of each code, zeros included."""
     counts = Counter(found)
     return (((str(code),), counts[code]) for code in codes)
-
-
-def _healthy(run: RunStatus) -> Iterator[Value]:
-    yield from (((one.name,), one.missing is None) for one in run.mirrors)
-    yield from (((mirror,), False) for mirror in run.not_copied)
 
 
 def _partition_state(row: PartitionRow) -> str:
@@ -124,15 +127,15 @@ def _is_lag_missing(row: PartitionRow) -> bool:
     return row.lag is None and not is_idle
 
 
-def _copied(of: Literal["records", "bytes"]) -> Callable[[LiveMirror], Iterator[Value]]:
-    def values(mirror: LiveMirror) -> Iterator[Value]:
-        copied = mirror.snapshot.counters.copied
+def _copied(of: Literal["records", "bytes"]) -> Callable[[ServedMirror], Iterator[Value]]:
+    def values(mirror: ServedMirror) -> Iterator[Value]:
+        copied = _snapshot(mirror).counters.copied
         return (((t.topic,), getattr(copied[t.topic], of) if t.topic in copied else 0) for t in mirror.topics)
 
     return values
 
 
-def _partitions(mirror: LiveMirror) -> list[PartitionRow]:
+def _partitions(mirror: ServedMirror) -> list[PartitionRow]:
     """Return the partitions that have metrics of their own."""
     if mirror.settings is None or not mirror.settings.metrics_per_partition:
         return []
@@ -140,11 +143,11 @@ def _partitions(mirror: LiveMirror) -> list[PartitionRow]:
 
 
 def _of_rows(
-    columns: Iterable[Column[T]], labels: tuple[str, ...], rows: Callable[[LiveMirror], Iterable[T]]
-) -> Iterator[Metric[LiveMirror]]:
+    columns: Iterable[Column[T]], labels: tuple[str, ...], rows: Callable[[ServedMirror], Iterable[T]]
+) -> Iterator[Metric[ServedMirror]]:
     """Yield the metrics that columns declare, of these rows of a mirror; `labels` are fields of theirs."""
 
-    def values(column: Column[T], mirror: LiveMirror) -> Iterator[Value]:
+    def values(column: Column[T], mirror: ServedMirror) -> Iterator[Value]:
         is_known = column.gauge.is_known if column.gauge is not None else None
         parts = 1000 if column.type.words == DURATION.words else 1
         for row in rows(mirror):
@@ -158,104 +161,100 @@ def _of_rows(
             yield Metric(gauge.name, gauge.unit, gauge.meaning, partial(values, column), *same)
 
 
-def _source_offsets(mirror: LiveMirror) -> Iterator[Value]:
-    known_ms = mirror.snapshot.time_ms - KNOWN_SECONDS * 1000
+def _source_offsets(mirror: ServedMirror) -> Iterator[Value]:
+    known_ms = mirror.time_ms - KNOWN_SECONDS * 1000
     for row in _partitions(mirror):
         if row.source_offset is not None and row.as_of_ms is not None and row.as_of_ms >= known_ms:
             yield (row.topic, str(row.partition)), row.source_offset
 
 
-def _source_up(mirror: LiveMirror) -> bool | None:
+def _source_up(mirror: ServedMirror) -> bool | None:
+    if mirror.snapshot is None:
+        engine = _engine(mirror)
+        is_heard = mirror.status is not None and mirror.status.health.reason is None
+        return engine.source_reason is None if engine is not None and is_heard else None
     if mirror.snapshot.source_trouble is not None:
         return False
     return None if mirror.snapshot.source_seen_at is None else True
 
 
-def _lane_ages(mirror: LiveMirror) -> Iterator[Value]:
-    snapshot = mirror.snapshot
+def _source_age(mirror: ServedMirror) -> float | None:
+    seen_at = _snapshot(mirror).source_seen_at
+    return None if seen_at is None else _age(mirror, seen_at)
+
+
+def _lanes_silent(mirror: ServedMirror) -> int | None:
+    if mirror.snapshot is not None:
+        return len(mirror.snapshot.silent_lanes)
+    engine = _engine(mirror)
+    return None if engine is None else len(engine.silent_lanes or {})
+
+
+def _lane_ages(mirror: ServedMirror) -> Iterator[Value]:
+    snapshot = _snapshot(mirror)
     return (
-        ((str(lane),), mirror.age(at))
+        ((str(lane),), _age(mirror, at))
         for lane, at in sorted(snapshot.lanes_reported_at.items())
         if lane in snapshot.lanes
     )
 
 
-def _job_ages(mirror: LiveMirror) -> Iterator[Value]:
-    snapshot = mirror.snapshot
+def _job_ages(mirror: ServedMirror) -> Iterator[Value]:
+    snapshot = _snapshot(mirror)
     for name, job in JOBS.items():
         if name in snapshot.jobs:
-            yield (job,), mirror.age(snapshot.jobs_done_at.get(name, snapshot.began_at))
+            yield (job,), _age(mirror, snapshot.jobs_done_at.get(name, snapshot.began_at))
 
 
-def _objectives_met(mirror: LiveMirror) -> Iterator[Value]:
+def _objectives_met(mirror: ServedMirror) -> Iterator[Value]:
     for topic in mirror.topics:
         if topic.objective_state not in (None, ObjectiveState.UNKNOWN):
             yield (topic.topic,), topic.objective_state is ObjectiveState.WITHIN
 
 
-def _groups_skipped(mirror: LiveMirror) -> Iterator[Value]:
+def _groups_skipped(mirror: ServedMirror) -> Iterator[Value]:
     return _counted(sorted(LASTING_REASONS), (one.skipped for one in mirror.state.groups(mirror.name)))
 
 
 #: The side jobs: their names in sentences, and in labels.
 JOBS = {"group offsets": "groups", "topic settings": "settings", "rights": "rights", "discovery": "discovery"}
 PARTITION_STATES = (*PartitionState, *sorted(NOT_COPYING))
+_NO_ENGINE = "from `serve` while no engine is in charge"
 _FETCHER = "of `MirrorFetcherManager`"
 _LINK = "of `ClusterLinkFetcherManager`"
 
-#: The values of `phase`.
-PHASES = ("waiting", "starting", "copying", "stopping")
-RUN_METRICS: tuple[Metric[RunStatus], ...] = (
-    Metric(
-        "kmirror_build_info",
-        "1",
-        "1; its labels are the versions of kmirror and of Python",
-        lambda _: [((__version__, sys.version.split()[0]), 1)],
-        labels=("version", "python"),
-    ),
-    Metric(
-        "kmirror_run_phase",
-        "1 or 0",
-        f"1 for the current phase of `run`: {', '.join(PHASES)}; a mirror has metrics only while `run` is copying",
-        lambda run: (((one,), one == run.phase) for one in PHASES),
-        labels=("phase",),
-    ),
-    Metric(
-        "kmirror_healthy",
-        "1 or 0",
-        "1 while `wait --for healthy` would succeed: records flow; with `--all` 0 for each mirror without an engine",
-        _healthy,
-        "while `run` waits or starts",
-        labels=("mirror",),
-    ),
-)
-METRICS: tuple[Metric[LiveMirror], ...] = (
+METRICS: tuple[Metric[ServedMirror], ...] = (
     Metric(
         "kmirror_engine_start_time_seconds",
         "epoch seconds",
         "when the engine took charge of the mirror",
-        lambda mirror: mirror.snapshot.engine.since_ms / 1000,
+        _of_record(lambda engine: engine.since_ms / 1000),
+        _NO_ENGINE,
     ),
     Metric(
         "kmirror_engine_heartbeat_age_seconds",
         "seconds",
         "since the destination last accepted a heartbeat of the engine; one is due every second",
-        lambda mirror: max(0, mirror.snapshot.time_ms - mirror.snapshot.engine.last_seen_ms) / 1000,
+        lambda mirror: (
+            None if (engine := _engine(mirror)) is None else max(0, mirror.time_ms - engine.last_seen_ms) / 1000
+        ),
+        _NO_ENGINE,
     ),
     Metric(
         "kmirror_source_up",
         "1 or 0",
         "1 while the source answers the engine and may be mirrored",
         _source_up,
-        "before the first answer",
+        "before the first answer; from `serve` while no engine reports",
         cluster_linking="`link-count`",
     ),
     Metric(
         "kmirror_source_answer_age_seconds",
         "seconds",
         "since the source last answered the source monitor; one answer is due every `refresh.interval.seconds`",
-        lambda mirror: None if (seen_at := mirror.snapshot.source_seen_at) is None else mirror.age(seen_at),
+        _source_age,
         "before the first answer",
+        of_engine=True,
     ),
     Metric(
         "kmirror_topics",
@@ -310,6 +309,7 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "records copied since the engine began",
         _copied("records"),
         labels=("topic",),
+        of_engine=True,
     ),
     Metric(
         "kmirror_topic_bytes_copied_total",
@@ -320,6 +320,7 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "`BytesPerSec` of `FetcherStats`",
         "`BytesPerSec`",
         labels=("topic",),
+        of_engine=True,
     ),
     *_of_rows(PARTITIONS.columns, ("topic", "partition"), _partitions),
     Metric(
@@ -347,7 +348,8 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "kmirror_throttled_seconds_total",
         "seconds",
         "how long lanes have waited for `throttle.bytes.per.second`, summed over the lanes",
-        lambda mirror: mirror.snapshot.counters.throttled_ms / 1000,
+        lambda mirror: _snapshot(mirror).counters.throttled_ms / 1000,
+        of_engine=True,
     ),
     Metric(
         "kmirror_throttle_limit_bytes_per_second",
@@ -360,27 +362,31 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "kmirror_fetch_duration_seconds",
         "seconds",
         "from request to answer of fetches that returned records; includes the source's wait for records",
-        lambda mirror: mirror.snapshot.counters.fetch_latencies,
+        lambda mirror: _snapshot(mirror).counters.fetch_latencies,
         is_histogram=True,
+        of_engine=True,
     ),
     Metric(
         "kmirror_produce_duration_seconds",
         "seconds",
         "from request to answer of appends at the destination",
-        lambda mirror: mirror.snapshot.counters.produce_latencies,
+        lambda mirror: _snapshot(mirror).counters.produce_latencies,
         is_histogram=True,
+        of_engine=True,
     ),
     Metric(
         "kmirror_lanes",
         "lanes",
         "lanes that should be copying",
-        lambda mirror: len(mirror.snapshot.lanes),
+        _of_record(lambda engine: len(engine.lanes)),
+        _NO_ENGINE,
     ),
     Metric(
         "kmirror_lanes_silent",
         "lanes",
         "lanes that no worker has reported on for 10 seconds",
-        lambda mirror: len(mirror.snapshot.silent_lanes),
+        _lanes_silent,
+        _NO_ENGINE,
         kip_1279=f"`DeadThreadCount` {_FETCHER}",
         cluster_linking=f"`DeadThreadCount` {_LINK}",
     ),
@@ -391,12 +397,14 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         _lane_ages,
         "before its first report; `kmirror_lanes_silent` counts it",
         labels=("lane",),
+        of_engine=True,
     ),
     Metric(
         "kmirror_lane_restarts_total",
         "restarts",
         "lanes that died, stopped responding or lost their worker, and were started again",
-        lambda mirror: mirror.snapshot.lane_restarts,
+        lambda mirror: _snapshot(mirror).lane_restarts,
+        of_engine=True,
     ),
     Metric(
         "kmirror_job_success_age_seconds",
@@ -406,6 +414,7 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         _job_ages,
         cluster_linking="`link-task-count`",
         labels=("sync",),
+        of_engine=True,
     ),
     Metric(
         "kmirror_groups",
@@ -425,25 +434,29 @@ METRICS: tuple[Metric[LiveMirror], ...] = (
         "kmirror_failures_total",
         "failures",
         "how often a partition became FAILED, or FAILED for another reason",
-        lambda mirror: mirror.snapshot.events["partition", "FAILED"],
+        lambda mirror: _snapshot(mirror).events["partition", "FAILED"],
+        of_engine=True,
     ),
     Metric(
         "kmirror_losses_total",
         "losses",
         "how often copying resumed after records that the source had lost before they were copied",
-        lambda mirror: mirror.snapshot.events["partition", "LOSS_ACCEPTED"],
+        lambda mirror: _snapshot(mirror).events["partition", "LOSS_ACCEPTED"],
+        of_engine=True,
     ),
     Metric(
         "kmirror_lost_records_total",
         "offsets",
         "how many offsets these losses skipped",
-        lambda mirror: mirror.snapshot.lost_records,
+        lambda mirror: _snapshot(mirror).lost_records,
+        of_engine=True,
     ),
     Metric(
         "kmirror_rebuilds_total",
         "rebuilds",
         "topics rebuilt because their source was recreated or its history rewritten",
-        lambda mirror: mirror.snapshot.rebuilds,
+        lambda mirror: _snapshot(mirror).rebuilds,
+        of_engine=True,
     ),
     Metric(
         "kmirror_topics_rebuilding",

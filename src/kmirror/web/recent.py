@@ -1,4 +1,4 @@
-"""The last hour of a run's mirrors: their points, and the events stored at the destination.
+"""The recent past of mirrors: their points, and the events stored at the destination, of the last two days.
 
 Events are read on demand, by a thread of their own: a destination that hangs delays neither the copy nor an answer.
 """
@@ -10,15 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kmirror import columns
-from kmirror.columns import COUNT, DURATION, TIME, Column, Type, document, list_of, object_of
+from kmirror.columns import COUNT, DURATION, TIME, Column, Type
 from kmirror.engine.clock import now, now_ms
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import Destination
-from kmirror.ops.show.events import EVENTS
 from kmirror.state.event_records import Event, EventPage
-from kmirror.state.history_records import HOUR_MS, TimedPoint
-from kmirror.status.objective import BREACHES, breaches_of
-from kmirror.web.metrics import RunStatus
+from kmirror.state.history_records import HOUR_MS, KEPT_HOURS, TimedPoint
 from kmirror.words import at_time, one_line
 
 #: A client that asks more often gets the same events again.
@@ -27,7 +24,9 @@ _SAME_SECONDS = 5.0
 _PATIENCE_SECONDS, _TIMEOUT_SECONDS = 2.0, 5.0
 #: If the destination takes longer than this, the events that were read before count as old.
 _OLD_MS = 10_000
-_MOST_EVENTS = 500
+_MOST_EVENTS = 5_000
+#: For how long points and events are kept.
+KEPT_MS = KEPT_HOURS * HOUR_MS
 
 _NONE_KNOWN = "it is unknown for every partition"
 _PER_SECOND = Type("number", "per second").null_when("no lane reported")
@@ -67,14 +66,14 @@ POINT: tuple[Column[TimedPoint], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The events of the last hour, oldest first, None before any were read; `trouble` says why they are not current."""
+    """The events of two days, oldest first, None before any were read; `trouble` says why they are not current."""
 
     found: tuple[Event, ...] | None = None
     trouble: str | None = None
 
 
 class RecentEvents:
-    """Read the events of the last hour; for any thread. Call `close` at the end."""
+    """Read the events of the last two days, at most 5,000; for any thread. Call `close` at the end."""
 
     def __init__(self, open_destination: Callable[[], Destination]) -> None:
         self._open = open_destination
@@ -88,18 +87,22 @@ class RecentEvents:
         self._known_until_ms: int | None = None
         self._closed = False
 
-    def last(self) -> Events:
-        """Return them as they were a few seconds ago at most, if the destination answers."""
+    def ask(self) -> threading.Thread | None:
+        """Start to read what is new, unless that was done lately; return the thread that reads, if one does."""
         with self._lock:
             is_due = self._read_at is None or now() - self._read_at >= _SAME_SECONDS
             if self._reading is None and is_due and not self._closed:
                 self._reading = threading.Thread(target=self._read, name="kmirror-events", daemon=True)
                 self._reading.start()
-            reading = self._reading
+            return self._reading
+
+    def last(self) -> Events:
+        """Return them as they were a few seconds ago at most, if the destination answers."""
+        reading = self.ask()
         if reading is not None:
             reading.join(_PATIENCE_SECONDS)
         at_ms, last, known_until_ms = now_ms(), self._last, self._known_until_ms
-        found = None if last.found is None else tuple(e for e in last.found if e.time_ms >= at_ms - HOUR_MS)
+        found = None if last.found is None else tuple(e for e in last.found if e.time_ms >= at_ms - KEPT_MS)
         trouble = last.trouble
         if trouble is None and known_until_ms is not None and at_ms - known_until_ms > _OLD_MS:
             trouble = f"events after {at_time(known_until_ms)} are not known: the destination has not answered yet"
@@ -117,7 +120,7 @@ class RecentEvents:
         try:
             if self._destination is None:
                 self._destination = self._open()
-            self._page = self._destination.store.read_event_page(before, None, at_ms - HOUR_MS, _TIMEOUT_SECONDS)
+            self._page = self._destination.store.read_event_page(before, None, at_ms - KEPT_MS, _TIMEOUT_SECONDS)
             # another topic of that name is read from its beginning
             kept = self._last.found or () if self._page.topic_id == before.topic_id else ()
             self._last, self._known_until_ms = Events((*kept, *self._page.events)[-_MOST_EVENTS:]), at_ms
@@ -135,60 +138,3 @@ class RecentEvents:
         if self._destination is not None:
             self._destination.close()
             self._destination = None
-
-
-@dataclass(frozen=True, slots=True)
-class LastHour:
-    """The content of /history.json: for each mirror that the engine copies its points, and their events."""
-
-    time_ms: int
-    mirrors: tuple[tuple[str, tuple[TimedPoint, ...]], ...]
-    events: Events
-
-    @classmethod
-    def of(cls, run: RunStatus, events: Events) -> LastHour:
-        """Return the points and events of the run's mirrors."""
-        mirrors = tuple((one.name, one.snapshot.history) for one in run.mirrors)
-        ours = {mirror for mirror, _ in mirrors} | set(run.not_copied)
-        shown = None if events.found is None else tuple(event for event in events.found if event.mirror in ours)
-        return cls(run.time_ms, mirrors, Events(shown, events.trouble))
-
-
-_MIRROR: tuple[Column[tuple[str, tuple[TimedPoint, ...]]], ...] = (
-    Column("mirror", columns.TEXT, "the mirror", lambda one: one[0]),
-    Column(
-        "points",
-        list_of(object_of(POINT)),
-        "its points, oldest first: every 15 seconds, before this engine every minute",
-        lambda one: [document(POINT, timed) for timed in one[1]],
-    ),
-)
-HISTORY: tuple[Column[LastHour], ...] = (
-    Column("asOf", TIME, "the time of this snapshot", lambda hour: hour.time_ms),
-    Column(
-        "mirrors",
-        list_of(object_of(_MIRROR)),
-        "the mirrors that this engine copies",
-        lambda hour: [document(_MIRROR, one) for one in hour.mirrors],
-    ),
-    Column(
-        "events",
-        EVENTS.type.null_when("they were never read"),
-        "what happened to them, oldest first, at most 500, as `events` shows it",
-        lambda hour: None if hour.events.found is None else [EVENTS.document(event) for event in hour.events.found],
-    ),
-    Column(
-        "breaches",
-        BREACHES.type.null_when("events were never read"),
-        "when topics were not within their objectives, by these events, in the order in which they began",
-        lambda hour: (
-            None if hour.events.found is None else [BREACHES.document(one) for one in breaches_of(hour.events.found)]
-        ),
-    ),
-    Column(
-        "eventsTrouble",
-        columns.TEXT.null_when("they are current"),
-        "why the events, or the newest ones, are not known",
-        lambda hour: hour.events.trouble,
-    ),
-)

@@ -11,9 +11,10 @@ from kmirror.engine.driver.driver import COPYING, STOPPING, RunView
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.driver.snapshots import Snapshots
 from kmirror.engine.status.journal import Level
+from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.web.live_mirror import live_mirror
-from kmirror.web.metrics import RunStatus
-from kmirror.web.recent import RecentEvents
+from kmirror.web.recent import Events, RecentEvents
+from kmirror.web.served import ServedStatus, StuckError
 from kmirror.words import at_time
 
 #: The driver's loop runs many times a second; while the run waits for something at the start, once a second.
@@ -23,10 +24,6 @@ ANSWER_SECONDS = 5.0
 _SAME_SECONDS = 1.0
 
 _STARTING, _WAITING = "starting", "waiting"
-
-
-class StuckError(Exception):
-    """The driver does not respond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +38,17 @@ class _Shown:
     not_copied: Mapping[str, NotCopied] = field(default_factory=dict)
 
 
-class Service:
+class RunService:
     """Answer for one run; `show` is called by its thread about once a second, everything else by any thread."""
+
+    charge: ChargeKeeper | None = None
 
     def __init__(self, snapshots: Snapshots, recent: RecentEvents) -> None:
         self._snapshots = snapshots
         self.recent = recent
         self._shown = _Shown(now(), _STARTING, _STARTING)
         self._lock = threading.Lock()
-        self._last: tuple[float, RunStatus | StuckError] | None = None
+        self._last: tuple[float, ServedStatus | StuckError] | None = None
 
     def show(self, view: RunView) -> None:
         """Take what the run shows."""
@@ -73,7 +72,16 @@ class Service:
             return None
         return f"the driver is stuck: its loop last ran at {at_time(epoch_ms(turned_at))}"
 
-    def status(self) -> RunStatus:
+    @property
+    def alive(self) -> str:
+        """What runs while it is not stuck."""
+        return "the driver is running"
+
+    def events(self) -> tuple[tuple[str | None, Events]]:
+        """Return the recent events of the run's destination."""
+        return ((None, self.recent.last()),)
+
+    def status(self) -> ServedStatus:
         """Return what is known now, or was within the last second.
 
         Raises:
@@ -88,11 +96,11 @@ class Service:
             raise found
         return found
 
-    def _ask(self) -> RunStatus | StuckError:
+    def _ask(self) -> ServedStatus | StuckError:
         shown = self._shown
         if self._snapshots.turned_at is None or shown.phase == STOPPING:
             why = f"{shown.words}: {shown.why}" if shown.why else shown.words
-            return RunStatus(shown.phase, now_ms(), why)
+            return ServedStatus(shown.phase, now_ms(), why)
         try:
             snapshots = self._snapshots.ask(ANSWER_SECONDS)
         except TimeoutError:
@@ -100,4 +108,4 @@ class Service:
         found = (one for one in snapshots if one.mirror not in shown.not_copied)
         mirrors = tuple(map(live_mirror, found))
         time_ms = min((one.time_ms for one in snapshots), default=now_ms())
-        return RunStatus(COPYING, time_ms, None, mirrors, shown.not_copied)
+        return ServedStatus(COPYING, time_ms, None, mirrors, shown.not_copied)

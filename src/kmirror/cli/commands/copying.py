@@ -22,6 +22,7 @@ from kmirror.cli.options import (
     Call,
     duration_option,
     file_option,
+    http_host_option,
     mirror_option,
     report_option,
     topics_option,
@@ -62,12 +63,7 @@ if TYPE_CHECKING:
         metavar="[HOST:]PORT",
         help="Serve /healthz, /readyz, /metrics and a status page over HTTP, on localhost unless HOST is given.",
     ),
-    click.Option(
-        ["--http-host"],
-        metavar="NAME",
-        multiple=True,
-        help="A name under which clients ask, besides localhost, this machine's name, HOST and addresses. Repeatable.",
-    ),
+    http_host_option(),
     click.Option(["--metrics-port"], metavar="PORT", help="Same as --http PORT."),
     click.Option(
         ["--log-format"],

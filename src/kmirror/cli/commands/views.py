@@ -167,3 +167,25 @@ def events_verb(call: Call, mirror: str | None, since: str | None, follow: bool)
         found = events(destination, mirror, since)
     call.output.rows(EVENTS, found)
     return 0
+
+
+@verb(
+    "in-charge",
+    "Show which cluster takes the writes of a mirror's topics.\n\nExits with 0 if that is certain, and with 5 if it is"
+    " not certain now: during a stop, and if topics have moved in part. Takes some seconds, as long as the old cluster"
+    " may still count as in charge elsewhere. It needs READ on __kmirror_state of both clusters.",
+    mirror_option(),
+    click.Option(["--topic"], metavar="TOPIC", help="One topic of the mirror. Default: all together."),
+    examples=(
+        "kmirror in-charge --mirror dr --bootstrap-server b:9092",
+        "kmirror in-charge --mirror dr --topic orders --json --bootstrap-server b:9092",
+    ),
+)
+def in_charge_verb(call: Call, mirror: str, topic: str | None) -> int:
+    from kmirror.ops.show.charge_keeper import IN_CHARGE
+    from kmirror.ops.show.ends_in_charge import in_charge
+
+    with call.destination() as destination, call.output.waiting(f"finding out which end of {mirror} is in charge"):
+        ends = in_charge(destination, mirror, topic)
+    call.output.rows(IN_CHARGE, ends)
+    return ExitCode.OK if any(end.in_charge for end in ends) else ExitCode.TIMED_OUT

@@ -16,9 +16,10 @@ from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryRecord
+from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.lease import Lease
 from kmirror.state.record_kinds import Record
-from kmirror.state.records import Incarnation, Key, LaneChangeRecord, PartitionRecord
+from kmirror.state.records import Incarnation, Key, PartitionRecord
 
 HEARTBEAT_SECONDS = 1.0
 _TIMEOUT, _LEAST_TIMEOUT = 3.0, 0.5

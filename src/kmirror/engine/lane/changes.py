@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
-from kmirror.state.records import LaneChangeRecord
+from kmirror.state.lane_change_record import LaneChangeRecord
 
 #: After this long, the connection to a broker that has not answered is closed, as when a lane ends.
 _PATIENCE_SECONDS = 2.0

@@ -32,7 +32,7 @@ from kmirror.engine.lane.reports.row_reports import Reports, RowChanges
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import Reason
-from kmirror.state.records import LaneChangeRecord
+from kmirror.state.lane_change_record import LaneChangeRecord
 
 _TICK = 0.1
 _TICK_SECONDS = 0.1

@@ -30,8 +30,9 @@ from kmirror.engine.spec import LaneResult
 from kmirror.engine.status.health import LANE_SILENCE_SECONDS
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.state.assignment import Assignment
+from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.lease import Lease
-from kmirror.state.records import Incarnation, LaneChangeRecord, ProgressRecord
+from kmirror.state.records import Incarnation, ProgressRecord
 from kmirror.words import counted
 
 #: Time a worker may take from its start to the lane's first report.

@@ -39,6 +39,7 @@ from kmirror.ops.base.context import (
 )
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.source_settings import source_settings
+from kmirror.ops.base.standby import announce_takeover
 from kmirror.ops.base.topic_results import TopicResult
 from kmirror.ops.base.upstream import Upstream, upstream_of
 from kmirror.ops.rights.producer_block import unblock_mirrored
@@ -48,6 +49,7 @@ from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
+from kmirror.status.in_charge import holdings_in
 from kmirror.sync.setting_changes import ALWAYS, MIRROR_VALUES, SettingsPlan, settings_for, settled_notes
 from kmirror.work import Watch, unwatched
 
@@ -112,8 +114,12 @@ def add(
         _compare_adopted(destination, work, bulk, watch)
     _check_at_destination(destination, work)
     rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
-    if not dry_run and (warning := unblock_mirrored(destination, mirror, list(work.plans))) is not None:
-        work.warnings.append(warning)
+    if not dry_run:
+        after = (
+            unblock_mirrored(destination, mirror, list(work.plans)),
+            announce_takeover(destination, record, [settings.topic_prefix + name for name in names]),
+        )
+        work.warnings += [warning for warning in after if warning is not None]
     rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
     return VerbResult.of("add", mirror, rows, dry_run=dry_run, warnings=work.warnings)
 
@@ -212,6 +218,7 @@ def _facts(
         source.config,
         destination.config,
         missing_rights(source, chosen, _NEEDED_AT_SOURCE),
+        held=holdings_in(state),
     )
 
 

@@ -24,6 +24,7 @@ from kmirror.settings.value_types import StartFrom
 from kmirror.state.records import PENDING_ADD, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
+from kmirror.status.in_charge import FIRST_TERM, HeldTopic, next_term
 from kmirror.status.observed import is_gone
 from kmirror.sync.discovery import is_internal
 from kmirror.sync.setting_changes import SettingsPlan
@@ -66,6 +67,8 @@ class TopicPlan:
     compared_ends: Mapping[int, int] = field(default_factory=dict)
     #: Why it is not known whether the topic comes from this destination.
     upstream_unknown: str | None = None
+    #: The term of its stop; see `status.in_charge`.
+    term: int = FIRST_TERM
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,14 @@ class AddFacts:
     start_from: StartFrom = field(default_factory=StartFrom)
     #: True if it was given to this `add`, not stored with the mirror.
     start_is_named: bool = False
+    #: What is stored here of all topics.
+    held: Mapping[str, HeldTopic] = field(default_factory=dict)
+
+    def next_term(self, topic: str, source_topic: str) -> int:
+        """Return the term of the topic's stop, if it becomes a mirror topic now."""
+        theirs = self.upstream.held
+        source = None if theirs is None else theirs.get(source_topic)
+        return next_term(self.held.get(topic), source, is_source_known=theirs is not None)
 
 
 def select(
@@ -312,6 +323,7 @@ def decide(facts: AddFacts, source_topic: str, *, adopt: bool, named: bool) -> T
             is_start_fixed=is_fixed,
             begun=begun,
             upstream_unknown=facts.upstream.unknown.get(source_topic),
+            term=facts.next_term(topic, source_topic),
         )
 
     if here is None or here.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:

@@ -48,6 +48,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import Deadline
+from kmirror.status.in_charge import FIRST_TERM
 from kmirror.sync.group_changes import marked_absent
 from kmirror.sync.setting_changes import MIRROR_VALUES, settings_made
 from kmirror.words import counted, listed
@@ -359,6 +360,7 @@ def _claim_of(plan: TopicPlan, mirror: MirrorRecord) -> TopicRecord:
         first_source_seen_ms=plan.settings.first_source_seen_ms,
         first_offsets=dict(plan.first_offsets) or None,
         upstream_unknown=plan.upstream_unknown,
+        term=None if plan.term == FIRST_TERM else plan.term,
         extra=plan.former.extra if plan.former else {},
     )
 

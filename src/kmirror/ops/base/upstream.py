@@ -25,6 +25,7 @@ from kmirror.ops.base.context import as_kmirror_error, cluster_id_of
 from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.store import STATE_TOPIC, StateStore
+from kmirror.status.in_charge import HeldTopic, holdings_in
 from kmirror.words import listed
 
 #: The most clusters to follow a chain through; real ones have two or three links.
@@ -39,12 +40,14 @@ _ASKED_AT_ONCE = 8
 class Upstream:
     """The topics of a source that are mirror topics there, by topic a description of the loop back here.
 
-    `unknown` says, by topic, why it is not known whether there is a loop.
+    `unknown` says, by topic, why it is not known whether there is a loop. `held` is what the source has stored of its
+    topics, None if that is not known.
     """
 
     copies: frozenset[str] = frozenset()
     loops: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
+    held: Mapping[str, HeldTopic] | None = None
 
     def warnings(self) -> list[str]:
         """Return a sentence for each reason why something is unknown."""
@@ -138,7 +141,8 @@ def upstream_of(mirror: MirrorRecord, destination_cluster_id: str, prefix: str, 
                 here.append((seen, up))
     left = {link.source_topic for _, links in here for link in links}
     unknown |= dict.fromkeys(left, f"it has passed through more than {_LONGEST_CHAIN} clusters")
-    return Upstream(copies, loops, {topic: why for topic, why in unknown.items() if topic not in loops})
+    unknown = {topic: why for topic, why in unknown.items() if topic not in loops}
+    return Upstream(copies, loops, unknown, holdings_in(state))
 
 
 class _NamedClusters:

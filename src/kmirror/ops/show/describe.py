@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -102,6 +103,39 @@ def read_status(
 
     `mirrors` are read even if they have none of these topics. A source whose topics are all stopped is not.
     """
+    looked = look_at(prober, state, topics, mirrors)
+    found = [
+        mirror_status(
+            state,
+            record,
+            owned,
+            looked.destination,
+            looked.sources.get(name),
+            at_ms := now_ms(),
+            health=health_of(state, name, at_ms),
+        )
+        for name, (record, owned) in sorted(looked.mirrors.items())
+    ]
+    return found, looked.sources
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Snapshots of a destination and, by mirror, of sources, and the mirrors that they are of, with their topics."""
+
+    mirrors: Mapping[str, tuple[MirrorRecord, list[TopicRecord]]]
+    destination: ClusterSnapshot
+    sources: dict[str, ClusterSnapshot]
+
+
+def look_at(
+    prober: Prober, state: State, topics: Iterable[TopicRecord], mirrors: Iterable[MirrorRecord] = ()
+) -> Looked:
+    """Read where the logs of these topics begin and end now, at both clusters; the mirrors are as in `read_status`.
+
+    Raises:
+        UnreachableError: the destination does not answer.
+    """
     by_mirror: defaultdict[str, list[TopicRecord]] = defaultdict(list)
     for topic in topics:
         by_mirror[topic.mirror].append(topic)
@@ -117,19 +151,7 @@ def read_status(
     every = [topic for owned in by_mirror.values() for topic in owned]
     archives = [topic.rebuild.archive for topic in every if topic.rebuild is not None]
     here, there = prober.read([*(topic.topic for topic in every), *archives], wanted.values())
-    found = [
-        mirror_status(
-            state,
-            record,
-            by_mirror[name],
-            here,
-            there.get(name),
-            at_ms := now_ms(),
-            health=health_of(state, name, at_ms),
-        )
-        for name, record in sorted(shown.items())
-    ]
-    return found, there
+    return Looked({name: (record, by_mirror[name]) for name, record in shown.items()}, here, there)
 
 
 def health_of(state: State, mirror: str, at_ms: int) -> EngineHealth:

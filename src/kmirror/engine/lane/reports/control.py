@@ -37,8 +37,9 @@ from kmirror.engine.lane.reports.row_reports import RowChanges
 from kmirror.engine.spec import LaneSpec
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown
+from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.record_kinds import Unknown, decode, encode, encode_key
-from kmirror.state.records import EngineRecord, EngineState, LaneChangeRecord, LaneRowsRecord, LaneRun, ProgressRecord
+from kmirror.state.records import EngineRecord, EngineState, LaneRowsRecord, LaneRun, ProgressRecord
 from kmirror.words import counted
 
 STATE_PARTITION = TopicPartition("__kmirror_state", 0)

@@ -1,0 +1,128 @@
+"""Looks at both clusters of mirrors that no engine reports, while someone asks: by a thread, and not often.
+
+A mirror whose engine reports is looked at now and then: what only the clusters know, such as where the logs of stopped
+topics end, changes seldom. How often depends on what a look costs, so that it never takes much of a core.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kmirror.engine.clock import now, now_ms
+from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.ops.base.context import Destination
+from kmirror.ops.show.cluster_view import Prober
+from kmirror.ops.show.describe import look_at
+from kmirror.state.snapshot import State
+from kmirror.web.stored_mirror import OffsetLook
+
+#: The least time between two looks at a mirror that no engine reports, and at others.
+_PAUSE_SECONDS, _LONG_PAUSE_SECONDS = 5.0, 60.0
+#: Looks take at most this part of a core.
+_SHARE = 0.01
+#: A look this old says nothing more, or one that is twice as old as the time between two looks.
+_OLD_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    look: OffsetLook
+    at: float
+    #: When the next one may begin, if an engine reports the mirror or not.
+    soon: float
+    late: float
+
+
+class OffsetLooks:
+    """Keep the last look at each mirror of one cluster; for any thread. Call `close` at the end."""
+
+    def __init__(self, open_destination: Callable[[], Destination]) -> None:
+        self._open = open_destination
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._taken: dict[str, _Taken] = {}
+        self._not_before = 0.0
+        self._destination: Destination | None = None
+        self._prober: Prober | None = None
+        self._closed = False
+        #: When the last look began; None before the first.
+        self.as_of_ms: int | None = None
+
+    def last(self, mirror: str) -> OffsetLook | None:
+        """Return the last look at a mirror, unless it is old."""
+        found = self._taken.get(mirror)
+        if found is None or now() - found.at > max(_OLD_SECONDS, 2 * (found.late - found.at)):
+            return None
+        return found.look
+
+    def ask(self, state: State, mirrors: Mapping[str, bool]) -> threading.Thread | None:
+        """Begin a look at those of these mirrors for which it is time; return the thread that looks, if one does.
+
+        A mirror is true if no engine reports all that it must copy.
+        """
+        with self._lock:
+            if self._thread is None and not self._closed and now() >= self._not_before:
+                due = [name for name, is_unreported in mirrors.items() if self._is_due(name, is_unreported)]
+                if due:
+                    self._thread = threading.Thread(
+                        target=self._look, args=(state, due), name="kmirror-offsets", daemon=True
+                    )
+                    self._thread.start()
+            return self._thread
+
+    def forget(self, mirrors: Mapping[str, object]) -> None:
+        """Keep no look at others than these mirrors."""
+        with self._lock:
+            for name in self._taken.keys() - mirrors.keys():
+                del self._taken[name]
+
+    def close(self) -> None:
+        """Close the connections; a look in progress closes them when it ends."""
+        with self._lock:
+            self._closed = True
+            if self._thread is None:
+                self._disconnect()
+
+    def _is_due(self, mirror: str, is_unreported: bool) -> bool:
+        found = self._taken.get(mirror)
+        return found is None or now() >= (found.soon if is_unreported else found.late)
+
+    def _look(self, state: State, mirrors: list[str]) -> None:
+        at, as_of_ms, used = now(), now_ms(), time.process_time()
+        try:
+            if self._prober is None:
+                self._destination = self._open()
+                self._prober = Prober(self._destination)
+            topics = [topic for name in mirrors for topic in state.topics(name)]
+            empty = [
+                record for name in mirrors if not state.topics(name) and (record := state.mirror(name)) is not None
+            ]
+            looked = look_at(self._prober, state, topics, empty)
+            # also what other threads used meanwhile, so it is rather too much
+            pause = (time.process_time() - used) / _SHARE
+            for name, (_, owned) in looked.mirrors.items():
+                look = OffsetLook(looked.destination, looked.sources.get(name), {topic.topic: topic for topic in owned})
+                self._taken[name] = _Taken(
+                    look, at, at + max(_PAUSE_SECONDS, pause), at + max(_LONG_PAUSE_SECONDS, pause)
+                )
+            self.as_of_ms = as_of_ms
+        except (KmirrorError, OutcomeUnknown):
+            # who reads the cluster's state says why it does not answer
+            self._not_before = now() + _PAUSE_SECONDS
+            self._disconnect()
+        finally:
+            with self._lock:
+                self._thread = None
+                if self._closed:
+                    self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._prober is not None:
+            self._prober.close()
+            self._prober = None
+        if self._destination is not None:
+            self._destination.close()
+            self._destination = None

@@ -1,0 +1,255 @@
+"""What is served of mirrors, whether their engines run in this process or their clusters are only watched. Pure.
+
+`run --http` makes it of what its engines know (`web.live_mirror`), `serve` of what is stored on each cluster
+(`web.stored_mirror`); paths, JSON and metrics are the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from kmirror.columns import COUNT, FLAG, TEXT, TIME, Column, Table, Type
+from kmirror.engine.driver.engines import NotCopied
+from kmirror.engine.driver.snapshots import MirrorSnapshot
+from kmirror.ops.base.topic_results import Outcome
+from kmirror.ops.show.wait import Condition, judge
+from kmirror.settings.table import Settings
+from kmirror.state.history_records import TimedPoint, points_of
+from kmirror.state.records import PartitionState
+from kmirror.state.snapshot import State
+from kmirror.status.mirror_status import MIRRORS, MirrorRow, MirrorStatus
+from kmirror.status.partition_row import PartitionRow
+from kmirror.status.topic_state import TopicState
+from kmirror.status.topic_status import TopicStatus, Totals, totals
+from kmirror.words import at_time
+
+#: A watched cluster that was not read for this long counts as unknown.
+FRESH_MS = 10_000
+#: The phase of `serve`.
+WATCHING = "watching"
+
+
+class StuckError(Exception):
+    """The threads that know what is served do not respond."""
+
+
+@dataclass(frozen=True)
+class ServedMirror:
+    """One mirror at a time; `status` and `settings` are None if it is deleted.
+
+    `cluster` is None for `run`. `snapshot` is what its engine knows besides, if it runs in this process.
+    """
+
+    name: str
+    cluster: str | None
+    time_ms: int
+    state: State
+    settings: Settings | None
+    status: MirrorStatus | None
+    #: What `wait --for healthy` would miss; None if it would succeed.
+    missing: str | None
+    snapshot: MirrorSnapshot | None = None
+    #: Whether its engine runs on this host; None without one.
+    engine_is_here: bool | None = None
+
+    @property
+    def topics(self) -> tuple[TopicStatus, ...]:
+        """Its topics."""
+        return self.status.topics if self.status is not None else ()
+
+    @cached_property
+    def partitions(self) -> list[PartitionRow]:
+        """Its partitions."""
+        return self.status.partitions if self.status is not None else []
+
+    @cached_property
+    def row(self) -> MirrorRow | None:
+        """Its row in `list`."""
+        return self.status.row if self.status is not None else None
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Totals over its partitions."""
+        return totals(self.partitions)
+
+    def points(self, from_ms: int, until_ms: int) -> list[TimedPoint]:
+        """Return the points of its history in a span of time, oldest first."""
+        recent = self.snapshot.history if self.snapshot is not None else ()
+        stored = points_of(self.state.history(self.name))
+        older = [one for one in stored if not recent or one[0] < recent[0][0]]
+        return [one for one in (*older, *recent) if from_ms <= one[0] <= until_ms]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """A watched cluster: `as_of_ms` is when its state was last read, `error` why it cannot be read now."""
+
+    name: str
+    cluster_id: str | None
+    bootstrap_servers: str
+    as_of_ms: int | None
+    #: Whether it was read lately enough.
+    is_fresh: bool
+    error: str | None = None
+    error_since_ms: int | None = None
+    offsets_as_of_ms: int | None = None
+
+    @property
+    def missing(self) -> str | None:
+        """Why what is known of it is not current; None if it is."""
+        if self.is_fresh:
+            return None
+        last = f"last read at {at_time(self.as_of_ms)}" if self.as_of_ms is not None else "not read yet"
+        return f"{last}: {self.error}" if self.error is not None else last
+
+
+@dataclass(frozen=True, slots=True)
+class ServedStatus:
+    """What is known of a run, or of watched clusters, at a time.
+
+    A run has a phase; while it copies, its mirrors, and those without an engine.
+    """
+
+    phase: str
+    time_ms: int
+    #: What it waits for; None once it copies.
+    waits_for: str | None
+    mirrors: tuple[ServedMirror, ...] = ()
+    not_copied: Mapping[str, NotCopied] = field(default_factory=dict)
+    #: The watched clusters; None for `run`.
+    clusters: tuple[ClusterStatus, ...] | None = None
+
+    @property
+    def current_mirrors(self) -> tuple[ServedMirror, ...]:
+        """The mirrors of which something is known now."""
+        unread = {one.name for one in self.clusters or () if not one.is_fresh}
+        return tuple(one for one in self.mirrors if one.cluster not in unread)
+
+    @property
+    def are_stopped(self) -> bool:
+        """True if every topic of every mirror is STOPPED: there is nothing to copy."""
+        rows = [row for one in self.mirrors for row in one.partitions]
+        is_copying = self.waits_for is None and not self.not_copied
+        return is_copying and bool(rows) and all(row.state is PartitionState.STOPPED for row in rows)
+
+    @property
+    def missing(self) -> str | None:
+        """Why records do not flow, a line for each mirror; None if they do, or if all topics are STOPPED.
+
+        Of watched clusters: which cannot be read, a line for each.
+        """
+        if self.clusters is not None:
+            lines = (f"{one.name}: {why}" for one in self.clusters if (why := one.missing) is not None)
+            return "\n".join(lines) or None
+        if self.waits_for is not None:
+            return self.waits_for
+        found = {one.name: one.missing for one in self.mirrors if one.missing is not None}
+        found |= {mirror: not_copied.why for mirror, not_copied in self.not_copied.items()}
+        if not self.mirrors and not found:
+            return "there is no mirror to copy"
+        return "\n".join(f"{mirror}: {why}" for mirror, why in sorted(found.items())) or None
+
+    @property
+    def well(self) -> str:
+        """What is well if nothing is missing."""
+        if self.clusters is not None:
+            return "all watched clusters are read"
+        return "nothing to copy: all topics are stopped" if self.are_stopped else "records flow"
+
+
+def missing_of(mirror: str, rows: list[PartitionRow]) -> str | None:
+    """Return what keeps a mirror with these partitions from being healthy, as `wait --for healthy` judges it."""
+    if not rows:
+        return f"mirror {mirror} has no topics yet"
+    bad = [one for one in judge(Condition.HEALTHY, rows, {}) if one.result is not Outcome.DONE]
+    if not bad:
+        return None
+    more = f", and {len(bad) - 1:,} more topics" if len(bad) > 2 else ", and one more topic" if len(bad) == 2 else ""
+    return f"{bad[0].message}{more}"
+
+
+def _topic_states(mirror: ServedMirror) -> dict[TopicState, int]:
+    return dict(Counter(topic.state for topic in mirror.topics))
+
+
+#: The first key of rows of mirrors, topics, partitions, points and events.
+CLUSTER: Column[str | None] = Column(
+    "cluster",
+    TEXT.null_when("`run` serves it"),
+    "the watched cluster: its name in kmirror.toml, or its addresses",
+    lambda cluster: cluster,
+)
+_OF_MIRROR: tuple[Column[ServedMirror], ...] = (
+    Column(
+        "lag",
+        COUNT.null_when("no lag is known"),
+        "offsets that the destination is behind, summed over the partitions where that is known",
+        lambda mirror: mirror.totals.lag,
+    ),
+    Column("lagUnknown", COUNT, "for how many partitions it is unknown", lambda mirror: mirror.totals.unknown_lags),
+    Column(
+        "failed",
+        COUNT,
+        "how many of its partitions are FAILED",
+        lambda mirror: sum(row.failed for row in mirror.partitions),
+    ),
+    Column(
+        "topicStates", Type("object", "object", items=COUNT), "how many of its topics are in each state", _topic_states
+    ),
+    Column(
+        "engineIsHere",
+        FLAG.null_when("no engine is in charge"),
+        "whether the engine runs on the host that answers",
+        lambda mirror: mirror.engine_is_here,
+    ),
+    Column(
+        "missing",
+        TEXT.null_when("records flow, or all topics are STOPPED"),
+        "why `wait --for healthy` would not succeed",
+        lambda mirror: mirror.missing,
+    ),
+)
+
+
+def _of_row(column: Column[MirrorRow]) -> Column[ServedMirror]:
+    """Return a column of `list` for what is served."""
+
+    def value(mirror: ServedMirror) -> object:
+        return None if mirror.row is None else column.value(mirror.row)
+
+    return Column(column.key, column.type, column.meaning, value)
+
+
+SERVED_MIRRORS: Table[ServedMirror] = Table(
+    (
+        Column("cluster", CLUSTER.type, CLUSTER.meaning, lambda mirror: mirror.cluster),
+        *map(_of_row, MIRRORS.columns),
+        *_OF_MIRROR,
+    ),
+    "",
+)
+CLUSTERS: Table[ClusterStatus] = Table(
+    (
+        Column("name", TEXT, "its name in kmirror.toml, or its addresses", lambda one: one.name),
+        Column("clusterId", TEXT.null_when("it has never answered"), "its id", lambda one: one.cluster_id),
+        Column("bootstrapServers", TEXT, "its addresses, comma-separated", lambda one: one.bootstrap_servers),
+        Column(
+            "asOf",
+            TIME.null_when("it was never read"),
+            "when its state was last read; what is shown of it is of then",
+            lambda one: one.as_of_ms,
+        ),
+        Column("error", TEXT.null_when("it can be read"), "why it cannot be read now", lambda one: one.error),
+        Column("errorSince", TIME.null_when("it can be read"), "since when", lambda one: one.error_since_ms),
+        Column(
+            "offsetsAsOf",
+            TIME.null_when("they were never read"),
+            "when the offsets of mirrors that no engine reports were last read, at both clusters",
+            lambda one: one.offsets_as_of_ms,
+        ),
+    ),
+    "",
+)

@@ -1,0 +1,116 @@
+"""`in-charge` on real clusters: during a stop and after it, with the source cut off, and after the way back."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from kmirror.cli.main import main
+from kmirror.errors import ExitCode, UnreachableError
+from kmirror.ops.add.add import add
+from kmirror.ops.base import standby
+from kmirror.ops.base.context import Destination
+from kmirror.ops.show.ends_in_charge import in_charge
+from kmirror.ops.stop.failover import failover
+from kmirror.state.records import TopicRecord
+from tests.support.clusters import MakeCluster, freeze, unique_topic
+from tests.support.installed_logs import create_topics
+from tests.support.json_documents import check_printed
+from tests.support.mirrors import selector
+from tests.support.round_trip import CutOffError, Trip
+
+
+def ends(at: Destination, mirror: str, topic: str | None = None) -> tuple[bool | None, bool | None]:
+    """Return whether the source is in charge, and whether the destination is."""
+    source, destination = in_charge(at, mirror, topic)
+    return source.in_charge, destination.in_charge
+
+
+def record(at: Destination, mirror: str, topic: str) -> TopicRecord:
+    found = at.state().topic(mirror, topic)
+    assert found is not None
+    return found
+
+
+def test_one_end_at_a_time_is_in_charge_on_the_way_there_and_back(trip: Trip) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+    assert ends(trip.at_b, trip.mirror) == (False, True)
+    assert trip.back().result.exit_code == 0
+    # B has it on record that A may take over, and A that B has
+    assert record(trip.at_b, trip.mirror, topic).standbys == {trip.at_a.cluster_id: 2}
+    assert record(trip.at_a, trip.mirror, topic).announced is True
+    assert ends(trip.at_a, trip.mirror) == (True, False)
+    trip.copy_to_a()
+    assert failover(trip.at_a, trip.mirror).result.exit_code == 0
+    assert ends(trip.at_a, trip.mirror) == (False, True)
+    assert ends(trip.at_b, trip.mirror) == (True, False), "the same from the other side"
+
+
+def test_topics_that_have_moved_ahead_of_the_others_are_asked_about_by_name(
+    trip: Trip, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = unique_topic(), unique_topic()
+    trip.go(first)
+    create_topics(trip.a, {second: {}})
+    assert add(trip.at_b, trip.mirror, selector(second)).exit_code == 0
+    assert ends(trip.at_b, trip.mirror, first) == (False, True)
+    assert ends(trip.at_b, trip.mirror, second) == (True, False)
+    command = ["in-charge", "--mirror", trip.mirror, "--bootstrap-server", trip.b.bootstrap_servers, "--json"]
+    assert main(command) == ExitCode.TIMED_OUT
+    out = capsys.readouterr().out
+    check_printed(command, out)
+    assert [end["inCharge"] for end in json.loads(out)] == [None, None]
+    assert "1 of 2 topics" in json.loads(out)[0]["reason"]
+    assert main([*command[:-1], "--topic", "missing"]) == ExitCode.REFUSED
+
+
+def test_neither_is_in_charge_during_a_stop_and_the_destination_after_a_disaster(
+    make_cluster: MakeCluster,
+) -> None:
+    with Trip(make_cluster("a"), make_cluster("b")) as trip:
+        topic = unique_topic()
+        create_topics(trip.a, {topic: {}})
+        assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+        assert ends(trip.at_b, trip.mirror) == (True, False)
+
+        def cut_off(step: str) -> None:
+            raise CutOffError(step)
+
+        with pytest.raises(CutOffError):
+            failover(trip.at_b, trip.mirror, checkpoint=cut_off)
+        assert ends(trip.at_b, trip.mirror) == (False, False)
+        freeze(trip.a, 1)
+        assert failover(trip.at_b, trip.mirror).result.exit_code == 0
+        assert ends(trip.at_b, trip.mirror) == (None, True)
+        # the way back is prepared, and then the old source is lost again
+        trip.a.signal(1, signal.SIGCONT)
+        assert trip.back().result.exit_code == 0
+        freeze(trip.a, 1)
+        with pytest.raises(UnreachableError):
+            in_charge(trip.at_b, trip.mirror)
+        trip.a.signal(1, signal.SIGCONT)
+        assert ends(trip.at_b, trip.mirror) == (False, True)
+
+
+def test_what_could_not_be_recorded_at_the_source_is_said_and_made_up_for(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+
+    def refuse(*_: object) -> None:
+        raise UnreachableError("we lack WRITE")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(standby, "change", refuse)
+        done = trip.back()
+    assert done.result.exit_code == 0
+    assert any("we lack WRITE" in warning for warning in done.result.warnings)
+    assert record(trip.at_a, trip.mirror, topic).announced is None
+    again = add(trip.at_a, trip.mirror, selector(topic))
+    assert not again.warnings
+    assert record(trip.at_a, trip.mirror, topic).announced is True
+    assert record(trip.at_b, trip.mirror, topic).standbys == {trip.at_a.cluster_id: 2}
