@@ -1,61 +1,57 @@
-"""The door that clients have as their bootstrap address, which follows the cluster in charge.
+"""The door that clients have as their bootstrap address: a real HAProxy, which follows the cluster in charge.
 
-`Switch` is a small stand-in for a TCP balancer with health checks: it forwards connections to a broker of the cluster
-in charge, closes those to the other one, and accepts none while neither is.
+A `LateDoor` follows it late, like a name that is cached.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import count
-from typing import Protocol, Self
+from pathlib import Path
+from typing import Self
 
-from kmirror.errors import KmirrorError
-from kmirror.ops.base.context import Destination
-from kmirror.state.records import PartitionState
-from kmirror_sandbox.ports import LOOPBACK
+from bench.processes import Running, kmirror, start
+from bench.redirect.site import MIRROR, NEW, OLD, RedirectSite
+from kmirror_sandbox.ports import LOOPBACK, free_ports
+from tests.support.haproxy import Door, Site, haproxy
 
 _CHECK_S = 0.5
 _CONNECT_S = 2.0
 _MOST_BYTES = 65_536
 
 
-class Door(Protocol):
-    """What clients get as `bootstrap.servers`; it follows the cluster in charge by itself."""
-
-    @property
-    def address(self) -> str:
-        """Return host:port."""
-
-
-def cluster_in_charge(mirror: str, clusters: Mapping[str, Mapping[str, str]]) -> Callable[[], str | None]:
-    """Return a check of which of two clusters has the topics of a mirror as ordinary ones; None while unknown.
-
-    `clusters` are client properties by name, the first source first. The cluster that stopped mirroring last is in
-    charge, and the first source before that.
-    """
-
-    def check() -> str | None:
-        stops: dict[str, int] = {}
-        for number, (name, properties) in enumerate(clusters.items()):
-            try:
-                with Destination.open(properties) as destination:
-                    state = destination.state()
-            except KmirrorError:
-                continue
-            partitions = [one for topic in state.topics(mirror) for one in state.partitions(mirror, topic.topic)]
-            if all(one.state is PartitionState.STOPPED for one in partitions):
-                stops[name] = max((one.state_time_ms for one in partitions), default=-number)
-        return max(stops, key=lambda name: stops[name]) if stops else None
-
-    return check
+@contextmanager
+def opened_door(site: RedirectSite, folder: Path) -> Iterator[Door]:
+    """Run HAProxy with the configuration in deploy/, and the `kmirror serve` that it asks; begin when it is open."""
+    config = folder / "kmirror.toml"
+    config.write_text("\n".join(f"[clusters.{name}]\n{site.connection(name)}" for name in (OLD, NEW)), encoding="utf-8")
+    address = f"{LOOPBACK}:{free_ports(1)[0]}"
+    log = folder / "serve.log"
+    serve = Running([start(["env", f"KMIRROR_CONFIG={config}", *kmirror("serve", "--http", address)], log)], log, False)
+    try:
+        with haproxy(MIRROR, Site(OLD, site.brokers(OLD)), Site(NEW, site.brokers(NEW)), [address]) as door:
+            deadline = time.monotonic() + 120
+            while leads_to(door) is None:
+                serve.check()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the door does not open:\n{door.log[-2000:]}")
+                time.sleep(_CHECK_S)
+            yield door
+    finally:
+        serve.kill()
 
 
-class Switch:
-    """A door in this process; `brokers` by cluster, `check` returns the name of the one in charge."""
+def leads_to(door: Door) -> str | None:
+    """Return the cluster to which a door leads now."""
+    return {frozenset("a"): OLD, frozenset("b"): NEW}.get(frozenset(door.open_to()))
+
+
+class LateDoor:
+    """Forward connections to a broker of the cluster that `check` names; `brokers` are addresses by cluster."""
 
     def __init__(self, brokers: Mapping[str, str], check: Callable[[], str | None]) -> None:
         self._brokers = {name: [_address(one) for one in text.split(",")] for name, text in brokers.items()}
@@ -73,11 +69,6 @@ class Switch:
         """Return host:port."""
         host, port = self._listener.getsockname()
         return f"{host}:{port}"
-
-    @property
-    def leads_to(self) -> str | None:
-        """Return the cluster to which it leads now."""
-        return self._leads_to
 
     def __enter__(self) -> Self:
         for thread in self._threads:

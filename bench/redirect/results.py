@@ -12,7 +12,7 @@ from bench.redirect.clients import KINDS
 from bench.redirect.outcome import Outcome
 
 RESULTS = REPOSITORY / "docs" / "results" / "redirect.json"
-PAGE = REPOSITORY / "docs" / "apps" / "evicting-clients.md"
+PAGE = REPOSITORY / "docs/apps/evicting-clients.md"
 BEGIN = "<!-- {}: written by: python -m bench.redirect -->\n"
 END = "<!-- end -->\n"
 TITLES = {

@@ -21,10 +21,11 @@ from bench.clusters import Pair
 from bench.measure import CopyFailedError
 from bench.processes import REPOSITORY, Running, carry_out
 from bench.redirect.clients import Client, Kind
-from bench.redirect.door import Switch, cluster_in_charge
+from bench.redirect.door import LateDoor, leads_to, opened_door
 from bench.redirect.outcome import Outcome, outcome
-from bench.redirect.site import MIRROR, NEW, OLD, USERS, RedirectSite
+from bench.redirect.site import NEW, OLD, USERS, RedirectSite
 from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.haproxy import Door
 
 RATE = 50
 PARTITIONS = 2
@@ -32,7 +33,7 @@ _LOADED_S = 10.0
 _SETTLE_S = 90.0
 #: A client that is frozen out waits for `request.timeout.ms`, and for `metadata.recovery.rebootstrap.trigger.ms`.
 _FROZEN_S = 150.0
-_STALE_S = 30.0
+_LATE_S = 30.0
 #: From the loss of the old cluster until someone types the command.
 _NOTICED_S = 5.0
 _TIMEOUT = "300s"
@@ -48,7 +49,7 @@ def planned_and_back(site: RedirectSite) -> Outcomes:
     """Move the clients to the new cluster, and back those that have come there."""
     running = site.mirror()
     try:
-        with _door(site) as door:
+        with opened_door(site, site.folder) as door:
             site.start_clients([door.address] * len(site.clients), RATE)
             began = _began()
             _promote(site, NEW)
@@ -79,12 +80,12 @@ def split(site: RedirectSite) -> Outcomes:
     """Move the clients while the door of every other one still leads to the old cluster."""
     running = site.mirror()
     try:
-        with _door(site) as door, _stale_door(site, door) as stale:
-            doors = [(stale if number % 2 else door).address for number in range(len(site.clients))]
+        with opened_door(site, site.folder) as door, _late_door(site, door) as late:
+            doors = [(late if number % 2 else door).address for number in range(len(site.clients))]
             site.start_clients(doors, RATE)
             began = _began()
             _promote(site, NEW)
-            yield "split", _outcomes(site, NEW, began, _STALE_S + _SETTLE_S)
+            yield "split", _outcomes(site, NEW, began, _LATE_S + _SETTLE_S)
     finally:
         running.kill()
 
@@ -111,7 +112,7 @@ def run(name: str, kinds: Sequence[Kind], folder: Path, brokers: int) -> Outcome
 def _disaster(site: RedirectSite, signum: int, seconds: float) -> list[Outcome]:
     running: Running = site.mirror()
     try:
-        with _door(site) as door:
+        with opened_door(site, site.folder) as door:
             site.start_clients([door.address] * len(site.clients), RATE)
             began = _began()
             lost = site.clusters[OLD]
@@ -171,24 +172,16 @@ def _outcomes(site: RedirectSite, at: str, began_ms: int, seconds: float) -> lis
 
 
 @contextmanager
-def _door(site: RedirectSite) -> Iterator[Switch]:
-    clusters = {name: cluster.client_properties() for name, cluster in site.clusters.items()}
-    check = cluster_in_charge(MIRROR, clusters)
-    with Switch({name: site.brokers(name) for name in clusters}, check) as door:
-        yield door
-
-
-@contextmanager
-def _stale_door(site: RedirectSite, door: Switch) -> Iterator[Switch]:
+def _late_door(site: RedirectSite, door: Door) -> Iterator[LateDoor]:
     """Yield a door that follows another one, late."""
-    seen: list[tuple[float, str | None]] = [(time.monotonic() - _STALE_S, OLD)]
+    seen: list[tuple[float, str | None]] = [(time.monotonic() - _LATE_S, OLD)]
 
     def check() -> str | None:
-        seen.append((time.monotonic(), door.leads_to))
-        return [name for at, name in seen if at <= time.monotonic() - _STALE_S][-1]
+        seen.append((time.monotonic(), leads_to(door)))
+        return [name for at, name in seen if at <= time.monotonic() - _LATE_S][-1]
 
-    with Switch({name: site.brokers(name) for name in site.clusters}, check) as stale:
-        yield stale
+    with LateDoor({name: site.brokers(name) for name in site.clusters}, check) as late:
+        yield late
 
 
 def _began() -> int:

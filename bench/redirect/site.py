@@ -35,9 +35,9 @@ class RedirectSite:
     """The clusters `source` and `destination`, with logins and ACLs, and a mirror of the clients' topics."""
 
     def __init__(self, pair: Pair, folder: Path, clients: Sequence[Client]) -> None:
+        self.folder = folder
         self.clusters: dict[str, SandboxCluster] = {OLD: pair.source.sandbox, NEW: pair.destination.sandbox}
         self.clients = clients
-        self._folder = folder
         os.environ["KMIRROR_TRUST_PATHS"], os.environ["KMIRROR_TRUST_ENV"] = str(folder), _LOGIN
         trusted = [one.directory / "tls" / "ca.pem" for one in self.clusters.values()]
         self._trust = folder / "both.pem"
@@ -56,6 +56,10 @@ class RedirectSite:
     def brokers(self, name: str) -> str:
         """Return the addresses of a cluster's brokers."""
         return self.clusters[name].bootstrap_servers
+
+    def connection(self, name: str) -> str:
+        """Return the lines about a cluster in a kmirror.toml."""
+        return f'bootstrap-server = "{self.brokers(name)}"\ncommand-config = "{self._file(name, "admin")}"\n'
 
     def start_clients(self, doors: Sequence[str], rate: int) -> None:
         """Start the clients, each at its door, and return when all of them write and read."""
@@ -81,7 +85,7 @@ class RedirectSite:
 
     def run_engine(self, at: str) -> Running:
         """Start an engine at a cluster; return when everything is copied."""
-        log = self._folder / f"run-{at}.log"
+        log = self.folder / f"run-{at}.log"
         running = Running([start(self.command(at, "run"), log)], log, False)
         try:
             carry_out(self.command(at, "wait", "--for", "healthy", "--timeout", _TIMEOUT))
@@ -123,7 +127,7 @@ class RedirectSite:
         return {**properties, "bootstrap.servers": door, "ssl.truststore.location": str(self._trust)}
 
     def _file(self, cluster: str, name: str) -> Path:
-        return self._folder / f"{cluster}-{name}.properties"
+        return self.folder / f"{cluster}-{name}.properties"
 
     def _await_all(self, records: int, since_ms: int, deadline: float) -> None:
         while lacking := [one.kind.key for one in self.clients if _least(one, since_ms) < records]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from bench.redirect.clients import Kind, java_client, python_client
+from bench.redirect.results import PAGE
 from bench.redirect.scenarios import run
 from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
+from tests.support.clusters import MakeCluster
+from tests.support.kafka_tools import kafka_tool
 
 KINDS = [
     Kind("java", "", java_client(DEFAULT_KAFKA_VERSION)),
@@ -29,3 +34,19 @@ def test_connected_clients_come_back_through_the_door_with_every_record_once(tmp
         ]
         assert all(one.seconds_without_read is not None for one in outcomes)
         assert all(one.refused > 0 for one in outcomes), "no write met the block of producers"
+
+
+def test_the_limit_on_the_page_can_be_set_and_taken_back(make_cluster: MakeCluster) -> None:
+    """The address from which it is undone is this one; no broker or client with another address is there."""
+    cluster = make_cluster("limited")
+    text = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
+    limit, undo = (
+        shlex.split(line.replace("a:9092 --command-config admin.properties", cluster.bootstrap_servers))
+        for line in re.findall(r"^ +(kafka-configs .*)$", text, re.MULTILINE)
+    )
+    limit[-1] = limit[-1].replace("10.0.0.9", "127.0.0.1")
+    describe = ["--bootstrap-server", cluster.bootstrap_servers, "--entity-type", "brokers", "--entity-default"]
+    kafka_tool("kafka-configs.sh", *limit[1:])
+    assert b"max.connections.per.ip=0 " in kafka_tool("kafka-configs.sh", "--describe", *describe)
+    kafka_tool("kafka-configs.sh", *undo[1:])
+    assert b"max.connections.per.ip" not in kafka_tool("kafka-configs.sh", "--describe", *describe)
