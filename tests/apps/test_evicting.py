@@ -36,17 +36,28 @@ def test_connected_clients_come_back_through_the_door_with_every_record_once(tmp
         assert all(one.refused > 0 for one in outcomes), "no write met the block of producers"
 
 
-def test_the_limit_on_the_page_can_be_set_and_taken_back(make_cluster: MakeCluster) -> None:
-    """The address from which it is undone is this one; no broker or client with another address is there."""
+def test_the_settings_on_the_page_can_be_set_and_taken_back(make_cluster: MakeCluster) -> None:
+    """The address from which the limit is undone is this one; no broker or client with another address is there."""
     cluster = make_cluster("limited")
     text = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
-    limit, undo = (
-        shlex.split(line.replace("a:9092 --command-config admin.properties", cluster.bootstrap_servers))
+    evict_user, undo_user, limit, undo_limit = (
+        shlex.split(line.replace("a:9092 --command-config admin.properties", cluster.bootstrap_servers))[1:]
         for line in re.findall(r"^ +(kafka-configs .*)$", text, re.MULTILINE)
     )
     limit[-1] = limit[-1].replace("10.0.0.9", "127.0.0.1")
-    describe = ["--bootstrap-server", cluster.bootstrap_servers, "--entity-type", "brokers", "--entity-default"]
-    kafka_tool("kafka-configs.sh", *limit[1:])
-    assert b"max.connections.per.ip=0 " in kafka_tool("kafka-configs.sh", "--describe", *describe)
-    kafka_tool("kafka-configs.sh", *undo[1:])
-    assert b"max.connections.per.ip" not in kafka_tool("kafka-configs.sh", "--describe", *describe)
+    here = ("--describe", "--bootstrap-server", cluster.bootstrap_servers)
+
+    def limits() -> bytes:
+        return kafka_tool("kafka-configs.sh", *here, "--entity-type", "brokers", "--entity-default")
+
+    def credentials() -> bytes:
+        return kafka_tool("kafka-configs.sh", *here, "--entity-type", "users", "--entity-name", "orders-app")
+
+    kafka_tool("kafka-configs.sh", *limit)
+    assert b"max.connections.per.ip=0 " in limits()
+    kafka_tool("kafka-configs.sh", *undo_limit)
+    assert b"max.connections.per.ip" not in limits()
+    kafka_tool("kafka-configs.sh", *undo_user)
+    assert b"SCRAM-SHA-512=iterations=" in credentials()
+    kafka_tool("kafka-configs.sh", *evict_user)
+    assert b"SCRAM-SHA-512=iterations=" not in credentials()
