@@ -4,7 +4,8 @@
   let go of it only when none of its brokers answers.
 * `back`: the same in the other direction, after a failback.
 * `killed` and `frozen`: the brokers of the old cluster are killed, or stopped with SIGSTOP, and the topics failed over.
-* `split`: as `planned`, but every other client is at a door that still leads to the old cluster for a while.
+* `split`: as `planned`, but every other client is at a door that still leads to the old cluster for a while. These come
+  there again after the restart, so that it is restarted once more when the door has followed.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ def split(site: RedirectSite) -> Outcomes:
             site.start_clients(doors, RATE)
             began = _began()
             _promote(site, NEW)
-            yield "split", _outcomes(site, NEW, began, _LATE_S + _SETTLE_S)
+            time.sleep(_LATE_S)
+            site.clusters[OLD].stop()
+            site.clusters[OLD].start()
+            yield "split", _outcomes(site, NEW, began, _SETTLE_S)
     finally:
         running.kill()
 
