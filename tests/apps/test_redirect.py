@@ -11,11 +11,13 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from kmirror_sandbox.cluster import start_together
 from kmirror_sandbox.jars import kafka_jars
 from kmirror_sandbox.ports import LOOPBACK
 from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.engine import typed
 from tests.support.haproxy import Door, Site, haproxy
 from tests.support.installed_logs import create_topics
 from tests.support.java_programs import JavaProgram
@@ -66,6 +68,13 @@ class Visitor:
         assert not [line for line in lines if line[0] == "failed"]
         wrote = {int(line[1]): int(line[2]) for line in lines if line[0] == "wrote"}
         return wrote, [int(line[1]) for line in lines if line[0] == "read"]
+
+
+def write(door: Door, topic: str, value: str) -> None:
+    """Write a record through a door, as a new client."""
+    producer = Producer({"bootstrap.servers": door.address})
+    producer.produce(topic, value)
+    assert producer.flush(60) == 0
 
 
 @contextmanager
@@ -164,6 +173,7 @@ def test_clients_find_the_cluster_in_charge_through_a_door(make_cluster: MakeClu
         (lost,) = journey.failover().values()
         wait_until(lambda: door.open_to() == {"a"})
         wait_until(lambda: record(dns) == "kafka-a.example.com.")
+        wait_until(lambda: typed(a, "in-charge", "--mirror", journey.mirror).returncode == 0)
         wrote, _ = visitor.use()
         assert min(wrote.values()) > lost.begin, "a marker is at the copy's end"
         visitor.stop()
@@ -171,3 +181,28 @@ def test_clients_find_the_cluster_in_charge_through_a_door(make_cluster: MakeClu
         assert at_a <= visitor.wrote.keys() & set(visitor.read)
         assert [value for value, offset in visitor.wrote.items() if value not in at_a and offset < lost.begin] == []
     assert [sites for sites, _ in groupby(filter(None, seen))] == [{"a"}, {"b"}, {"a"}]
+
+
+@pytest.mark.timeout(600)
+def test_a_door_may_stay_open_while_the_standby_cluster_is_down(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    a, b = (make_cluster(name, start=False) for name in ("a", "b"))
+    start_together([a, b])
+    topic = unique_topic("orders")
+    create_topics(a, {topic: {}}, 1)
+    mirror = Journey(a, b, tmp_path, [topic]).mirror
+    sites = Site("a", a.bootstrap_servers), Site("b", b.bootstrap_servers)
+    with (
+        Serving(kmirror_toml(tmp_path, {"a": a, "b": b}), "serve") as serving,
+        haproxy(mirror, *sites, [serving.address]) as strict,
+        haproxy(mirror, *sites, [serving.address], unsure_last=True) as lasting,
+        opened(strict, "a"),
+        opened(lasting, "a"),
+    ):
+        b.stop()
+        wait_until(lambda: strict.open_to() == set())
+        wait_until(lambda: lasting.open_to() == {"a"})
+        write(lasting, topic, "while B is down")
+        b.start()
+        wait_until(lambda: strict.open_to() == {"a"})
+        write(strict, topic, "after that")
+    assert values(a, topic).keys() == {"while B is down", "after that"}

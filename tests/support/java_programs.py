@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -26,6 +26,22 @@ def compile_source(name: str, jars: KafkaJars, classes: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def java_command(folder: Path, jars: KafkaJars, main_class: str) -> list[str]:
+    """Return the command line of a program that takes a properties file as well; `folder` is for files of its own.
+
+    The main class is one of ours if it has no dot.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    classpath = jars.classpath
+    if "." not in main_class:
+        compile_source(main_class, jars, folder / "classes")
+        classpath = f"{folder / 'classes'}:{classpath}"
+    logging = folder / "logging.properties"
+    logging.write_text(logging_properties(jars.major, folder / "log"), encoding="utf-8")
+    options = [*_JAVA_OPTIONS, logging_option(jars.major, logging)]
+    return [str(java()), *options, "-cp", classpath, main_class]
+
+
 class JavaProgram:
     """A program that takes a properties file; it may be restarted after its end, in the same folder.
 
@@ -33,16 +49,8 @@ class JavaProgram:
     """
 
     def __init__(self, folder: Path, jars: KafkaJars, main_class: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        classpath = jars.classpath
-        if "." not in main_class:
-            compile_source(main_class, jars, folder / "classes")
-            classpath = f"{folder / 'classes'}:{classpath}"
-        logging = folder / "logging.properties"
-        logging.write_text(logging_properties(jars.major, folder / "log"), encoding="utf-8")
-        options = [*_JAVA_OPTIONS, logging_option(jars.major, logging)]
-        self._command: Sequence[str | Path] = [java(), *options, "-cp", classpath, main_class]
+        self._command = java_command(folder, jars, main_class)
         self._process: subprocess.Popen[bytes] | None = None
         self._begin = 0
 

@@ -1,0 +1,42 @@
+"""The client programs of bench/redirect say what they were promised and what they read, as the log has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bench.redirect.clients import Client, Event, Kind, java_client, python_client
+from bench.redirect.outcome import outcome
+from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
+from tests.support.clusters import ClusterPair
+from tests.support.installed_logs import create_topics
+from tests.support.waiting import wait_until
+
+
+@pytest.mark.parametrize(
+    "command",
+    [java_client(DEFAULT_KAFKA_VERSION), python_client("librdkafka_client"), python_client("kafka_python_client")],
+    ids=["java", "librdkafka", "kafka-python"],
+)
+def test_a_client_reports_what_the_log_has(
+    command: Callable[[Path], list[str]], cluster_pair: ClusterPair, tmp_path: Path
+) -> None:
+    cluster = cluster_pair.source
+    client = Client(Kind(tmp_path.name, "", command), tmp_path, 2)
+    create_topics(cluster, {client.topic: {}}, 2)
+    with closing(client):
+        client.start({"bootstrap.servers": cluster.bootstrap_servers}, 50)
+        wait_until(lambda: sum(event.what == "read" for event in client.events()) > 100)
+    events = client.events()
+    began = events[0].at
+    found = outcome(client.kind.key, events, client.kept(cluster), began, _last(events))
+    assert found.is_exact
+    assert (found.refused, found.unread, found.restarts, found.errors) == (0, 0, 2, ())
+    assert found.acknowledged > 100
+
+
+def _last(events: list[Event]) -> int:
+    return max(event.at for event in events)
