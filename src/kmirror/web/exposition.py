@@ -63,7 +63,7 @@ def _histogram(name: str, labels: str, value: Latencies) -> Iterator[str]:
 
 
 def _labels(*labels: tuple[str, str]) -> str:
-    return ",".join(_label(name, value) for name, value in labels if value)
+    return ",".join(_label(name, value) for name, value in labels if value or name != "cluster")
 
 
 @lru_cache(maxsize=65536)

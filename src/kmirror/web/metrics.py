@@ -38,7 +38,7 @@ T = TypeVar("T")
 class Metric(Generic[T]):
     """Declare one metric; those of mirrors have the label `mirror`, from `serve` also `cluster`, before their `labels`.
 
-    A label without a value is left out.
+    From `run` the label `cluster` is left out.
 
     `kip_1279` and `cluster_linking` name the closest metric in Apache Kafka's proposal and at Confluent.
     """
