@@ -41,7 +41,7 @@ _MIRRORS: tuple[tuple[str, str, str, str | None, dict[str, Any]], ...] = (
             "lagUnknown": 4,
             "maxTimeLagMs": 754_000,
             "bytesPerSecond": None,
-            "missing": "payments.events-0 is not healthy: no engine copies mirror payments (node-8 last reported 12m34s ago)",
+            "missing": "payments.events-0 is not healthy: no engine copies mirror payments (last heard 12m34s ago)",
         },
     ),
     (
