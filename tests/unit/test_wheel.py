@@ -79,7 +79,13 @@ def test_the_wheel_holds_the_package_its_pages_and_nothing_else(wheel: Path) -> 
     metadata, data = (f"kmirror-{__version__}.{kind}" for kind in ("dist-info", "data/data/share"))
     assert f"{metadata}/licenses/LICENSE" in names
     pages = {f"{data}/doc/kmirror/{name.removeprefix('docs/')}" for name in kept("docs") if name.endswith(".md")}
-    units = ("kmirror.toml", "kmirror@.service", "kmirror-rehearse@.service", "kmirror-rehearse@.timer")
+    units = (
+        "kmirror.toml",
+        "kmirror@.service",
+        "kmirror-serve@.service",
+        "kmirror-rehearse@.service",
+        "kmirror-rehearse@.timer",
+    )
     others = ("prometheus/rules.yml", "grafana/kmirror.json", *(f"systemd/{name}" for name in units))
     assert {name for name in names if not name.startswith(metadata)} == {
         *(name.removeprefix("src/") for name in kept("src")),
