@@ -375,6 +375,15 @@ def test_a_topic_that_is_late_does_not_keep_the_clients_of_others_out() -> None:
     assert world.those_in_charge() == {"b"}
 
 
+def test_a_cluster_that_is_about_to_be_in_charge_of_one_topic_only_is_not_certain() -> None:
+    world = World()
+    for topic in ("orders", "clicks"):
+        world.add("b", topic)
+    world.stop("b", "orders")
+    world.pass_time(1, ALL)
+    assert [world.verdict("a", side).in_charge for side in SIDES] == [None, None]
+
+
 def test_a_new_topic_does_not_keep_the_clients_of_others_out() -> None:
     world = World()
     world.add("b")

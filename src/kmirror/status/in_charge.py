@@ -244,6 +244,8 @@ def _together(verdicts: Mapping[str, ChargeVerdict]) -> ChargeVerdict:
     moved = sum(one.in_charge is True for one in counts.values())
     if 0 < moved < len(counts):
         return ChargeVerdict(None, f"in charge of {moved:,} of {counted(len(verdicts), 'topic')} only", until)
+    if not moved and (open_ones := [one.why for one in verdicts.values() if one.in_charge is None]):
+        return ChargeVerdict(None, open_ones[0], until)
     why, late = next(iter(counts.values())).why, len(verdicts) - len(counts)
     return ChargeVerdict(moved > 0, f"{why}; not of {counted(late, 'topic')} yet" if late else why, until)
 
