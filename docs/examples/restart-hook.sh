@@ -4,8 +4,9 @@
 #
 #   restart-hook.sh STOP START
 #
-# STOP is a command line that stops all brokers of the old cluster, at the same time; START starts them again. Give
-# --hook-timeout more time than both take. Needs bash and python3.
+# STOP is a command line that stops all brokers of the old cluster, at the same time; START starts them again, 20 seconds
+# later (or DOWN_SECONDS, from the environment). Give --hook-timeout more time than all of it takes. Needs bash and
+# python3.
 #
 # after: if the verb has done everything, prints START, then runs STOP and START. If it is killed in between, the
 # brokers are down, and START is what is left to do.
@@ -28,6 +29,8 @@ fi
 echo "stopping the old cluster; to start it again: $start"
 status=0
 bash -c "$stop" || status=$?
+# a client that finds the old brokers again before its door leads elsewhere stays with them
+sleep "${DOWN_SECONDS:-20}"
 bash -c "$start"
 echo "the old cluster was restarted"
 exit "$status"
