@@ -14,6 +14,7 @@ from bench.redirect.scenarios import run
 from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.clusters import MakeCluster
 from tests.support.kafka_tools import kafka_tool
+from tests.support.waiting import wait_until
 
 KINDS = [Kind("java", "", java_client(DEFAULT_KAFKA_VERSION))]
 
@@ -48,10 +49,10 @@ def test_the_settings_on_the_page_can_be_set_and_taken_back(make_cluster: MakeCl
         return kafka_tool("kafka-configs.sh", *here, "--entity-type", "users", "--entity-name", "orders-app")
 
     kafka_tool("kafka-configs.sh", *limit)
-    assert b"max.connections.per.ip=0 " in limits()
+    wait_until(lambda: b"max.connections.per.ip=0 " in limits())
     kafka_tool("kafka-configs.sh", *undo_limit)
-    assert b"max.connections.per.ip" not in limits()
+    wait_until(lambda: b"max.connections.per.ip" not in limits())
     kafka_tool("kafka-configs.sh", *undo_user)
-    assert b"SCRAM-SHA-512=iterations=" in credentials()
+    wait_until(lambda: b"SCRAM-SHA-512=iterations=" in credentials())
     kafka_tool("kafka-configs.sh", *evict_user)
-    assert b"SCRAM-SHA-512=iterations=" not in credentials()
+    wait_until(lambda: b"SCRAM-SHA-512=iterations=" not in credentials())

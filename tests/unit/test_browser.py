@@ -47,6 +47,9 @@ const wait = ms => new Promise(done => setTimeout(done, ms));
   await wait(100);
   for (const [path, width, view] of views) {
     const root = view.contentDocument.documentElement;
+    // a busy browser asks late, and then the page says so
+    const is_late = () => (root.querySelector("#alarm")?.textContent || "").includes("may be wrong");
+    for (let turn = 0; turn < 2000 && is_late(); turn++) await wait(25);
     const is_cut = one => one.clientWidth && one.scrollWidth > one.clientWidth + 1 && !one.classList.contains("why");
     const parts = "td > span, td > div, dd, p, li, .table, th, figure, button";
     const cut = [...root.querySelectorAll(parts)].filter(is_cut).map(one => one.textContent);
