@@ -132,7 +132,7 @@ class World:
         by, side, asked_at, state = self.reads.pop(index)
         before = self.seen[by][side]
         if state is not None and (before.asked_at is None or asked_at > before.asked_at):
-            self.seen[by][side] = before.after(cluster_id(side), f"{side}:9092", state, asked_at)
+            self.seen[by][side] = before.after(cluster_id(side), f"{side}:9092", state, asked_at, self.now)
 
     def pass_time(self, seconds: float, seen: dict[str, str]) -> None:
         """Let time pass; `seen` has which sides each process sees meanwhile."""
@@ -171,17 +171,17 @@ def act(world: World, dice: random.Random, topics: Sequence[str], *, deletes: bo
     dice.choice(deeds)()
 
 
-def read(world: World, dice: random.Random, seen: Collection[tuple[str, str]]) -> None:
+def read(world: World, dice: random.Random, seen: Collection[tuple[str, str]], speed: float) -> None:
     """Let reads begin, be answered and arrive; some take long or are lost."""
     for by, side in seen:
         if dice.random() < 0.8:
             world.ask(by, side)
     world.reads = [one for one in world.reads if dice.random() > 0.02]
     for index in range(len(world.reads)):
-        if world.reads[index][3] is None and dice.random() < 0.7:
+        if world.reads[index][3] is None and dice.random() < speed:
             world.answer(index)
     for index in reversed(range(len(world.reads))):
-        if world.reads[index][3] is not None and dice.random() < 0.7:
+        if world.reads[index][3] is not None and dice.random() < speed:
             world.arrive(index)
 
 
@@ -196,14 +196,14 @@ def test_two_clusters_are_never_both_in_charge(seed: int) -> None:
             world.add("b", topic)
         # a mirror is deleted only where each side sees the other's state when it begins a new one
         deletes, seen = dice.random() < 0.2, list(ways)
-        busy = dice.choice((0.02, 0.1, 0.3))
+        busy, speed = dice.choice((0.02, 0.1, 0.3)), dice.choice((0.7, 0.7, 0.3))
         for _ in range(200):
             world.now += dice.choice((0.1, 0.4, 0.7))
             if dice.random() < 0.05:
                 seen = [one for one in ways if dice.random() < 0.7]
             if dice.random() < busy:
                 act(world, dice, topics, deletes=deletes)
-            read(world, dice, seen)
+            read(world, dice, seen, speed)
             found = world.those_in_charge()
             held.update(found)
             path.append(f"{world.now:.1f} {sorted(found)} {seen} {world.stored}")
@@ -409,8 +409,8 @@ def test_an_answer_of_another_cluster_is_no_continuation() -> None:
     world = World()
     world.add("b")
     world.pass_time(5, ALL)
-    seen = world.seen["a"]["b"].after("id-x", "b:9092", State(), world.now)
-    assert seen.first_asked_at == world.now
+    seen = world.seen["a"]["b"].after("id-x", "b:9092", State(), world.now, world.now)
+    assert seen.first_seen_at == world.now
     assert not seen.holdings
 
 
@@ -423,6 +423,23 @@ def test_after_a_gap_nothing_counts_as_seen_before() -> None:
     assert world.verdict("a", "a").in_charge is None
     world.pass_time(SETTLED_S, ALL)
     assert world.verdict("a", "a").in_charge is True
+
+
+def test_an_answer_that_takes_long_shows_what_was_stored_after_it_was_asked_for() -> None:
+    world = World()
+    world.add("b")
+    world.pass_time(5, ALL)
+    world.now += 0.1
+    world.ask("b", "b")
+    world.now += 2
+    world.pass_time(0.5, {"a": "ab"})
+    world.stop("b")
+    world.answer(0)
+    world.arrive(0)
+    for _ in range(8):
+        world.pass_time(0.5, {"b": "b"})
+        assert len(world.those_in_charge()) <= 1
+    assert world.those_in_charge() == {"b"}
 
 
 def test_a_source_that_has_just_begun_to_copy_must_be_seen_doing_so_for_a_while() -> None:
@@ -454,7 +471,7 @@ def test_a_topic_of_the_same_name_in_another_mirror_says_nothing() -> None:
     world.pass_time(5, {"b": "b"})
     mirror = MirrorRecord("other", {}, {}, "id-z", "ops@host", 0)
     later = replace(world.stored["b"][TOPIC], mirror="other", term=9)
-    stranger = SeenCluster("c").after("id-c", "c:9092", State.of([mirror, later]), world.now)
+    stranger = SeenCluster("c").after("id-c", "c:9092", State.of([mirror, later]), world.now, world.now)
     clusters = [*world.seen["b"].values(), stranger]
     assert who_is_in_charge(clusters, MIRROR, "b", world.now).in_charge is True
 
@@ -465,7 +482,7 @@ def test_two_copies_stopped_by_different_operators_are_both_not_certain() -> Non
     world.stop("b")
     world.pass_time(5, {"b": "b"})
     mirror = MirrorRecord(MIRROR, {}, {}, "id-a", "ops@host", 0)
-    third = SeenCluster("c").after("id-c", "c:9092", State.of([mirror, world.stored["b"][TOPIC]]), world.now)
+    third = SeenCluster("c").after("id-c", "c:9092", State.of([mirror, world.stored["b"][TOPIC]]), world.now, world.now)
     clusters = [*world.seen["b"].values(), third]
     assert who_is_in_charge(clusters, MIRROR, "b", world.now).in_charge is None
 

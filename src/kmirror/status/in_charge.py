@@ -79,7 +79,8 @@ class SeenCluster:
     """What one process knows of a cluster; times are of one monotonic clock, in seconds.
 
     `state` was asked for at `asked_at`; both are None before the first answer. `since` has when topics were first seen
-    with what is stored of them now; those that are not in it are as they were at `first_asked_at`.
+    with what is stored of them now; those that are not in it are as they were at `first_seen_at`. That counts from the
+    answer: something may have been stored long after it was asked for.
     """
 
     name: str
@@ -87,7 +88,7 @@ class SeenCluster:
     bootstrap_servers: str = ""
     state: State | None = None
     asked_at: float | None = None
-    first_asked_at: float = 0.0
+    first_seen_at: float = 0.0
     holdings: Mapping[str, HeldTopic] = field(default_factory=dict)
     since: Mapping[str, float] = field(default_factory=dict)
 
@@ -101,17 +102,19 @@ class SeenCluster:
 
     def settles_at(self, topic: str) -> float:
         """Return from when on what is stored of a topic may be relied on."""
-        return self.since.get(topic, self.first_asked_at) + SETTLED_S
+        return self.since.get(topic, self.first_seen_at) + SETTLED_S
 
-    def after(self, cluster_id: str, bootstrap_servers: str, state: State, asked_at: float) -> SeenCluster:
+    def after(
+        self, cluster_id: str, bootstrap_servers: str, state: State, asked_at: float, seen_at: float
+    ) -> SeenCluster:
         """Return what is known after another answer; after a gap, or of another cluster, nothing was known before."""
         if self.state is None or cluster_id != self.cluster_id or not self.is_fresh(asked_at):
             first = holdings_in(state)
-            return SeenCluster(self.name, cluster_id, bootstrap_servers, state, asked_at, asked_at, first)
+            return SeenCluster(self.name, cluster_id, bootstrap_servers, state, asked_at, seen_at, first)
         found: Mapping[str, HeldTopic] = self.holdings if _has_same_topics(self.state, state) else holdings_in(state)
         changed = {} if found is self.holdings else _changed(self.holdings, found)
-        since = {**self.since, **dict.fromkeys(changed, asked_at)} if changed else self.since
-        return SeenCluster(self.name, cluster_id, bootstrap_servers, state, asked_at, self.first_asked_at, found, since)
+        since = {**self.since, **dict.fromkeys(changed, seen_at)} if changed else self.since
+        return SeenCluster(self.name, cluster_id, bootstrap_servers, state, asked_at, self.first_seen_at, found, since)
 
 
 def _has_same_topics(one: State, other: State) -> bool:

@@ -65,7 +65,7 @@ class ChargeKeeper:
         The state must have everything that was committed by then.
         """
         with self._lock:
-            self._clusters[name] = self._clusters[name].after(cluster_id, bootstrap_servers, state, asked_at)
+            self._clusters[name] = self._clusters[name].after(cluster_id, bootstrap_servers, state, asked_at, now())
             for question in self._last:
                 self._remember(question, now())
 
