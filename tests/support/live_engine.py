@@ -227,7 +227,7 @@ def live_status(known: MirrorSnapshot) -> LiveStatus:
     )
     for report in state.progress(known.mirror):
         at = known.lanes_reported_at[report.lane]
-        health.take_lane(report.lane, at, is_complete=True)
+        health.take_lane(report, at, is_complete=True)
         made.take(report)
         for one in report.rows:
             partitions.take_row(TopicPartition(one.topic, one.partition), report, one, at)

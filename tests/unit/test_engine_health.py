@@ -11,9 +11,13 @@ P0 = TopicPartition("t", 0)
 ROW = ProgressRow("t", 0, 120, 120, 0, 100, None, PartitionState.MIRRORING)
 
 
+def report_of(row: ProgressRow = ROW, time_ms: int = 50_000, seen_within_ms: int = 2_000) -> ProgressRecord:
+    return ProgressRecord("m", 0, "l", 1, 0, "h", 7, time_ms, (row,), seen_within_ms=seen_within_ms)
+
+
 def report(health: MirrorHealth, row: ProgressRow, at: float, time_ms: int = 50_000) -> None:
     # the worker's clock is another one than the engine's
-    health.take_row(P0, ProgressRecord("m", 0, "l", 1, 0, "h", 7, time_ms, (row,)), row, at)
+    health.take_row(P0, report_of(row, time_ms), row, at)
 
 
 def test_a_lag_is_known_for_as_long_as_the_source_has_answered_lately() -> None:
@@ -45,20 +49,20 @@ def test_a_lane_that_reports_but_does_not_hear_of_its_source_knows_nothing_new()
 
 def test_rows_that_a_lane_does_not_name_are_as_old_as_its_last_report() -> None:
     health = MirrorHealth(1000.0)
-    health.take_lane(0, 1000.0, is_complete=True)
+    health.take_lane(report_of(), 1000.0, is_complete=True)
     report(health, ROW, 1000.0)
-    health.take_lane(0, 1020.0, is_complete=False)
+    health.take_lane(report_of(), 1020.0, is_complete=False)
     assert (health.lag(P0, 100, 1027.9), health.lag(P0, 100, 1028.1)) == (20, None)
     assert (health.reported_at(), health.reported_at_of(P0)) == ({P0: 1020.0}, 1020.0)
     assert (health.is_end_reported(P0, 1024.0), health.is_end_reported(P0, 1024.1)) == (True, False)
     # it hangs up and has forgotten when it last asked a source that did not grow: it had said so 2 s before
-    health.take_lane(0, 1022.0, is_complete=False)
+    health.take_lane(report_of(), 1022.0, is_complete=False)
     report(health, ROW._replace(source_seen_ms=1_000), 1022.0)
     assert (health.lag(P0, 100, 1027.9), health.lag(P0, 100, 1028.1)) == (20, None)
     # what it names no more when it says all is none of its work: silent from then on
     report(health, ROW, 1030.0)
-    health.take_lane(0, 1030.0, is_complete=True)
-    health.take_lane(0, 1040.0, is_complete=False)
+    health.take_lane(report_of(), 1030.0, is_complete=True)
+    health.take_lane(report_of(), 1040.0, is_complete=False)
     assert (health.reported, health.reported_at()) == (0, {P0: 1022.0})
 
 
@@ -77,3 +81,15 @@ def test_the_sentence_names_lanes_time_and_where_to_look() -> None:
         "no worker has reported on lanes 0, 1 for 34s; check the workers of Spark master spark://h:7077"
     )
     assert no_workers_text([3], 10_000, None) == "no worker has reported on lane 3 for 10s; check the Spark workers"
+
+
+def test_a_lane_says_for_all_its_rows_how_long_ago_it_asked_the_source() -> None:
+    health = MirrorHealth(1000.0)
+    health.take_lane(report_of(), 1000.0, is_complete=True)
+    report(health, ROW, 1000.0)
+    health.take_lane(report_of(seen_within_ms=5_000), 1003.0, is_complete=False)
+    assert health.end_of(P0) == (998.0, 120)
+    assert health.lanes_seen_at == [998.0]
+    health.take_silence({}, late=False)
+    assert health.is_end_reported(P0, 1003.0)
+    assert not health.wants_ends

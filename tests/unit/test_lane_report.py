@@ -156,6 +156,33 @@ def test_an_idle_partition_is_observed_when_something_has_happened_to_it(monkeyp
     assert look(partitions=copies[:1]) == [0]
 
 
+def test_slow_answers_of_a_broker_change_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = answered_at = 100.0
+    monkeypatch.setattr(report, "now", lambda: clock)
+    copies = [PartitionCopy(replace(ASSIGNMENT, partition=number)) for number in range(3)]
+    for copy in copies:
+        copy.status, copy.progress.is_aligned = Status.COPYING, True
+        copy.source.last_stable_offset = copy.progress.acknowledged = 10
+    reports = Reports(lambda _: answered_at, lambda: answered_at)
+    for _ in range(20):
+        clock = answered_at = clock + 1.0
+        reports.changes(copies, [])
+    ages = {}
+    for tenths in range(1, 70):
+        clock = answered_at + tenths / 10
+        found = reports.changes(copies, [])
+        ages[tenths] = found.seen_within, len(found.changed)
+    assert {age: ages[age] for age in (19, 20, 25, 49, 50, 51)} == {
+        19: (2.0, 0), 20: (3.0, 0), 25: (4.0, 0), 49: (6.0, 0), 50: (2.0, 3), 51: (2.0, 0),
+    }  # fmt: skip
+    assert all(
+        row.source_seen_ms is None
+        for row in Reports(lambda _: clock - 3, lambda: clock - 3).changes(copies).changed.values()
+    )
+    answered_at = clock
+    assert [row.source_seen_ms for row in reports.changes(copies, []).changed.values()] == [None] * 3
+
+
 def test_a_partition_that_is_put_off_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(report, "now", lambda: clock)

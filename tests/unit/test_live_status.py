@@ -52,7 +52,7 @@ def reported(live: LiveStatus, topic: str, at: float = AT, **more: object) -> No
     """Have the lane report a new row on a topic."""
     new = row(topic, **more)  # type: ignore[arg-type]
     report = ProgressRecord("m", 0, "l", 1, 0, "h1", 9, NOW_MS, (new,))
-    live._health.take_lane(0, at, is_complete=False)
+    live._health.take_lane(report, at, is_complete=False)
     live.take(report)
     live._partitions.take_row(TopicPartition(topic, 0), report, new, at)
 
@@ -71,7 +71,7 @@ def test_only_topics_with_new_reports_are_made_again(made: list[str]) -> None:
 def test_the_time_of_a_lag_that_did_not_change_is_new() -> None:
     live = live_status(snapshot(*COPIED))
     before = [one.lag_as_of_ms for one in later(live, 0)]
-    live._lanes.reported_at[0] = AT + 6
+    live._health.take_lane(ProgressRecord("m", 0, "l", 1, 0, "h1", 9, NOW_MS, ()), AT + 6, is_complete=False)
     assert before == [NOW_MS - 3_000] * 2
     live._lease.record = replace(live._lease.record, last_seen_ms=NOW_MS + 6_000)
     assert [one.lag_as_of_ms for one in later(live, 7)] == [NOW_MS + 4_000] * 2

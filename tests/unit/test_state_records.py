@@ -182,6 +182,7 @@ PROGRESS = ProgressRecord(
     path_connections=32,
     path_bytes_per_second=64_000_000,
     connections_refused="no",
+    seen_within_ms=3000,
 )
 CHANGE = LaneChangeRecord(
     "m",
@@ -322,7 +323,7 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9,3,800,0,2,null,null,null,null,0,0,null,null],'
         b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null,null,null,null,null,0,null,9,'
         b"1.5,7.5,940,3,300,935,50000]],"
-        b'"taken":4,"throttled_ms":70,"time_ms":1000,"v":1}',
+        b'"seen_within_ms":3000,"taken":4,"throttled_ms":70,"time_ms":1000,"v":1}',
     ),
     (
         PAGE,

@@ -192,7 +192,7 @@ def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_w
     health, partition, other = MirrorHealth(0.0), TopicPartition("orders", 3), TopicPartition("pay", 0)
     known = MirrorPartitions("m", [BEFORE], (), health, MirrorJournal("m", "eve", lambda: 0))
     record = ProgressRecord("m", 0, "L", 1, 0, "h", 1, 5_000, ())
-    health.take_lane(0, 5.0, is_complete=True)
+    health.take_lane(record, 5.0, is_complete=True)
     assert known.are_quiet
     for report, is_quiet in (
         (row(end=45), False),

@@ -274,7 +274,7 @@ class PartitionRecord:
         return ("partition", self.mirror, self.topic, self.partition)
 
 
-#: Seconds: without a time of its own, a report describes the source as seen at most this long before.
+#: Seconds: unless it says something else, a report describes the source as seen at most this long before.
 FRESH_SECONDS = 2.0
 
 
@@ -304,7 +304,7 @@ class ProgressRow(NamedTuple):
     again_until: int | None = None
     #: The source's leader epoch of the last copied batch; None: unknown.
     last_epoch: int | None = None
-    #: When the source returned these values; None: within `FRESH_SECONDS` before the report.
+    #: When the source returned these values; None: within the report's `seen_within_ms` before it.
     source_seen_ms: int | None = None
     #: How often a partition in trouble has been retried.
     retry_attempt: int = 0
@@ -385,7 +385,13 @@ class ProgressRecord:
     path_bytes_per_second: int = 0
     #: Why a source broker did not accept another connection, the first time; None if none was refused.
     connections_refused: str | None = None
+    #: How long before the report the source returned what rows without a time of their own say, at most.
+    seen_within_ms: int = int(FRESH_SECONDS * 1000)
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_of_ms(self, row: ProgressRow) -> int:
+        """Return the latest time at which the source's values in a row of this report held for certain."""
+        return self.time_ms - self.seen_within_ms if row.source_seen_ms is None else row.source_seen_ms
 
     @property
     def key(self) -> Key:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.errors import KmirrorError
-from kmirror.state.records import FRESH_SECONDS, ProgressRecord, ProgressRow, TopicRecord
+from kmirror.state.records import ProgressRecord, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State
 
 #: How far a producer's clock may be ahead of ours; the timestamp of a later record says nothing of its arrival.
@@ -73,8 +73,7 @@ class Report:
     @property
     def as_of_ms(self) -> int:
         """The latest time at which the source's reported values held."""
-        seen_ms = self.row.source_seen_ms
-        return self.time_ms - int(FRESH_SECONDS * 1000) if seen_ms is None else seen_ms
+        return self.record.as_of_ms(self.row)
 
     @property
     def caught_up_ms(self) -> int | None:

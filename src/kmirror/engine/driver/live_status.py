@@ -19,7 +19,6 @@ from kmirror.engine.status.state_feed import StoredRecords
 from kmirror.errors import KmirrorError, Reason
 from kmirror.state.lease import Lease
 from kmirror.state.records import (
-    FRESH_SECONDS,
     PENDING_PROMOTE,
     DesiredState,
     EngineRecord,
@@ -297,12 +296,12 @@ class LiveStatus:
 
         Topics may have trouble of their own; their status then depends on rows alone.
         """
-        reported = self._lanes.reported_at.values()
+        seen = self._health.lanes_seen_at
         is_well = known.health.reason is None and self._source.trouble is None and not self._health.silent_lanes
         wanted = sum(topic.partitions for topic in self._topics.by_name.values() if topic.is_copied)
-        if not is_well or not reported or self._health.wants_ends or self._health.reported != wanted:
+        if not is_well or not seen or self._health.wants_ends or self._health.reported != wanted:
             return None
-        return known.ms(min(reported) - FRESH_SECONDS)
+        return known.ms(min(seen))
 
 
 def _as_of(topic: TopicStatus, time_ms: int | None) -> TopicStatus:

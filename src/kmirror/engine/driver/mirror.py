@@ -372,7 +372,7 @@ class MirrorEngine:
         record, is_complete = self._reports.take(record, at := now())
         copied, released = self._lanes.take_report(record)
         if self._lanes.is_current(record):
-            self._health.take_lane(record.lane, at, is_complete=is_complete)
+            self._health.take_lane(record, at, is_complete=is_complete)
             self.live.take(record)
         if record.lease_id == self._lease.lease_id:
             use = LaneUse(record.time_ms / 1000, record.fetched_bytes, record.throttled_ms / 1000)

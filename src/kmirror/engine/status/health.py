@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRecord, ProgressRow
+from kmirror.state.records import PartitionState, ProgressRecord, ProgressRow
 from kmirror.status.engine_health import LANE_SILENCE_MS
 
 LANE_SILENCE_SECONDS = LANE_SILENCE_MS / 1000
@@ -31,8 +31,9 @@ class _Lane:
     """When a lane last reported, on all its partitions together; a complete report starts a new _Lane."""
 
     reported_at: float
-    #: When it reported before that.
-    previously_at: float
+    #: Since when at least what it reported of the source held; and the same of the report before that.
+    seen_at: float
+    seen_before: float
     partitions: int = 0
 
 
@@ -49,7 +50,7 @@ class _LaneEnd:
         """When the source returned its end, and the end; None if it is unknown."""
         if self.end is None:
             return None
-        return (self.lane.reported_at - FRESH_SECONDS if self.seen_at is None else self.seen_at), self.end
+        return (self.lane.seen_at if self.seen_at is None else self.seen_at), self.end
 
 
 @dataclass(slots=True)
@@ -72,25 +73,26 @@ class MirrorHealth:
     #: Partitions whose lane has had no answer from the source lately.
     _unseen: set[TopicPartition] = field(default_factory=set)
 
-    def take_lane(self, lane: int, at: float, *, is_complete: bool) -> None:
+    def take_lane(self, report: ProgressRecord, at: float, *, is_complete: bool) -> None:
         """Note that a lane reports; if that `is_complete`, it does not copy what the report does not name."""
-        if is_complete or lane not in self._lanes:
-            self._lanes[lane] = _Lane(at, at)
+        seen_at = at - report.seen_within_ms / 1000
+        if is_complete or report.lane not in self._lanes:
+            self._lanes[report.lane] = _Lane(at, seen_at, seen_at)
         else:
-            known = self._lanes[lane]
-            known.reported_at, known.previously_at = at, known.reported_at
+            known = self._lanes[report.lane]
+            known.reported_at, known.seen_at, known.seen_before = at, seen_at, known.seen_at
 
     def take_row(self, partition: TopicPartition, record: ProgressRecord, row: ProgressRow, at: float) -> None:
         """Take what a lane's row says of the source."""
-        lane = self._lanes.setdefault(record.lane, _Lane(at, at))
-        seen_ms = row.source_seen_ms
+        if record.lane not in self._lanes:
+            self.take_lane(record, at, is_complete=True)
+        lane, seen_ms = self._lanes[record.lane], row.source_seen_ms
         seen_at = None if seen_ms is None else at - max(0, record.time_ms - seen_ms) / 1000
         if (before := self._lane_ends.get(partition)) is not None:
             before.lane.partitions -= 1
             # a lane that disconnects no longer knows when it last asked an idle source, which its last row said
             if seen_at is not None and before.seen_at is None and before.end is not None:
-                reported_at = lane.previously_at if before.lane is lane else before.lane.reported_at
-                self.take_end(partition, before.end, reported_at - FRESH_SECONDS)
+                self.take_end(partition, before.end, lane.seen_before if before.lane is lane else before.lane.seen_at)
         lane.partitions += 1
         self._lane_ends[partition] = _LaneEnd(lane, row.source_offset, seen_at)
         if seen_ms is None or row.state is PartitionState.FAILED:
@@ -152,6 +154,11 @@ class MirrorHealth:
         """Return by partition when the source last returned its end, and the end."""
         partitions = self._lane_ends.keys() | self._ends.keys()
         return {partition: known for partition in partitions if (known := self.end_of(partition)) is not None}
+
+    @property
+    def lanes_seen_at(self) -> list[float]:
+        """Since when at least what each lane reported of the source holds."""
+        return [lane.seen_at for lane in self._lanes.values() if lane.partitions]
 
     def reported_at(self) -> dict[TopicPartition, float]:
         """Return by partition when its lane last reported."""

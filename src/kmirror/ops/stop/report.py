@@ -49,9 +49,8 @@ def last_reports(state: State, mirror: str) -> dict[TopicPartition, LastReport]:
         for row in progress.rows:
             if progress.time_ms < since.get(row.topic, 0):
                 continue
-            fresh_ms = progress.time_ms - int(FRESH_SECONDS * 1000)
-            as_of_ms = fresh_ms if row.source_seen_ms is None else row.source_seen_ms
-            found[TopicPartition(row.topic, row.partition)] = LastReport(row, as_of_ms, progress.time_ms)
+            last = LastReport(row, progress.as_of_ms(row), progress.time_ms)
+            found[TopicPartition(row.topic, row.partition)] = last
     return found
 
 

@@ -70,6 +70,8 @@ class FetchLink:
         return proven
 
 
+#: How long a fetch of quiet partitions may wait: well below the time after which a report is no longer fresh.
+QUIET_WAIT_MS = 500
 #: Enough to see how large batches usually are.
 FIRST_BYTES = 64 << 10
 
@@ -90,6 +92,8 @@ class SourceLink(FetchLink):
         #: The same of the last response that had room for another partition: those it did not name brought nothing.
         self.had_room_at = 0.0
         self.max_bytes = 0
+        #: How long a fetch of quiet partitions may wait at the broker.
+        self.quiet_wait_ms = QUIET_WAIT_MS
         #: How much is asked for first of a partition whose batches are of unknown size, over a long path; and when that
         #: was last changed.
         self.first_bytes = FIRST_BYTES

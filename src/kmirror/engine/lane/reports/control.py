@@ -39,7 +39,14 @@ from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown
 from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.record_kinds import Unknown, decode, encode, encode_key
-from kmirror.state.records import EngineRecord, EngineState, LaneRowsRecord, LaneRun, ProgressRecord
+from kmirror.state.records import (
+    FRESH_SECONDS,
+    EngineRecord,
+    EngineState,
+    LaneRowsRecord,
+    LaneRun,
+    ProgressRecord,
+)
 from kmirror.words import counted
 
 STATE_PARTITION = TopicPartition("__kmirror_state", 0)
@@ -87,6 +94,7 @@ class LaneControl:
         self._page_is_overwritten = False
         #: True while there are unreported row changes; and the revisions in the last report.
         self._has_changes = False
+        self._seen_within = FRESH_SECONDS
         self._reported_revisions: tuple[int, int] | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -298,6 +306,7 @@ class LaneControl:
         """Take the partitions' row changes; return the revisions that they include at least."""
         revisions, changes = self.revisions(), self._row_changes()
         self._pages.take(changes.changed, changes.gone, now())
+        self._seen_within = changes.seen_within
         if self._page_is_overwritten:
             self._page_is_overwritten = False
             self._pages.store_again()
@@ -340,6 +349,7 @@ class LaneControl:
             self._pages.count,
             *self.path_limit(),
             self.connections_refused,
+            int(self._seen_within * 1000),
         )
         stored = [
             LaneRowsRecord(spec.mirror, spec.lane, number, *run, tuple(rows.values())) for number, rows in pages.items()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -18,6 +18,9 @@ from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRow
 _RATE_SECONDS = 0.5
 #: The shortest time over which the growth of a log end is measured.
 _GROWTH_SECONDS = 5.0
+#: If brokers take longer than `FRESH_SECONDS` to answer, but less than this, a report says so of all rows at once: of
+#: thousands of rows none has to be written again for that.
+_LATE_SECONDS = 6.0
 #: Fewer offsets to fill are not reported: that takes less than a second, or a few without the right to write markers.
 _MANY_OFFSETS = 10_000
 
@@ -55,10 +58,14 @@ _Fingerprint = tuple[object, ...]
 
 
 class RowChanges(NamedTuple):
-    """What changed since the last call: changed rows, and partitions that the lane no longer has."""
+    """What changed since the last call: changed rows, and partitions that the lane no longer has.
+
+    Rows without a time of their own say what the source returned within the last `seen_within` seconds.
+    """
 
     changed: Mapping[TopicPartition, ProgressRow]
     gone: frozenset[TopicPartition]
+    seen_within: float = FRESH_SECONDS
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.gone)
@@ -99,6 +106,7 @@ class Reports:
         self._partitions: Sequence[PartitionCopy] = ()
         #: When `changes` was last called, and what `answered_at` returned then.
         self._called_at = self._answered_then = 0.0
+        self._seen_within = FRESH_SECONDS
         #: What to add to the monotonic clock to get epoch milliseconds.
         self._epoch_ms = now_ms() - now() * 1000
 
@@ -112,7 +120,9 @@ class Reports:
         at, copies, known = now(), self._copies, self._known
         # if a broker does not respond, the rows of its partitions age one by one
         answered_at = min(at, self._answered_at())
-        may_rest = at - answered_at < FRESH_SECONDS
+        age = at - answered_at
+        self._seen_within = ceil(age) + 1.0 if FRESH_SECONDS <= age < _LATE_SECONDS - 1 else FRESH_SECONDS
+        may_rest = age < self._seen_within
         is_same = partitions == self._partitions
         if not is_same:
             copies = {partition.assignment.destination: partition for partition in partitions}
@@ -139,7 +149,7 @@ class Reports:
             self._unsettled &= current
         self._copies, self._partitions = copies, partitions
         self._called_at, self._answered_then = at, answered_at
-        return RowChanges(changed, gone)
+        return RowChanges(changed, gone, self._seen_within)
 
     def _observe(self, partition: PartitionCopy, before: _Known | None, fingerprint: _Fingerprint, at: float) -> _Known:
         if before is not None and before.is_settled:
@@ -150,7 +160,7 @@ class Reports:
         growth = _growth(partition, before.growth if before else None, at)
         is_caught_up = partition.caught_up
         caught_up_at = seen_at if is_caught_up else before.caught_up_at if before else None
-        is_fresh = seen_at is not None and at - seen_at < FRESH_SECONDS
+        is_fresh = seen_at is not None and at - seen_at < self._seen_within
         lost_at = partition.source.lost_at
         is_lost = lost_at is not None and seen_at is not None and lost_at >= seen_at
         row = row_of(partition)._replace(
