@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from kmirror.cluster.protocol.batch import ATTRIBUTES_POSITION, BATCH_OVERHEAD, COMPRESSION_TYPES, HEADER, LOG_OVERHEAD
 from kmirror.cluster.protocol.batch_records import compress, decompress
-from kmirror.cluster.protocol.wire import read_varint, varint
+from kmirror.cluster.protocol.wire import VARINTS, read_varint, varint
 
 #: A batch with more records or bytes than this costs less by itself. The first two limits are for compressed batches,
 #: which have to be compressed again, the others for plain ones.
@@ -149,34 +149,36 @@ def _move(
 ) -> bool:
     """Add the records of a section with deltas for the merged batch; return whether there is one at each offset.
 
-    `offset` is the first one's delta in the merged batch, `later` what to add to timestamp deltas there.
+    `offset` is the first one's delta in the merged batch, `later` what to add to timestamp deltas there. Records too
+    far in the merged batch are not moved.
     """
-    unpack, same_time = _START.unpack_from, b"\0" + varint(later)
+    unpack, same_time, numbers, most = _START.unpack_from, b"\0" + varint(later), VARINTS, len(VARINTS)
+    section = bytes(records[position:end])  # many short slices of bytes are cheaper than those of a memoryview
+    position, end = 0, end - position
     try:
         for delta in range(count):
-            length, zeros, found = unpack(records, position)
-            if not zeros and found == delta << 1 and length & 0x8080 == 0x8000:
+            length, zeros, found = unpack(section, position)
+            if not zeros and found == delta << 1 and length & 0x8180 == 0x8000:
                 tail = position + _START_BYTES
-                following = tail - 3 + (length >> 9 & 0x3F | (length & 0x7F) << 6)
-                is_negative, head = length & 0x100, same_time + varint(offset + delta)
-            elif zeros == delta << 1 and not length & 0x80FF:
+                position += 2 + (length >> 9 & 0x3F | (length & 0x7F) << 6)
+                head = same_time + numbers[offset + delta]
+            elif zeros == delta << 1 and not length & 0x81FF:
                 tail = position + _START_BYTES - 1
-                following = tail - 3 + (length >> 9)
-                is_negative, head = length & 0x100, same_time + varint(offset + delta)
+                position += 1 + (length >> 9)
+                head = same_time + numbers[offset + delta]
             else:
-                length, begin = read_varint(records, position)
-                timestamp, middle = read_varint(records, begin + 1)
-                found, tail = read_varint(records, middle)
-                following = begin + length
-                is_negative, head = (
-                    found != delta or records[begin],
-                    b"\0" + varint(later + timestamp) + varint(offset + delta),
-                )
-            if is_negative or following < tail or following > end:
+                length, begin = read_varint(section, position)
+                timestamp, middle = read_varint(section, begin + 1)
+                found, tail = read_varint(section, middle)
+                if found != delta or section[begin]:
+                    return False
+                position = begin + length
+                head = b"\0" + varint(later + timestamp) + numbers[offset + delta]
+            if not tail <= position <= end:
                 return False
-            add(varint(len(head) + following - tail) + head)
-            add(records[tail:following])
-            position = following
+            size = len(head) + position - tail
+            add((numbers[size] if size < most else varint(size)) + head)
+            add(section[tail:position])
     except (ValueError, IndexError, struct.error):
         return False
     return position == end

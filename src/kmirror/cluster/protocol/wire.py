@@ -254,7 +254,7 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 def varint(value: int) -> bytes:
     """Encode a number of 64 bits; only the lower 64 bits of a larger one, as Java does."""
     if 0 <= value < _TABLE_SIZE:
-        return _TABLE[value]
+        return VARINTS[value]
     value = int64(value)
     return unsigned_varint((value << 1) ^ (value >> 63))
 
@@ -264,5 +264,5 @@ def int64(value: int) -> int:
     return ((value + _SIGN) & _MASK) - _SIGN
 
 
-#: Most offset deltas and lengths are small.
-_TABLE = tuple(unsigned_varint(value << 1) for value in range(_TABLE_SIZE))
+#: The varints of the numbers from 0 up: most offset deltas and lengths are small.
+VARINTS = tuple(unsigned_varint(value << 1) for value in range(_TABLE_SIZE))
