@@ -189,6 +189,19 @@ def test_a_merged_batch_has_an_end(codec: str, monkeypatch: pytest.MonkeyPatch) 
     assert joined(*parts) is None
 
 
+def test_tiny_records_far_into_a_merged_batch_begin_another() -> None:
+    batches = [
+        bytes(make_batch([Record(offset + i, NOW, None, None) for i in range(FEW_PLAIN_RECORDS)], leader_epoch=3))
+        for offset in range(0, 500 * FEW_PLAIN_RECORDS, FEW_PLAIN_RECORDS)
+    ]
+    everything, found, at = memoryview(b"".join(batches)), [], 0
+    while (merged := merge(everything, at, len(found))) is not None:
+        found += records_of(merged.data)
+        at = merged.end
+    assert at == len(everything)
+    assert found == records_of(everything)
+
+
 def test_timestamps_of_any_size_are_kept() -> None:
     times = (NOW, -1, 0, 2**62, -(2**62), NOW - 1)
     parts = [bytes(make_batch([record(i, time)], leader_epoch=3)) for i, time in enumerate(times)]
