@@ -223,9 +223,18 @@ def test_an_unknown_error_is_shown_by_its_first_line() -> None:
 
 
 def test_what_yarn_ended_may_start_later_and_what_spark_refuses_does_not() -> None:
-    ended = not_started("Application application_17_0001 failed 2 times due to AM Container …", LOG)
+    said = (
+        "Application application_17_0001 failed 2 times due to AM Container for … exited with exitCode: -1000\n"
+        "Failing this attempt.Diagnostics: [2026-11-28 18:14:34]No space available in any of the local directories\n"
+        "For more detailed output, check the application tracking page"
+    )
+    ended = not_started(said, LOG)
     assert (type(ended), ended.reason) == (UnreachableError, None)
+    began = "YARN ended application_17_0001 before it started: "
+    assert str(ended) == f"{began}No space available in any of the local directories"
     assert ended.hint == "see spark.log and `yarn logs -applicationId application_17_0001`"
+    killed = "Application application_17_0001 was killed by user root"
+    assert str(not_started(killed, LOG)) == began + killed
     refused = not_started("Required executor memory (9216 MB) is above the max threshold", LOG)
     assert isinstance(refused, RefusedError)
 

@@ -214,7 +214,8 @@ class SparkRuntime:
             try:
                 self._start()
             except BaseException as error:
-                message, cause = first_line(error), error if from_java(error) is None else None
+                text = from_java(error)
+                message, cause = text or first_line(error), error if text is None else None
                 self._end()
                 if isinstance(error, Exception) and not isinstance(error, KmirrorError):
                     raise not_started(message, self._options.log_file) from cause

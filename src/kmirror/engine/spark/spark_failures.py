@@ -53,15 +53,19 @@ def translate(name: str, text: str, log_file: Path) -> KmirrorError:
     return TaskFailedError(f"Spark aborted {name}: {text.strip().splitlines()[0]}", hint)
 
 
-def not_started(message: str, log_file: Path) -> KmirrorError:
-    """Return the error to report when Spark's application did not start, given the JVM's message.
+def not_started(text: str, log_file: Path) -> KmirrorError:
+    """Return the error to report when Spark's application did not start, given the message of the JVM or of Python.
 
     What YARN ends may run later, or on another node: that is UnreachableError. The rest is RefusedError.
     """
-    if ended := re.search(r"\bapplication_\d+_\d+\b", message):
-        logs = f"see {log_file} and `yarn logs -applicationId {ended[0]}`"
-        return UnreachableError(f"YARN did not start Spark's application: {message}", logs)
-    return RefusedError(f"Spark did not start: {message}", f"see {log_file}")
+    first = text.strip().partition("\n")[0]
+    if ended := re.search(r"\bapplication_\d+_\d+\b", text):
+        detail = re.search(r"Diagnostics: (?:\[[^]]*]\s*)?(.+)", text)
+        return UnreachableError(
+            f"YARN ended {ended[0]} before it started: {detail[1] if detail else first}",
+            f"see {log_file} and `yarn logs -applicationId {ended[0]}`",
+        )
+    return RefusedError(f"Spark did not start: {first}", f"see {log_file}")
 
 
 def first_line(error: BaseException) -> str:
