@@ -160,6 +160,21 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
             "give --mirror M, or --all for every mirror of the destination",
         ),
         (
+            (
+                "run",
+                "--mirror",
+                "m",
+                "--master",
+                "yarn",
+                "--spark-conf",
+                "spark.submit.deployMode=cluster",
+                *DESTINATION,
+            ),
+            "spark.submit.deployMode=cluster is not possible: kmirror itself is the Spark driver, and runs here",
+            "leave spark.submit.deployMode out; lanes run on the cluster all the same. To have the driver restarted"
+            " elsewhere, run kmirror under a supervisor, or with --standby on a second machine",
+        ),
+        (
             ("check", "--mirror", "m", "--mirror-config", "f", *DESTINATION),
             "--mirror and --mirror-config exclude each other",
             "give one of them",

@@ -65,6 +65,7 @@ Operate:
   append         Append records from a file at their offsets.
   config         Show or change a mirror's settings.
   delete         Delete a mirror but keep its topics.
+  pack           Pack this Python for Spark's workers.
   help           Show a page of the documentation, or the help of a command.
   completion     Print the shell completion script for kmirror and kafka-
                  mirrors.
@@ -185,6 +186,7 @@ def test_every_verb_that_acts_takes_yes() -> None:
         "check",
         "plan",
         "completion",
+        "pack",
         "export",
         "help",
         "sandbox status",
@@ -201,8 +203,9 @@ def test_every_verb_that_acts_takes_yes() -> None:
 
 def test_every_verb_takes_json_but_those_that_the_readme_names() -> None:
     without = {name for name, one in _commands() if "--json" not in {flag for o in one.params for flag in o.opts}}
-    named = {"demo", "export", "help", "completion", "report", "serve", "top"}
-    assert without == named | {"sandbox challenge", "sandbox produce"}
+    named = ["demo", "export", "help", "completion", "pack", "report", "serve", "top"]
+    assert without == {*named, "sandbox challenge", "sandbox produce"}
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    sentence = "Every command except `demo`, `export`, `help`, `completion`, `report`, `serve` and `top` takes `--json`"
+    *most, last = (f"`{name}`" for name in named)
+    sentence = f"Every command except {', '.join(most)} and {last} takes `--json`"
     assert sentence in " ".join(readme.split())

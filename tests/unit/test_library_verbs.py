@@ -12,6 +12,7 @@ PROGRAMS = {
     "report",
     "truncate-logs",
     "append",
+    "pack",
     "help",
     "completion",
     "sandbox",

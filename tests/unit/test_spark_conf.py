@@ -11,8 +11,8 @@ import pytest
 
 from kmirror.engine.spark.conf import SparkOptions, check, effective_master, is_local, settings, worker_python
 from kmirror.engine.spark.gateway import module_options, needs_scripts, spark_home
-from kmirror.engine.spark.spark_failures import TaskFailedError, translate
-from kmirror.errors import RefusedError, UsageError
+from kmirror.engine.spark.spark_failures import SparkLostError, TaskFailedError, not_started, translate
+from kmirror.errors import RefusedError, UnreachableError, UsageError
 
 CORES = os.cpu_count() or 1
 LOG = Path("spark.log")
@@ -34,7 +34,7 @@ def options(master: str = "local[*]", slots: int = 3, **conf: str) -> SparkOptio
         ("local[8, 2]", 3, "local[8,2]"),
         ("local-cluster[2,1,1024]", 3, "local-cluster[2,1,1024]"),
         ("spark://a:7077,b:7077", 3, "spark://a:7077,b:7077"),
-        ("yarn", 3, "yarn"),
+        ("k8s://https://api", 3, "k8s://https://api"),
     ],
 )
 def test_a_local_master_gets_threads_for_all_slots_and_replaces_workers(master: str, slots: int, reported: str) -> None:
@@ -63,6 +63,32 @@ def test_settings_have_to_be_sparks() -> None:
         check(SparkOptions(slots=1, log_file=LOG, app_name="test", conf={"executor.memory": "1g"}), {})
     with pytest.raises(UsageError, match=r"spark\.master cannot be set with --spark-conf"):
         check(SparkOptions(slots=1, log_file=LOG, app_name="test", conf={"spark.master": "yarn"}), {})
+
+
+@pytest.mark.parametrize("master", ["yarn", "k8s://https://api", "spark://a:7077"])
+def test_cluster_deploy_mode_is_a_usage_error(master: str) -> None:
+    with pytest.raises(UsageError, match=r"spark\.submit\.deployMode=Cluster is not possible") as refusal:
+        check(options(master, submit_deployMode="Cluster"), {"HADOOP_CONF_DIR": "/none"})
+    assert refusal.value.hint is not None
+    assert "--standby on a second machine" in refusal.value.hint
+    if master != "yarn":
+        check(options(master, submit_deployMode="client"), {})
+
+
+def test_yarn_needs_hadoops_configuration(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="HADOOP_CONF_DIR is not set") as unset:
+        check(options("yarn"), {})
+    assert unset.value.hint is not None
+    assert "export HADOOP_CONF_DIR=" in unset.value.hint
+    with pytest.raises(RefusedError, match=r"YARN_CONF_DIR is .*, but there is no yarn-site\.xml in it"):
+        check(options("yarn"), {"YARN_CONF_DIR": str(tmp_path)})
+    (tmp_path / "yarn-site.xml").touch()
+    check(options("yarn"), {"YARN_CONF_DIR": str(tmp_path)})
+    # a Spark of the user's own may set it when it starts
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-env.sh").touch()
+    check(options("yarn"), {"SPARK_HOME": str(tmp_path)})
+    check(options("yarn"), {"SPARK_CONF_DIR": str(tmp_path / "conf")})
 
 
 def test_the_users_settings_win() -> None:
@@ -99,7 +125,24 @@ def test_a_resource_manager_is_asked_for_one_executor_a_slot() -> None:
     reported = settings(options("yarn"), Path("/run"), Path("/cache/workers.zip"), None)
 
     assert reported["spark.executor.instances"] == "3"
+    assert reported["spark.submit.deployMode"] == "client"
+    assert reported["spark.yarn.dist.archives"] == "/cache/workers.zip#kmdeps"
+    assert "spark.archives" not in reported
     assert "spark.driver.host" not in reported
+
+
+@pytest.mark.parametrize("master", ["yarn", "k8s://https://api"])
+def test_only_failures_of_the_last_hour_count(master: str) -> None:
+    found = settings(options(master), Path("/run"), None, None)
+    assert found["spark.executor.failuresValidityInterval"] == "1h"
+    assert found.get("spark.yarn.am.attemptFailuresValidityInterval") == ("1h" if master == "yarn" else None)
+
+
+def test_yarn_brings_what_the_user_adds_too() -> None:
+    added = options("yarn", yarn_dist_archives="python.tar.gz#environment", archives="data.zip#data")
+    reported = settings(added, Path("/run"), Path("/cache/workers.zip"), None)
+    assert reported["spark.yarn.dist.archives"] == "python.tar.gz#environment,/cache/workers.zip#kmdeps"
+    assert reported["spark.archives"] == "data.zip#data"
 
 
 def test_workers_run_this_python_here_and_one_of_its_version_elsewhere() -> None:
@@ -177,3 +220,26 @@ def test_an_unknown_error_is_shown_by_its_first_line() -> None:
 
     assert isinstance(error, TaskFailedError)
     assert (str(error), error.hint) == ("Spark aborted lane 1: Job aborted", "see spark.log")
+
+
+def test_what_yarn_ended_may_start_later_and_what_spark_refuses_does_not() -> None:
+    said = (
+        "Application application_17_0001 failed 2 times due to AM Container for … exited with exitCode: -1000\n"
+        "Failing this attempt.Diagnostics: [2026-11-28 18:14:34]No space available in any of the local directories\n"
+        "For more detailed output, check the application tracking page"
+    )
+    ended = not_started(said, LOG)
+    assert (type(ended), ended.reason) == (UnreachableError, None)
+    began = "YARN ended application_17_0001 before it started: "
+    assert str(ended) == f"{began}No space available in any of the local directories"
+    assert ended.hint == "see spark.log and `yarn logs -applicationId application_17_0001`"
+    killed = "Application application_17_0001 was killed by user root"
+    assert str(not_started(killed, LOG)) == began + killed
+    refused = not_started("Required executor memory (9216 MB) is above the max threshold", LOG)
+    assert isinstance(refused, RefusedError)
+
+
+def test_the_end_of_the_application_is_not_blamed_on_a_function() -> None:
+    error = translate("lane 1", "Job 2 cancelled because SparkContext was shut down", LOG)
+    assert isinstance(error, SparkLostError)
+    assert str(error) == "the cluster ended Spark's application during lane 1"

@@ -54,6 +54,7 @@ SECTIONS = {
         "append": (".commands.copying", "Append records from a file at their offsets."),
         "config": (".commands.mirrors", "Show or change a mirror's settings."),
         "delete": (".commands.mirrors", "Delete a mirror but keep its topics."),
+        "pack": (".commands.pack_command", "Pack this Python for Spark's workers."),
         "help": (".commands.help_pages", "Show a page of the documentation, or the help of a command."),
         "completion": (".commands.completion", "Print the shell completion script for kmirror and kafka-mirrors."),
     },

@@ -40,15 +40,23 @@ from kmirror.engine.spark.spark_context import (
     executors,
     forget_context,
     from_java,
+    is_stopped,
     is_waiting,
     make_context,
     run_job,
     stop_context,
 )
-from kmirror.engine.spark.spark_failures import SparkLostError, TaskCancelledError, WorkerTraceback, explain, first_line
+from kmirror.engine.spark.spark_failures import (
+    SparkLostError,
+    TaskCancelledError,
+    WorkerTraceback,
+    explain,
+    first_line,
+    not_started,
+)
 from kmirror.engine.spark.task import Mark, TaskOutcome, check_imports, run_task
 from kmirror.engine.threads import call_with_timeout, wait_until
-from kmirror.errors import KmirrorError, RefusedError, TimedOutError
+from kmirror.errors import KmirrorError, TimedOutError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -58,6 +66,8 @@ R = TypeVar("R")
 
 _CONTEXT_SECONDS = 90.0
 _FIRST_TASK_SECONDS = 60.0
+#: How much longer YARN and Kubernetes get for each: jobs of others may go first, and nodes fetch Spark.
+_MANAGED_SECONDS = 240.0
 _EXECUTORS_SECONDS = 3.0
 _CALL_SECONDS = 3.0
 _CHECK_SECONDS = 1.0
@@ -101,6 +111,7 @@ class SparkRuntime:
         self._watch: FolderWatch | None = None
         self._context: SparkContext | None = None
         self._executors: ExecutorTracker | None = None
+        self._application_id = ""
         self._jobs: dict[str, _Job] = {}
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count()
@@ -130,7 +141,8 @@ class SparkRuntime:
     @property
     def application_id(self) -> str:
         """The ID of the Spark application."""
-        return str(self._running().applicationId)
+        self._running()
+        return self._application_id
 
     @property
     def slots(self) -> int:
@@ -174,7 +186,14 @@ class SparkRuntime:
                 "Spark's Java process ended unexpectedly: copying has stopped",
                 f"run it again; the cause may be in {self._options.log_file}",
             )
-        if (missing := watch.missing()) is not None and not self._stopping.is_set():
+        missing = watch.missing()
+        # asked last: an application that ends removes its files
+        if self._was_ended() and not self._stopping.is_set():
+            return SparkLostError(
+                f"{self.master} ended Spark's application {self._application_id}: copying has stopped",
+                f"run it again; the cause may be in {self._options.log_file}, or in the application's logs there",
+            )
+        if missing is not None and not self._stopping.is_set():
             return SparkLostError(
                 f"{missing} was removed, without which Spark starts no workers: copying has stopped",
                 "run it again, with TMPDIR set to a folder that no one cleans",
@@ -195,10 +214,11 @@ class SparkRuntime:
             try:
                 self._start()
             except BaseException as error:
-                message, cause = first_line(error), error if from_java(error) is None else None
+                text = from_java(error)
+                message, cause = text or first_line(error), error if text is None else None
                 self._end()
                 if isinstance(error, Exception) and not isinstance(error, KmirrorError):
-                    raise RefusedError(f"Spark did not start: {message}", f"see {self._options.log_file}") from cause
+                    raise not_started(message, self._options.log_file) from cause
                 raise
 
     def submit(
@@ -314,29 +334,46 @@ class SparkRuntime:
         settings = all_settings(self._options, self._environ, self._folder)
         launched = self._launched = launch(self._options, self._environ, self._folder, settings, self._stopping)
         python = spark_conf.worker_python(self._options, self._environ)
-        self._context = call_with_timeout(
-            partial(make_context, launched.gateway, settings, python), _CONTEXT_SECONDS, self._stopping
-        )
+        more = _MANAGED_SECONDS if spark_conf.is_managed(self._options.master) else 0.0
+        seconds = _CONTEXT_SECONDS + more
+        try:
+            create = partial(make_context, launched.gateway, settings, python)
+            self._context = call_with_timeout(create, seconds, self._stopping)
+        except TimedOutError as error:
+            raise TimedOutError(
+                f"{self.master} did not start Spark's application within {seconds:.0f} s",
+                f"check that it answers and has room; the cause may be in {self._options.log_file}",
+            ) from error
+        self._application_id = str(self._context.applicationId)
         # With a local master this only starts the Python daemon while the caller continues.
         first_task = self.submit("import check", check_imports, WORKER_MODULES)
         if not self._local:
-            self._await_workers(first_task)
+            self._await_workers(first_task, _FIRST_TASK_SECONDS + more)
             is_elastic = settings.get("spark.dynamicAllocation.enabled", "").lower() == "true"
             tracker = self._executors = ExecutorTracker(self._context, self._groups, is_elastic=is_elastic)
             threading.Thread(target=tracker.follow, args=(self._stopping,), name="spark executors", daemon=True).start()
+
+    def _was_ended(self) -> bool:
+        """Return True if the application has ended in a JVM that lives on: a cluster can do that."""
+        if self._local or self._context is None:
+            return False
+        try:
+            return call_with_timeout(partial(is_stopped, self._context), _CHECK_SECONDS)
+        except Exception:
+            return False
 
     def _groups(self) -> dict[str, str]:
         """Return the Spark job groups of the functions that run, by name."""
         with self._lock:
             return {name: job.group for name, job in self._jobs.items()}
 
-    def _await_workers(self, first_task: Future[None]) -> None:
+    def _await_workers(self, first_task: Future[None], seconds: float) -> None:
         """Wait for the first task, then a moment for more executors, so that functions spread over them."""
         try:
-            wait_until(first_task.done, _FIRST_TASK_SECONDS, self._stopping)
+            wait_until(first_task.done, seconds, self._stopping)
         except TimedOutError as error:
             raise TimedOutError(
-                f"no worker of {self.master} accepted a task within {_FIRST_TASK_SECONDS:.0f} s",
+                f"no worker of {self.master} accepted a task within {seconds:.0f} s",
                 "free some cores or memory, or ask for less (--spark-conf spark.executor.memory=512m)",
             ) from error
         first_task.result()
@@ -386,7 +423,7 @@ class SparkRuntime:
             job.future.set_exception(outcome.error)
 
     def _place(self, job: _Job) -> None:
-        """Choose the executor that runs the fewest of our functions; Spark alone would put all of them on one."""
+        """Choose the executor, then the host, that runs the fewest of our functions; Spark might put all on one."""
         if self._local:
             return
         alive = executors(self._running())
@@ -396,8 +433,9 @@ class SparkRuntime:
         with self._lock:
             known = placement.places if placement is not None else {}
             load = Counter(known.get(name, other.place) for name, other in self._jobs.items() if other is not job)
+            on_host = Counter(executor.host for executor in load.elements() if executor is not None)
             free = [executor for executor in alive if load[executor] < executor.cores]
-            job.place = min(free, key=lambda executor: (load[executor], executor.name), default=None)
+            job.place = min(free, key=lambda one: (load[one], on_host[one.host], one.name), default=None)
 
     def _kill_worker(self, job: _Job) -> None:
         """Kill the process that runs `job` if it is on this machine, and wait until it is dead."""

@@ -24,8 +24,17 @@ TASK_FAILURES = 4
 #: A Unix socket path has at most 107 bytes, and Spark appends a name of 43 to the folder.
 _SOCKET_FOLDER_BYTES = 64
 
+#: A mirror runs for months: only failures of the last hour count, of which there may be two per executor, and of YARN's
+#: application master as many as the cluster allows. By default all failures ever count.
+_LASTING = {"spark.executor.failuresValidityInterval": "1h"}
+_LASTING_ON_YARN = {"spark.yarn.am.attemptFailuresValidityInterval": "1h"}
+
 _SECRET = re.compile("secret|password", re.IGNORECASE)
 _AUTH_SECRET = "spark.authenticate.secret"
+
+_DEPLOY_MODE = "spark.submit.deployMode"
+#: Where Hadoop's configuration is, which says how to reach YARN.
+_HADOOP_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 _LOCAL = re.compile(r"local(?:\[\s*(?P<threads>\*|[0-9]+)\s*(?:,\s*(?P<failures>[0-9]+)\s*)?\])?")
 _CLUSTER = re.compile(r"local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
@@ -65,11 +74,40 @@ def check(options: SparkOptions, environ: Mapping[str, str]) -> None:
             raise UsageError(f"{key!r} is not a Spark property: names start with 'spark.'")
     if "spark.master" in options.conf:
         raise UsageError("spark.master cannot be set with --spark-conf", "use --master")
+    if (mode := options.conf.get(_DEPLOY_MODE, "client")) != "client":
+        raise UsageError(
+            f"{_DEPLOY_MODE}={mode} is not possible: kmirror itself is the Spark driver, and runs here",
+            f"leave {_DEPLOY_MODE} out; lanes run on the cluster all the same. To have the driver restarted elsewhere,"
+            " run kmirror under a supervisor, or with --standby on a second machine",
+        )
+    if master == "yarn":
+        _check_hadoop(environ)
+
+
+def _check_hadoop(environ: Mapping[str, str]) -> None:
+    """Raise RefusedError if nothing says how to reach YARN: Spark would end, or search on this machine for minutes."""
+    named = {name: Path(environ[name]) for name in _HADOOP_VARIABLES if environ.get(name)}
+    spark_conf = environ.get("SPARK_CONF_DIR") or f"{environ.get('SPARK_HOME', '')}/conf"
+    if any((folder / "yarn-site.xml").is_file() for folder in named.values()):
+        return
+    if named:
+        name, folder = next(iter(named.items()))
+        raise RefusedError(f"{name} is {folder}, but there is no yarn-site.xml in it", f"correct {name}")
+    if not Path(spark_conf, "spark-env.sh").is_file():
+        raise RefusedError(
+            "--master yarn needs Hadoop's configuration, but HADOOP_CONF_DIR is not set",
+            "set it to the folder with core-site.xml and yarn-site.xml: export HADOOP_CONF_DIR=/etc/hadoop/conf",
+        )
 
 
 def holds_secret(key: str) -> bool:
     """Return whether a setting holds a secret, by its name: it is never part of a command line."""
     return _SECRET.search(key) is not None
+
+
+def is_managed(master: str) -> bool:
+    """Return True if a resource manager starts the executors, when it has room: YARN or Kubernetes."""
+    return master.startswith(("yarn", "k8s"))
 
 
 def is_local(master: str) -> bool:
@@ -130,8 +168,9 @@ def settings(options: SparkOptions, folder: Path, archive: Path | None, address:
     python_path = [merged.get("spark.executorEnv.PYTHONPATH", "")]
     if archive is not None:
         python_path.insert(0, f"./{UNPACKED}")
-        others = [merged["spark.archives"]] if merged.get("spark.archives") else []
-        merged["spark.archives"] = ",".join([*others, f"{archive}#{UNPACKED}"])
+        # YARN brings it to each node once; by the other name each executor would also fetch it from us
+        key = "spark.yarn.dist.archives" if options.master == "yarn" else "spark.archives"
+        merged[key] = ",".join([*filter(None, [merged.get(key)]), f"{archive}#{UNPACKED}"])
     else:
         python_path.insert(0, _source_folder())
     merged["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
@@ -184,6 +223,7 @@ def _local_settings(folder: Path) -> dict[str, str]:
 def _cluster_settings(options: SparkOptions, address: str | None) -> dict[str, str]:
     # An executor's JVM only starts Python workers; 450 MB is the least that Spark accepts.
     common = {
+        _DEPLOY_MODE: "client",
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": " ".join(JAVA_OPTIONS),
         **({"spark.driver.host": address} if address else {}),
@@ -193,7 +233,8 @@ def _cluster_settings(options: SparkOptions, address: str | None) -> dict[str, s
         return {**common, "spark.cores.max": str(2 * options.slots)}
     if options.master.startswith("local-cluster"):
         return {**common, "spark.driver.host": "127.0.0.1"}
-    return {**common, "spark.executor.instances": str(options.slots)}
+    managed = {**common, "spark.executor.instances": str(options.slots), **_LASTING}
+    return {**managed, **_LASTING_ON_YARN} if options.master == "yarn" else managed
 
 
 def _source_folder() -> str:

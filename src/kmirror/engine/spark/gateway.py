@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmirror.engine.spark.conf import holds_secret
+from kmirror.engine.spark.conf import holds_secret, is_managed
 from kmirror.engine.threads import wait_until
 from kmirror.errors import KmirrorError, RefusedError, TimedOutError, UnreachableError
 
@@ -131,7 +131,7 @@ def address_towards(master: str) -> str:
 def needs_scripts(master: str, conf: Mapping[str, str], home: Path, environ: Mapping[str, str]) -> bool:
     """Return True if Spark's own scripts must start it: for resource managers, or a user's own Spark or settings."""
     return (
-        master.startswith(("yarn", "k8s"))
+        is_managed(master)
         or home.resolve() != spark_home({}).resolve()
         or (home / "conf").exists()
         or len(_launchers(home)) != 1

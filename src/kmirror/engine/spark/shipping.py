@@ -49,7 +49,7 @@ def worker_archive(folder: Path, distributions: Sequence[str] = WORKER_DISTRIBUT
 
     Raises RefusedError if a library's installation does not list its files, OSError if `folder` is not writable.
     """
-    content = {name: path.read_bytes() for name, path in sorted(_files(distributions).items())}
+    content = {name: path.read_bytes() for name, path in sorted(worker_files(distributions).items())}
     digest = hashlib.sha256()
     for name, data in content.items():
         digest.update(f"{name}\0{len(data)}\0".encode())
@@ -68,7 +68,7 @@ def worker_archive(folder: Path, distributions: Sequence[str] = WORKER_DISTRIBUT
     return archive
 
 
-def _files(distributions: Sequence[str]) -> dict[str, Path]:
+def worker_files(distributions: Sequence[str] = WORKER_DISTRIBUTIONS) -> dict[str, Path]:
     """Return the file to pack for each name in the archive."""
     package = Path(kmirror.__file__).parent
     files = {
@@ -77,11 +77,12 @@ def _files(distributions: Sequence[str]) -> dict[str, Path]:
         if path.is_file() and "__pycache__" not in path.parts
     }
     for distribution in distributions:
-        files.update(_distribution_files(distribution))
+        files.update(distribution_files(distribution))
     return files
 
 
-def _distribution_files(name: str) -> dict[str, Path]:
+def distribution_files(name: str) -> dict[str, Path]:
+    """Return the file of an installed library for each name below its folder. Raises RefusedError: it lists none."""
     hint = f"install it from a wheel: pip install --force-reinstall {name}"
     try:
         listed = importlib.metadata.distribution(name).files

@@ -67,6 +67,11 @@ def stop_context(context: SparkContext) -> None:
     context._jsc.stop()
 
 
+def is_stopped(context: SparkContext) -> bool:
+    """Return whether the application has ended in a JVM that lives on. Blocks as long as the JVM does."""
+    return bool(context._jsc.sc().isStopped())
+
+
 def forget_context(context: SparkContext | None) -> None:
     """Drop the context and its gateway after the JVM has ended, so that this process can start another."""
     from pyspark import SparkContext

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from kmirror.engine.spark.spark_context import from_java
-from kmirror.errors import KmirrorError, RefusedError
+from kmirror.errors import KmirrorError, RefusedError, UnreachableError
 
 
 class SparkLostError(KmirrorError):
@@ -46,9 +46,26 @@ def translate(name: str, text: str, log_file: Path) -> KmirrorError:
         return RefusedError(
             f"the Spark workers have no {program[1]}", "set their Python: --spark-conf spark.pyspark.python=PATH"
         )
+    if "SparkContext was shut down" in text:
+        return SparkLostError(f"the cluster ended Spark's application during {name}", hint)
     if module := re.search(r"No module named '([^']+)'", text):
         return RefusedError(f"the Spark workers cannot import {module[1]}", hint)
     return TaskFailedError(f"Spark aborted {name}: {text.strip().splitlines()[0]}", hint)
+
+
+def not_started(text: str, log_file: Path) -> KmirrorError:
+    """Return the error to report when Spark's application did not start, given the message of the JVM or of Python.
+
+    What YARN ends may run later, or on another node: that is UnreachableError. The rest is RefusedError.
+    """
+    first = text.strip().partition("\n")[0]
+    if ended := re.search(r"\bapplication_\d+_\d+\b", text):
+        detail = re.search(r"Diagnostics: (?:\[[^]]*]\s*)?(.+)", text)
+        return UnreachableError(
+            f"YARN ended {ended[0]} before it started: {detail[1] if detail else first}",
+            f"see {log_file} and `yarn logs -applicationId {ended[0]}`",
+        )
+    return RefusedError(f"Spark did not start: {first}", f"see {log_file}")
 
 
 def first_line(error: BaseException) -> str:
