@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -340,6 +340,18 @@ def test_a_topic_that_does_not_exist(twins: Twins) -> None:
         compare_partition(twins.source.client, hasty, elsewhere, elsewhere)
 
 
+def clean(twins: Twins) -> None:
+    """Have the destination's cleaner remove what later records supersede."""
+    whole = sum(path.stat().st_size for path in twins.destination.log_files())
+    twins.destination.set("min.compaction.lag.ms", "0", "min.cleanable.dirty.ratio", "0.01", "segment.ms", "100")
+    # by its timestamp, the next record closes the segment that contains all of it
+    twins.both(lambda side: side.append([record(1, key=b"k1", timestamp=BASE_TIME + 3_600_000)]))
+    deadline = time.monotonic() + PATIENCE_S
+    while sum(path.stat().st_size for path in twins.destination.log_files()) > whole / 2:
+        assert time.monotonic() < deadline, "the cleaner has not come by"
+        time.sleep(0.2)
+
+
 def test_a_cleaner_at_work(forgetful: ForgetfulCluster, make_twins: Callable[..., Twins]) -> None:
     """The destination's cleaner has removed what later records of the same keys supersede; the source's has not."""
     lazy = {"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"}
@@ -347,14 +359,7 @@ def test_a_cleaner_at_work(forgetful: ForgetfulCluster, make_twins: Callable[...
     log = [Record(i, BASE_TIME + i, b"k%d" % (i % 9), b"v%d" % i) for i in range(300)]
     twins.both(lambda side: side.append(log))
     assert twins.compare().equal
-    whole = sum(path.stat().st_size for path in twins.destination.log_files())
-    twins.destination.set("min.compaction.lag.ms", "0", "min.cleanable.dirty.ratio", "0.01", "segment.ms", "100")
-    # by its timestamp, the next record closes the segment that contains all of it
-    twins.both(lambda side: side.append([replace(log[0], timestamp=BASE_TIME + 3_600_000)]))
-    deadline = time.monotonic() + PATIENCE_S
-    while sum(path.stat().st_size for path in twins.destination.log_files()) > whole / 2:
-        assert time.monotonic() < deadline, "the cleaner has not come by"
-        time.sleep(0.2)
+    clean(twins)
     found = twins.compare()
     assert found.equal
     assert found.records < 50
@@ -365,6 +370,30 @@ def test_a_cleaner_at_work(forgetful: ForgetfulCluster, make_twins: Callable[...
     twins.destination.append([Record(0, BASE_TIME, b"other", b"v")])
     missing = twins.difference()
     assert (missing.offset, missing.kind) == (301, DifferenceKind.CONTENT)
+
+
+def test_however_many_keys_wait_a_log_is_read_again_once(
+    forgetful: ForgetfulCluster, make_twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 600 keys the cleaner has left the third record: with room for 50, the others wait for it on disk."""
+    scans: list[int | None] = []
+    scan = VisibleLog.scan
+
+    def noted(log: VisibleLog, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]:
+        scans.append(start)
+        return scan(log, start, end)
+
+    monkeypatch.setattr(VisibleLog, "scan", noted)
+    monkeypatch.setattr("kmirror.engine.compare.logs._MOST_WAITING", 50)
+    lazy = {"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"}
+    twins = make_twins(lazy, destination=forgetful.cluster)
+    log = [Record(i, BASE_TIME + i, b"k%d" % (i % 600), b"v%d" % i) for i in range(1800)]
+    twins.both(lambda side: side.append(log, size=100))
+    clean(twins)
+    found = twins.compare()
+    assert found.equal
+    assert found.records < 700
+    assert scans == [0]
 
 
 def test_a_source_that_dies_meanwhile(

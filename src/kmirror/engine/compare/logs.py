@@ -45,7 +45,7 @@ from kmirror.engine.compare.visible_log import Log, UnknownFormatError, VisibleB
 from kmirror.words import counted
 from kmirror.work import Add, unwatched
 
-#: How many keys may wait for a later record before the log is searched for them: about 40 MB.
+#: How many keys may wait for a later record in memory, about 40 MB; more wait on disk.
 _MOST_WAITING = 100_000
 #: Progress of records that are compared one by one is reported after this many offsets.
 _REPORT_OFFSETS = 1000
@@ -174,6 +174,10 @@ class _LogComparison:
 
     def run(self) -> PartitionComparison:
         """Compare up to the end or the first difference; raises UnsupportedFormatError."""
+        with closing(self._source.missing), closing(self._destination.missing):
+            return self._compared()
+
+    def _compared(self) -> PartitionComparison:
         difference = self._earliest(self._walk())
         if difference is None and self._obstacle is None:
             self._obstacle = self._hidden_tail()
@@ -207,17 +211,21 @@ class _LogComparison:
         other.next_batch()
         while self._obstacle is None:
             waiting = len(one.missing) + len(other.missing)
-            if waiting > _MOST_WAITING and (difference := self._unexplained()):
-                return difference
+            if waiting > _MOST_WAITING:
+                one.missing.spill()
+                other.missing.spill()
+                continue
             if not waiting and (ours := one.whole_batch) and (theirs := other.whole_batch) and same_batch(ours, theirs):
                 self._records += ours.header.record_count
-                self._report_progress(ours.header.next_offset)
+                self._position = ours.header.next_offset
+                self._report_progress(self._position)
                 one.next_batch()
                 other.next_batch()
                 continue
             one.advance_to_record()
             other.advance_to_record()
             if one.offset == other.offset == AT_END:
+                self._position = self._end
                 return None
             if difference := self._step():
                 return difference

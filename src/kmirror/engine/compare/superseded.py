@@ -4,7 +4,8 @@ Each log is compacted independently, so a record may be missing in one of them o
 Compaction also removes tombstones, after a while, but never before all older records of the key (KIP-534): a missing
 tombstone is explained if no older record of its key is left, and so are the records that it superseded.
 
-The hashes of keys that wait for a later record are kept; `unexplained` searches the log for the remaining ones.
+The hashes of keys that wait for a later record are kept, in memory or, after `spill`, on disk; `unexplained` searches
+the log for the remaining ones.
 
 A later record that the other log lacks explains nothing if it is the missing record itself at another offset: then the
 key waits in the other log, and both are reported as one difference at the lower offset.
@@ -13,29 +14,13 @@ key waits in the other log, and both are reported as one difference at the lower
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
-from typing import NamedTuple
 
 from kmirror.cluster.protocol.batch_records import Record
-from kmirror.engine.compare.difference import RecordSummary, summary_of
+from kmirror.engine.compare.difference import summary_of
+from kmirror.engine.compare.keys_on_disk import KeysOnDisk, KeyWait, MissingRecord
 from kmirror.engine.compare.visible_log import Log
-
-
-class MissingRecord(NamedTuple):
-    """A record that a log lacks; `in_other`: the other of the two logs lacks it."""
-
-    record: RecordSummary
-    in_other: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """The first record of a key that is missing since the key was last seen, and facts of the last one."""
-
-    first: MissingRecord
-    last_offset: int
-    last_is_tombstone: bool
 
 
 class Superseded:
@@ -46,10 +31,26 @@ class Superseded:
         self.count = 0
         self._log = log
         self._other = other
-        self._waiting: dict[bytes, _Wait] = {}
+        self._waiting: dict[bytes, KeyWait] = {}
+        self._on_disk: KeysOnDisk | None = None
 
     def __len__(self) -> int:
+        """Return how many keys wait in memory."""
         return len(self._waiting)
+
+    def spill(self) -> None:
+        """Move the keys that wait to disk. Raises RefusedError."""
+        if self._waiting:
+            self._on_disk = self._on_disk or KeysOnDisk()
+            for key, wait in self._waiting.items():
+                self._on_disk.add(key, wait)
+            self._waiting.clear()
+
+    def close(self) -> None:
+        """Forget the keys on disk."""
+        if self._on_disk is not None:
+            self._on_disk.close()
+            self._on_disk = None
 
     def excuses(self, record: Record) -> bool:
         """Note a missing record; return False if nothing later can explain it."""
@@ -62,7 +63,7 @@ class Superseded:
     def _wait(self, key: bytes, record: Record) -> None:
         known = self._waiting.get(key)
         first = known.first if known else MissingRecord(summary_of(record))
-        self._waiting[key] = _Wait(first, record.offset, record.value is None)
+        self._waiting[key] = KeyWait(first, record.offset, record.value is None)
 
     def seen(self, record: Record) -> None:
         """Note that this record is in the log."""
@@ -89,6 +90,12 @@ class Superseded:
 
         The logs are compared up to `position`, of `end` in all. Afterwards no key waits.
         """
+        if self._on_disk is not None:
+            self.spill()
+            try:
+                return self._unexplained_on_disk(self._on_disk, position, end)
+            finally:
+                self.close()
         if self._waiting:
             self._search_ahead(position)
         if self._waiting and position < end:
@@ -98,6 +105,20 @@ class Superseded:
         left = [wait.first for wait in self._waiting.values()]
         self._waiting.clear()
         return min(left, key=lambda missing: missing.record.offset, default=None)
+
+    def _unexplained_on_disk(self, on_disk: KeysOnDisk, position: int, end: int) -> MissingRecord | None:
+        # a tombstone is explained by what the log lacks before it
+        start = None if on_disk.has_tombstones or position < end else on_disk.first_offset
+        with closing(self._log.scan(start)) as records:
+            for record in records:
+                if record.key is not None:
+                    on_disk.seen(_hash(record.key), record.offset)
+        if position < end:
+            with closing(self._other.scan(position, end)) as records:
+                for record in records:
+                    if record.key is not None:
+                        on_disk.seen_in_other(_hash(record.key), record.offset, is_tombstone=record.value is None)
+        return on_disk.unexplained()
 
     def _search_ahead(self, position: int) -> None:
         with closing(self._log.scan(position)) as records:
