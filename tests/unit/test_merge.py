@@ -194,7 +194,8 @@ def test_tiny_records_far_into_a_merged_batch_begin_another() -> None:
         bytes(make_batch([Record(offset + i, NOW, None, None) for i in range(FEW_PLAIN_RECORDS)], leader_epoch=3))
         for offset in range(0, 500 * FEW_PLAIN_RECORDS, FEW_PLAIN_RECORDS)
     ]
-    everything, found, at = memoryview(b"".join(batches)), [], 0
+    everything, at = memoryview(b"".join(batches)), 0
+    found: list[Record] = []
     while (merged := merge(everything, at, len(found))) is not None:
         found += records_of(merged.data)
         at = merged.end

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topics.policies import refuses_settings, settled_to_change
@@ -25,10 +25,14 @@ from kmirror.ops.base.source_settings import source_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.setting_changes import SettingsSync, as_first_source, settling, sync_settings
+from kmirror.words import listed
 
 _WHAT = "settings"
 _LIMIT = "max.message.bytes"
 _RECORDS_AT_ONCE = 200
+_FAILED = "FAILED"
+#: How many topics a sentence names.
+_NAMED = 5
 #: How old the recorded time may be at which the first source's settings were read.
 _RECORDED_EVERY_MS = 600_000
 
@@ -48,7 +52,7 @@ class SettingsSyncJob(DestinationJob):
         topics = [topic for topic in view.topics if _follows(topic)]
         if topics and view.settings.sync_topic_configs_enabled:
             with self._pace.measured():
-                yield from self._sync(view, topics)
+                yield from joined_failures(self._sync(view, topics))
 
     def _sync(self, view: JobView, topics: Sequence[TopicRecord]) -> Iterator[JobEvent]:
         destination = self._destination
@@ -69,6 +73,8 @@ class SettingsSyncJob(DestinationJob):
             if isinstance(there, int):
                 yield from self._trouble(topic.topic, f"the source does not return its settings: {code_name(there)}")
                 continue
+            if present == Code.UNKNOWN_TOPIC_OR_PARTITION:
+                continue  # a new topic, which this broker does not know yet
             if isinstance(present, int):
                 what = f"the destination does not return its settings: {code_name(present)}"
                 yield from self._trouble(topic.topic, what)
@@ -158,8 +164,24 @@ class SettingsSyncJob(DestinationJob):
     def _trouble(self, topic: str, message: str) -> Iterator[JobEvent]:
         if self._reported.get(topic) != message:
             self._reported[topic] = message
-            note = f"the settings of {topic} cannot be synced from its source: {message}"
-            yield JobEvent(note, _WHAT, "FAILED", {"topic": topic, "message": message}, Level.WARNING)
+            yield JobEvent(None, _WHAT, _FAILED, {"topic": topic, "message": message}, Level.WARNING)
+
+
+def joined_failures(events: Iterable[JobEvent]) -> Iterator[JobEvent]:
+    """Pass on events, those of failures last, with one sentence for all topics that failed alike."""
+    failures: dict[object, list[JobEvent]] = {}
+    try:
+        for event in events:
+            if event.result == _FAILED:
+                failures.setdefault(event.details["message"], []).append(event)
+            else:
+                yield event
+    finally:
+        for message, alike in failures.items():
+            topics = listed([str(event.details["topic"]) for event in alike], _NAMED)
+            note = f"the settings of {topics} cannot be synced from {'its' if len(alike) == 1 else 'their'} source"
+            yield replace(alike[0], note=f"{note}: {message}")
+            yield from alike[1:]
 
 
 def _is_stale(recorded_ms: int | None, seen_ms: int | None) -> bool:
