@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from kmirror.errors import KmirrorError, TimedOutError
 R = TypeVar("R")
 
 _POLL_SECONDS = 0.02
+_IDLE = "kmirror-idle"
 
 
 def guarded_thread(run: Callable[[], None], name: str, broken: Callable[[Exception], None]) -> threading.Thread:
@@ -61,3 +63,47 @@ def call_in_thread(function: Callable[[], R], name: str = "kmirror-call") -> Fut
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+class ReusedThreads:
+    """Call functions in threads that are used again, and that the end of this process does not wait for.
+
+    There are as many as functions ran at the same time; those without one are named kmirror-idle.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[queue.SimpleQueue[Callable[[], None] | None]] = []
+
+    def call(self, function: Callable[[], None], name: str) -> Future[None]:
+        """Call `function` in a thread of that name."""
+        future: Future[None] = Future()
+
+        def run() -> None:
+            thread = threading.current_thread()
+            thread.name = name
+            try:
+                function()
+            except BaseException as error:
+                thread.name = _IDLE
+                future.set_exception(error)
+            else:
+                thread.name = _IDLE
+                future.set_result(None)
+
+        try:
+            calls = self._free.pop()
+        except IndexError:
+            calls = queue.SimpleQueue()
+            threading.Thread(target=self._serve, args=(calls,), name=_IDLE, daemon=True).start()
+        calls.put(run)
+        return future
+
+    def close(self) -> None:
+        """End the threads that call nothing."""
+        while self._free:
+            self._free.pop().put(None)
+
+    def _serve(self, calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        while (call := calls.get()) is not None:
+            call()
+            self._free.append(calls)
