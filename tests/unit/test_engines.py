@@ -28,7 +28,6 @@ class FakeEngine:
     """Do in a turn what the test says."""
 
     caught_up = has_news = True
-    balancer = None
 
     def __init__(
         self, mirror: str, turn: Callable[[], None] = lambda: None, closes: Callable[[], object] = lambda: None
@@ -39,6 +38,11 @@ class FakeEngine:
         self.calls: list[str] = []
         self._turn, self._closes = turn, closes
         self.finished = False
+        self.balancer = self
+        self.sharing = 0
+
+    def share_machine(self, mirrors: int) -> None:
+        self.sharing = mirrors
 
     def topics(self) -> tuple[TopicStatus, ...]:
         return (topic_of("t", mirror=self.mirror, state=TopicState.PAUSED),)
@@ -141,6 +145,20 @@ def test_an_engine_without_news_has_its_turns_less_often_the_more_there_are() ->
         return all(len(one.calls) > 2 for one in idle)
 
     wait_until(all_had_another)
+
+
+def test_engines_know_how_many_share_the_machine_and_of_those_to_come() -> None:
+    first, second = FakeEngine("first"), FakeEngine("second")
+    engines = engines_of(first)
+    engines.tick()
+    assert first.sharing == 1
+    engines.expected = lambda: 9
+    engines.tick()
+    engines.add(cast(MirrorEngine, second))
+    assert [first.sharing, second.sharing] == [9, 9]
+    engines.expected = lambda: 0
+    engines.tick()
+    assert [first.sharing, second.sharing] == [2, 2]
 
 
 def test_of_one_that_is_let_go_nothing_is_said() -> None:

@@ -65,6 +65,9 @@ def call_in_thread(function: Callable[[], R], name: str = "kmirror-call") -> Fut
     return future
 
 
+_Call = tuple[Callable[[], None], str, "Future[None]"]
+
+
 class ReusedThreads:
     """Call functions in threads that are used again, and that the end of this process does not wait for.
 
@@ -72,30 +75,18 @@ class ReusedThreads:
     """
 
     def __init__(self) -> None:
-        self._free: list[queue.SimpleQueue[Callable[[], None] | None]] = []
+        #: What hands a call to each thread that has none.
+        self._free: list[queue.SimpleQueue[_Call | None]] = []
 
     def call(self, function: Callable[[], None], name: str) -> Future[None]:
         """Call `function` in a thread of that name."""
         future: Future[None] = Future()
-
-        def run() -> None:
-            thread = threading.current_thread()
-            thread.name = name
-            try:
-                function()
-            except BaseException as error:
-                thread.name = _IDLE
-                future.set_exception(error)
-            else:
-                thread.name = _IDLE
-                future.set_result(None)
-
         try:
             calls = self._free.pop()
         except IndexError:
             calls = queue.SimpleQueue()
             threading.Thread(target=self._serve, args=(calls,), name=_IDLE, daemon=True).start()
-        calls.put(run)
+        calls.put((function, name, future))
         return future
 
     def close(self) -> None:
@@ -103,7 +94,19 @@ class ReusedThreads:
         while self._free:
             self._free.pop().put(None)
 
-    def _serve(self, calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    def _serve(self, calls: queue.SimpleQueue[_Call | None]) -> None:
+        thread = threading.current_thread()
         while (call := calls.get()) is not None:
-            call()
-            self._free.append(calls)
+            function, thread.name, future = call
+            error: BaseException | None = None
+            try:
+                function()
+            except BaseException as raised:
+                error = raised
+            thread.name = _IDLE
+            self._free.append(calls)  # before anyone learns that the call has ended, and starts another
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+            del call, function, future, error

@@ -71,6 +71,9 @@ class Engines:
         self._turned_at: dict[MirrorEngine, float] = {}
         #: Returns where Spark's functions run; None if that is unknown.
         self.placement: Callable[[], Placement | None] = lambda: None
+        #: Returns how many mirrors the run is to copy, as far as it knows.
+        self.expected: Callable[[], int] = lambda: 0
+        self._sharing = 1
         self._spread = Spread()
         self._spread_at = 0.0
         for engine in engines:
@@ -80,6 +83,7 @@ class Engines:
         """Start an engine and add it."""
         engine.start(self._pools, self._tail)
         self._running.append(engine)
+        engine.balancer.share_machine(self._sharing)
 
     @property
     def running(self) -> Sequence[MirrorEngine]:
@@ -145,6 +149,10 @@ class Engines:
     def tick(self) -> None:
         """Have each engine do what is due, and close those that have ended."""
         at = now()
+        if (sharing := max(1, len(self._running), self.expected())) != self._sharing:
+            self._sharing = sharing
+            for engine in self.working:
+                engine.balancer.share_machine(sharing)
         pause = min(_MOST_TURN_SECONDS, _TURN_SECONDS * len(self._running))
         for engine in self.working:
             turned_at = self._turned_at.get(engine)

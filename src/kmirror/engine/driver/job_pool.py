@@ -90,7 +90,9 @@ class JobPool:
         at = now()
         for member in self._members:
             if (run := member.run) is not None:
-                member.is_slow = at - member.began >= self._slow_seconds
+                takes_long = at - member.began >= self._slow_seconds
+                # until it has ended fast, a job that was slow the last time is slow
+                member.is_slow = takes_long or (member.is_slow and not run.done())
                 if run.done():
                     member.run = None
                     if isinstance(error := run.exception(), Exception):
@@ -128,8 +130,8 @@ class Pools:
     """The pools of a process: what one of them waits for holds up neither of the others."""
 
     def __init__(self) -> None:
-        # more threads: on a machine that is busy all take long
-        self.heartbeats = JobPool(32, slow_seconds=1.0)
+        # more threads, and patience: on a busy machine all take long, and those without an answer three seconds
+        self.heartbeats = JobPool(32, slow_seconds=2.5)
         # a source that does not answer delays side jobs much longer than its monitor
         self.side_jobs, self.monitors = JobPool(), JobPool()
         self._ticked_at = 0.0

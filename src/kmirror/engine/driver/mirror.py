@@ -97,7 +97,7 @@ class MirrorEngine:
         self._lanes = Lanes(self.orders, self.journal, lease, runner, filling)
         unreadable = [record.key for record in state.unknown]
         self.history = History(mirror, now(), state.history(mirror), unreadable)
-        self._heartbeats = Heartbeats(lease, self._lanes, self.partitions, self.journal, self.history)
+        self.heartbeats = Heartbeats(lease, self._lanes, self.partitions, self.journal, self.history)
         self._workers = Workers(mirror, lease.record.master, self._lanes, self._health, self.journal)
         self.source = SourceStatus(mirror, self.journal)
         self._destination = DestinationStatus(mirror, self.journal)
@@ -157,7 +157,7 @@ class MirrorEngine:
         )
         self._ends = [
             tail.follow(self._destination_config, self.mirror, self),
-            pools.heartbeats.add([self._heartbeats], self._inbox.put),
+            pools.heartbeats.add([self.heartbeats], self._inbox.put),
             pools.monitors.add([monitor], self._inbox.put),
             pools.side_jobs.add(self._side_jobs, self._inbox.put, _JOBS_AT_ONCE),
         ]
@@ -203,16 +203,16 @@ class MirrorEngine:
 
     def close(self) -> None:
         """Release the lease if every lane has ended; in any thread, after `leave`. It may wait for the destination."""
-        self._heartbeats.end(releases=self._releases)
+        self.heartbeats.end(releases=self._releases)
 
     @property
     def has_news(self) -> bool:
         """True when something waits for the next `tick`."""
-        return self._heartbeats.is_answered or not self._inbox.empty()
+        return self.heartbeats.is_answered or not self._inbox.empty()
 
     def tick(self) -> None:
         """Take reports, replace lanes that died, keep the lease."""
-        if (error := self._heartbeats.take_answer()) is not None:
+        if (error := self.heartbeats.take_answer()) is not None:
             self._lose(error)
         self._take_reports()
         at = now()
@@ -231,7 +231,7 @@ class MirrorEngine:
                 self.history.take(self._sample(), at, now_ms())
             if self._objectives.is_due(at, has_rules=bool(self._topics.settings.objective_rpo.rules)):
                 self._objectives.take(self.topics(), self.counters.throttled_ms, at, now_ms())
-        if self._heartbeats.is_wanted(at):
+        if self.heartbeats.is_wanted(at):
             self._put_heartbeat_together()
         if not self.stopping and self.lost is None:
             self._lanes.start_due(at)
@@ -240,7 +240,7 @@ class MirrorEngine:
         silent_lanes = self._workers.silent_lanes_ms(now())
         settings, lanes = self._topics.settings, self._lanes.working()
         limit = settings.throttle_bytes_per_second
-        self._heartbeats.put_together(
+        self.heartbeats.put_together(
             silent_lanes,
             self.source,
             self._throttle_shares.of(limit, lanes) if limit else None,
@@ -351,7 +351,7 @@ class MirrorEngine:
                     if report.source != source:
                         self._login.ask()
                 case Unknown():
-                    self._heartbeats.keeps_lease_only = True
+                    self.heartbeats.keeps_lease_only = True
                     self._lose(unreadable_error(report))
                 case SourceReport():
                     self._take_source_report(report)
@@ -374,14 +374,14 @@ class MirrorEngine:
             text = f"the source of {self.mirror} is reached in another way from now on: {'; '.join(changes)}"
             self.journal.note(text, Level.WARNING)
             self.journal.record("source", "CHANGED", {"changes": changes})
-            self._announced, self._announced_by = record, self._heartbeats.next_attempt
+            self._announced, self._announced_by = record, self.heartbeats.next_attempt
             self._lanes.heartbeat_now = True
         return bool(changes)
 
     @property
     def _is_announcing(self) -> bool:
         """True until a heartbeat has tried to store that the source is reached in another way."""
-        return self._announced is not None and self._heartbeats.attempts < self._announced_by
+        return self._announced is not None and self.heartbeats.attempts < self._announced_by
 
     def _take_progress(self, record: ProgressRecord) -> None:
         record, is_complete = self._reports.take(record, at := now())
