@@ -78,6 +78,7 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)
     place: Executor | None = None
     cancelled: bool = False
+    request: JobRequest | None = None
 
     def forbid(self) -> None:
         """Keep workers from starting it."""
@@ -221,8 +222,7 @@ class SparkRuntime:
             mark = Mark.at(self._folder / f"task-{number}") if self._local else None
             job = self._jobs[name] = _Job(name, f"{name} #{number}", mark, place=place)
             self._watching = self._watching or JobWatch(self._running)
-        self._watching.submit(
-            JobRequest(
+            job.request = JobRequest(
                 job.group,
                 name,
                 partial(run_task, payload=payload, generations=3 if self._local else 2, mark=mark),
@@ -230,7 +230,7 @@ class SparkRuntime:
                 lambda answer: self._complete(job, pickle.loads(answer)),
                 lambda error: self._fail(job, error),
             )
-        )
+        self._watching.submit(job.request)
         return job.future
 
     def map(
@@ -296,11 +296,13 @@ class SparkRuntime:
         self._kill_worker(job)
 
     def is_waiting(self, name: str) -> bool:
-        """Return True if Spark says, within a second, that no worker has started the function yet."""
+        """Return True if Spark does not have the function yet, or says within a second that no worker has it."""
         with self._lock:
             job = self._jobs.get(name)
         if job is None:
             return False
+        if job.request is not None and job.request.running is None:
+            return True  # Spark does not have it yet
         try:
             return call_with_timeout(partial(is_waiting, self._running(), job.group), _CHECK_SECONDS)
         except Exception:

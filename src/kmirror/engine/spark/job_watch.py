@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kmirror.engine.executors import Executor
-from kmirror.engine.spark.spark_context import RunningJob, active_jobs
+from kmirror.engine.spark.spark_context import RunningJob, active_jobs, one_row
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -31,6 +31,7 @@ class JobRequest:
     ended: Callable[[bytes], None]
     failed: Callable[[BaseException], None]
     submitted_at: float = field(default=0.0, init=False)
+    #: None until Spark has it.
     running: RunningJob | None = field(default=None, init=False)
 
 
@@ -41,6 +42,8 @@ class JobWatch:
         self._context = context
         self._requests: queue.SimpleQueue[JobRequest | None] = queue.SimpleQueue()
         self._jobs: list[JobRequest] = []
+        #: What jobs without a preferred executor run over.
+        self._row: Any = None
         self._thread = threading.Thread(target=self._run, name="spark jobs", daemon=True)
         self._thread.start()
 
@@ -72,9 +75,11 @@ class JobWatch:
 
     def _start(self, request: JobRequest) -> None:
         try:
-            request.running = RunningJob(
-                self._context(), request.group, request.name, request.place(), request.function
-            )
+            context, place = self._context(), request.place()
+            if self._row is None:
+                self._row = one_row(context, None)
+            row = self._row if place is None else one_row(context, place)
+            request.running = RunningJob(context, request.group, request.name, row, request.function)
         except BaseException as error:
             request.failed(error)
             return

@@ -81,6 +81,15 @@ def forget_context(context: SparkContext | None) -> None:
         connection.shutdown()
 
 
+def one_row(context: SparkContext, place: Executor | None) -> Any:
+    """Return a Java RDD of one row, whose job runs preferably on `place`; any number of jobs may use it."""
+    jvm: Any = context._jvm
+    places = jvm.PythonUtils.toSeq([] if place is None else [f"executor_{place.host}_{place.name}"])
+    row = jvm.scala.Tuple2(bytearray(b"."), places)
+    any_class = getattr(getattr(jvm.scala.reflect, "ClassTag$"), "MODULE$").AnyRef()
+    return context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([row]), any_class).toJavaRDD()
+
+
 class RunningJob:
     """A job with one task that Spark runs. All calls block as long as the JVM takes to answer, not until the job ends.
 
@@ -88,24 +97,14 @@ class RunningJob:
     """
 
     def __init__(
-        self,
-        context: SparkContext,
-        group: str,
-        name: str,
-        place: Executor | None,
-        function: Callable[[Any], Iterator[bytes]],
+        self, context: SparkContext, group: str, name: str, row: Any, function: Callable[[Any], Iterator[bytes]]
     ) -> None:
-        """Have Spark run `function` over one row, preferably on `place`; it yields one row."""
+        """Have Spark run `function` over `one_row`; it yields one row."""
         from pyspark.core.rdd import RDD
         from pyspark.serializers import NoOpSerializer
 
         context.setJobGroup(group, name, interruptOnCancel=False)
-        jvm: Any = context._jvm
-        places = jvm.PythonUtils.toSeq([] if place is None else [f"executor_{place.host}_{place.name}"])
-        row = jvm.scala.Tuple2(bytearray(b"."), places)
-        any_class = getattr(getattr(jvm.scala.reflect, "ClassTag$"), "MODULE$").AnyRef()
-        rows = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([row]), any_class)
-        rdd: Any = RDD(rows.toJavaRDD(), context, NoOpSerializer()).mapPartitions(function)
+        rdd: Any = RDD(row, context, NoOpSerializer()).mapPartitions(function)
         rdd._jrdd_deserializer = NoOpSerializer()
         self._action: Any = rdd._jrdd.collectAsync()
         #: The number by which `active_jobs` lists it; None if it ended at once.
