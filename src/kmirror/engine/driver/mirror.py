@@ -226,7 +226,7 @@ class MirrorEngine:
         if self._topics.release(self._lanes.is_free):
             self._lanes.heartbeat_now = True
         if not self.stopping:
-            self._workers.check(at, are_readable=self._destination.trouble(at) is None)
+            self._workers.check(at, are_readable=self._destination.passes_reports(at))
             if self.history.is_due(at):
                 self.history.take(self._sample(), at, now_ms())
             if self._objectives.is_due(at, has_rules=bool(self._topics.settings.objective_rpo.rules)):
