@@ -95,6 +95,15 @@ class ProcessTree:
                 return LANES
         return DRIVER
 
+    def kinds(self) -> dict[int, str]:
+        """Read again, and return the kind of each running process of the tree."""
+        running = self._look()
+        return {
+            pid: kind
+            for (pid, started), kind in self._kinds.items()
+            if pid in running and running[pid].started == started
+        }
+
     def sample_memory(self) -> None:
         """Sum up the memory of the known processes; shared pages count once."""
         self.peak_memory = max(self.peak_memory, sum(_memory_of(pid) for pid, _ in self._known))

@@ -109,6 +109,8 @@ class Run:
     """What `run --all` does once Spark has started, in a thread, and which threads it has."""
 
     def __init__(self, destination: Destination) -> None:
+        #: Threads of other tests, which may wait for a dead source for as long as it says.
+        self._others = set(threading.enumerate())
         self._stop, self._runtime = threading.Event(), IdleRuntime()
         self._snapshots = Snapshots()
         self._supervisor = EngineSupervisor(destination, RunRequest((), all_mirrors=True), destination.state())
@@ -127,7 +129,7 @@ class Run:
 
     def count_threads(self) -> Counter[str]:
         """Return how many threads have each name now."""
-        found = Counter(thread.name for thread in threading.enumerate())
+        found = Counter(thread.name for thread in threading.enumerate() if thread not in self._others)
         self.most |= found
         self.most_jobs = max(self.most_jobs, sum(found[name] for name in JOBS))
         return found
@@ -155,6 +157,42 @@ class Run:
         finally:
             self._stop.set()
             self._thread.join(PATIENCE_S)
+
+
+#: Names of threads that run jobs of all mirrors; and of those that do for a moment whatever else may take long.
+POOLED = {"kmirror-heartbeat", "kmirror-source", "kmirror-idle", *JOBS}
+PASSING = {"kmirror-call", "kmirror-close"}
+#: All threads of the pools.
+MOST_POOLED = 32 + 2 * MOST
+
+
+def test_twice_as_many_mirrors_need_no_more_threads_and_none_of_their_own(
+    source_cluster: SandboxCluster, make_cluster: MakeCluster, silent: str
+) -> None:
+    cluster = make_cluster("twice")
+    with Destination.open(properties_of(cluster)) as destination:
+        for _ in range(4):
+            new_mirror(destination, source_cluster)
+        dead = [store_dead(destination, silent) for _ in range(2)]
+        run = Run(destination)
+        with run.running():
+
+            def settled(mirrors: int) -> Counter[str]:
+                """Return the threads, but for those of the pools, once that many mirrors have engines at work."""
+                run.until(
+                    lambda: len(left := run.jobs_left()) == mirrors and not any(left[m] for m in left.keys() - dead)
+                )
+                run.until(lambda: not run.count_threads().keys() & PASSING)
+                found = run.count_threads()
+                assert sum(found[name] for name in POOLED) <= MOST_POOLED
+                return Counter({name: count for name, count in found.items() if name not in POOLED})
+
+            six = settled(6)
+            for _ in range(4):
+                new_mirror(destination, source_cluster)
+            dead += [store_dead(destination, silent) for _ in range(2)]
+            assert settled(12) == six
+    assert {"kmirror-follow": 1, "kmirror-mirrors": 1}.items() <= six.items()
 
 
 @pytest.fixture

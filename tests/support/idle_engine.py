@@ -9,8 +9,9 @@ from concurrent.futures import Future
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.driver.job_pool import JobPool
+from kmirror.engine.driver.job_pool import Pools
 from kmirror.engine.driver.mirror import MirrorEngine
+from kmirror.engine.driver.state_tail import StateTail
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, now_ms
@@ -70,7 +71,7 @@ class Run:
     def __init__(self, destination: Destination, mirror: str) -> None:
         self._destination, self._mirror = destination, mirror
         self.lanes = IdleLanes()
-        self._pool = JobPool()
+        self._pools, self._tail = Pools(), StateTail()
         identity = EngineIdentity.of_this_process("app", "local[1]")
         self._lease = Lease.acquire(destination.store, mirror, identity, 5_000)
         state = destination.state()
@@ -79,7 +80,7 @@ class Run:
         )
 
     def __enter__(self) -> Run:
-        self.engine.start(self._pool, self._pool)
+        self.engine.start(self._pools, self._tail)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,7 +90,11 @@ class Run:
         while not self.engine.finished:
             assert time.monotonic() < deadline
             self.engine.tick()
+            self._pools.tick()
+        self.engine.leave()
         self.engine.close()
+        self._tail.close()
+        self._pools.close()
 
     def until(self, condition: Callable[[], bool], *, lanes_end: bool = False) -> None:
         """Let the engine work until something holds."""
@@ -98,7 +103,7 @@ class Run:
             assert time.monotonic() < deadline, (self.engine.journal.notes, self.engine.partitions.rows)
             if lanes_end:
                 self.lanes.end()
-            self._pool.tick()
+            self._pools.tick()
             self.engine.tick()
             time.sleep(0.02)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
@@ -19,7 +19,7 @@ from kmirror.ops.run.outcome import outcome
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TopicStatus
 from tests.support.statuses import topic_of
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 FENCED = RefusedError("process 7 on h took over", None, Reason.FENCED)
 
@@ -27,16 +27,22 @@ FENCED = RefusedError("process 7 on h took over", None, Reason.FENCED)
 class FakeEngine:
     """Do in a turn what the test says."""
 
-    caught_up = True
-    balancer = None
+    caught_up = has_news = True
 
-    def __init__(self, mirror: str, turn: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, mirror: str, turn: Callable[[], None] = lambda: None, closes: Callable[[], object] = lambda: None
+    ) -> None:
         self.mirror = mirror
         self.journal = MirrorJournal(mirror, "eve", lambda: 0)
         self.lost: KmirrorError | None = None
         self.calls: list[str] = []
-        self._turn = turn
+        self._turn, self._closes = turn, closes
         self.finished = False
+        self.balancer = self
+        self.sharing = 0
+
+    def share_machine(self, mirrors: int) -> None:
+        self.sharing = mirrors
 
     def topics(self) -> tuple[TopicStatus, ...]:
         return (topic_of("t", mirror=self.mirror, state=TopicState.PAUSED),)
@@ -52,13 +58,28 @@ class FakeEngine:
         self.calls.append("stop")
         self.finished = True
 
+    def leave(self) -> None:
+        self.calls.append("leave")
+
     def close(self) -> None:
+        self._closes()
         self.calls.append("close")
         self.journal.note("closed")
 
 
 def engines_of(*fakes: FakeEngine) -> Engines:
     return Engines(cast(MirrorEngine, fake) for fake in fakes)
+
+
+def until_closed(engines: Engines, fake: FakeEngine) -> None:
+    """Give turns until an engine is closed, which is done in a thread."""
+
+    def is_closed() -> bool:
+        engines.tick()
+        return fake not in cast(Sequence[object], engines.running)
+
+    wait_until(is_closed)
+    assert fake.calls[-2:] == ["leave", "close"]
 
 
 def broken() -> None:
@@ -70,10 +91,10 @@ def test_one_that_is_fenced_ends_and_the_other_copies_on() -> None:
     engines = engines_of(lost, good)
     engines.tick()
     lost.lost = FENCED
+    until_closed(engines, lost)
     engines.tick()
-    engines.tick()
-    assert lost.calls == ["start", "tick", "tick", "stop", "close"]
-    assert good.calls == ["start", "tick", "tick", "tick"]
+    assert lost.calls == ["start", "tick", "tick", "stop", "leave", "close"]
+    assert good.calls[:4] == ["start", "tick", "tick", "tick"]
     assert [engine.mirror for engine in engines.running] == ["good"]
     assert engines.not_copied == {"lost": NotCopied("process 7 on h took over", Level.ERROR, Reason.FENCED)}
     view = view_of(engines, COPYING, 1.0)
@@ -86,36 +107,74 @@ def test_one_that_is_fenced_ends_and_the_other_copies_on() -> None:
 def test_one_that_breaks_ends_alone() -> None:
     bad, good = FakeEngine("bad", broken), FakeEngine("good")
     engines = engines_of(bad, good)
+    until_closed(engines, bad)
     engines.tick()
-    engines.tick()
-    assert bad.calls == ["start", "tick", "close"]
-    assert good.calls == ["start", "tick", "tick"]
+    assert bad.calls == ["start", "tick", "leave", "close"]
+    assert good.calls[:3] == ["start", "tick", "tick"]
     assert engines.not_copied["bad"].why == "never seen before"
 
 
-def test_the_turn_of_one_does_not_wait_for_that_of_another() -> None:
-    both = threading.Barrier(2, timeout=PATIENCE_S)
+def test_the_turns_of_others_do_not_wait_for_one_that_is_closed() -> None:
+    may_end = threading.Event()
+    slow = [FakeEngine(f"slow {number}", closes=lambda: may_end.wait(PATIENCE_S)) for number in range(20)]
+    good = FakeEngine("good")
+    engines = engines_of(*slow, good)
+    for one in slow:
+        engines.end(cast(MirrorEngine, one))
+    engines.tick()
+    ticks = len(good.calls)
+    engines.tick()
+    assert len(good.calls) == ticks + 1
+    assert sum(thread.name == "kmirror-close" for thread in threading.enumerate()) == 16
+    may_end.set()
+    for one in slow:
+        until_closed(engines, one)
 
-    def meet() -> None:
-        both.wait()
 
-    engines_of(FakeEngine("a", meet), FakeEngine("b", meet)).tick()
-    assert not both.broken
+def test_an_engine_without_news_has_its_turns_less_often_the_more_there_are() -> None:
+    idle, busy = [FakeEngine(f"idle {number}") for number in range(40)], FakeEngine("busy")
+    for one in idle:
+        one.has_news = False
+    engines = engines_of(*idle, busy)
+    for _ in range(3):
+        engines.tick()
+    assert ({len(one.calls) for one in idle}, len(busy.calls)) == ({2}, 4)
+
+    def all_had_another() -> bool:
+        engines.tick()
+        return all(len(one.calls) > 2 for one in idle)
+
+    wait_until(all_had_another)
+
+
+def test_engines_know_how_many_share_the_machine_and_of_those_to_come() -> None:
+    first, second = FakeEngine("first"), FakeEngine("second")
+    engines = engines_of(first)
+    engines.tick()
+    assert first.sharing == 1
+    engines.expected = lambda: 9
+    engines.tick()
+    engines.add(cast(MirrorEngine, second))
+    assert [first.sharing, second.sharing] == [9, 9]
+    engines.expected = lambda: 0
+    engines.tick()
+    assert [first.sharing, second.sharing] == [2, 2]
 
 
 def test_of_one_that_is_let_go_nothing_is_said() -> None:
     gone, good = FakeEngine("gone"), FakeEngine("good")
     engines = engines_of(gone, good)
     engines.drop("gone")
-    engines.tick()
-    assert gone.calls == ["start", "stop", "tick", "close"]
+    until_closed(engines, gone)
+    assert gone.calls == ["start", "stop", "tick", "leave", "close"]
     assert [engine.mirror for engine in engines.last] == ["good"]
     assert (engines.not_copied, view_of(engines, COPYING, 1.0).mirrors) == ({}, ("good",))
 
 
 def test_of_one_that_was_lost_before_it_is_let_go_nothing_is_said_either() -> None:
-    engines = engines_of(FakeEngine("gone", broken), FakeEngine("good"))
-    engines.tick()
+    gone = FakeEngine("gone", broken)
+    engines = engines_of(gone, FakeEngine("good"))
+    until_closed(engines, gone)
     engines.drop("gone")
     assert (engines.not_copied, view_of(engines, COPYING, 1.0).mirrors) == ({}, ("good",))
 
@@ -123,12 +182,12 @@ def test_of_one_that_was_lost_before_it_is_let_go_nothing_is_said_either() -> No
 def test_a_mirror_whose_engines_keep_breaking_leaves_one_error_and_no_more() -> None:
     engines = engines_of()
     for _ in range(3):
-        engines.add(cast(MirrorEngine, FakeEngine("bad", broken)))
-        engines.tick()
+        engines.add(cast(MirrorEngine, bad := FakeEngine("bad", broken)))
+        until_closed(engines, bad)
     assert (len(engines.last), len(engines._broken)) == (1, 1)
-    engines.add(cast(MirrorEngine, FakeEngine("bad", broken)))
+    engines.add(cast(MirrorEngine, bad := FakeEngine("bad", broken)))
     engines.drop("bad")
-    engines.tick()
+    until_closed(engines, bad)
     assert (engines.running, engines.last, engines._dropped) == ((), (), set())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
@@ -156,6 +157,28 @@ def test_a_job_that_takes_long_makes_its_group_slow_before_it_ends() -> None:
         groups.add(other)
         groups.until(lambda: other.runs)
         assert [job.runs for job in later] == [0, 0]
+
+
+def test_a_job_that_was_slow_counts_as_slow_while_it_runs_again() -> None:
+    with pool(4, slow_seconds=0.2) as groups:
+        slow = [Job(blocked=True) for _ in range(4)]
+        for job in slow:
+            groups.add(job)
+        groups.until(lambda: groups.running == 4)
+        time.sleep(0.3)
+        groups.until(lambda: True)
+        for job in slow:
+            job.most_runs = 1
+            job.may_end.set()
+        groups.until(lambda: not groups.running)
+        for job in slow:
+            job.may_end.clear()
+            job.most_runs = 2
+        groups.until(lambda: groups.running == 2)
+        other = Job()
+        groups.add(other)
+        groups.until(lambda: other.runs >= 5)
+        assert sum(job.at_once for job in slow) == 2
 
 
 def test_a_job_runs_only_when_it_is_due() -> None:

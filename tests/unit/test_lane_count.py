@@ -33,6 +33,23 @@ def test_how_many_lanes_copy(setting: str, master: str | None, lanes: int) -> No
 
 
 @pytest.mark.parametrize(
+    ("setting", "master", "mirrors", "lanes"),
+    [
+        ("auto", "local[2]", 2, 2),
+        ("auto", "local[2]", 3, 1),
+        ("auto", "local[2]", 100, 1),
+        ("auto", "local[16]", 8, 4),
+        ("auto", "local[16]", 16, 2),
+        ("auto", "local[16]", 17, 1),
+        ("auto", "spark://h:7077", 100, 2),
+        ("3", "local[2]", 100, 3),
+    ],
+)
+def test_many_mirrors_on_one_machine_have_one_lane_each(setting: str, master: str, mirrors: int, lanes: int) -> None:
+    assert lanes_of(parse_settings({"copy.lanes": setting}).copy_lanes, master, mirrors) == lanes
+
+
+@pytest.mark.parametrize(
     ("setting", "lanes", "connections"),
     [("auto", 1, 64), ("auto", 2, 32), ("auto", 0, 64), ("1", 2, 1), ("7", 2, 3), ("2", 5, 1)],
 )

@@ -111,7 +111,7 @@ class Engine:
             if beats:
                 said = tuple(self.lanes.unsent)
                 self.reported += said
-                self.lanes.sent(self.lanes.claims(), said)
+                self.lanes.sent(self.lanes.claims(), said, self.lanes.fences)
             self.lanes.start_due(at)
 
     def hear(self, lane: int = 0, *, taken: int = 0, given_up: int = 0, attempt: int = 0, rows: str = "") -> str:
@@ -246,6 +246,25 @@ def test_while_a_run_that_is_overruled_may_write_what_is_taken_is_taken_predeces
     engine.go()
     assert engine.lease.predecessor_may_write_until > 0
     assert not engine.lanes.is_free("a")
+
+
+def test_a_heartbeat_that_was_put_together_before_a_run_was_fenced_does_not_fence_it() -> None:
+    engine = Engine(lanes=2)
+    engine.go("ab")
+    engine.hear(0)
+    engine.hear(1)
+    for lane in (0, 1):
+        # by the time it is stored, the next run may be fenced too
+        claims, fences = engine.lanes.claims(), engine.lanes.fences
+        engine.end(lane, how="FENCED", clean=False)
+        engine.go("cd", beats=False)
+        engine.lanes.sent(claims, (), fences)
+        engine.lease.predecessor_may_write_until = 0.0
+        assert not engine.lanes.is_free("a")
+    engine.go()
+    assert engine.lease.predecessor_may_write_until > 0
+    engine.lease.predecessor_may_write_until = 0.0
+    assert engine.lanes.is_free("a")
 
 
 def test_a_lane_whose_worker_died_counts_with_what_it_says_from_then_on(engine: Engine) -> None:

@@ -301,7 +301,7 @@ class Settings:
         value_types.auto_or(value_types.integer(1, 256)),
         None,
         "Number of Spark tasks that copy in parallel. Partitions are distributed among them. `auto`: two, and on"
-        " a machine with more than eight cores one for every four.",
+        " a machine with more than eight cores one for every four; with more mirrors than cores on one machine, one.",
         Alias("tasks.max"),
         Alias("num.cluster.link.fetchers"),
         Alias("mirror.num.replica.fetchers"),

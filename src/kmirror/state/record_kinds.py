@@ -89,9 +89,13 @@ def encode_key(key: Key) -> bytes:
     return dump(key)
 
 
-def may_be_of(key: bytes, mirror: str) -> bool:
-    """Return whether a stored key may belong to a mirror, without decoding it; False is certain."""
-    return dump(mirror) in key
+def mirror_of(key: bytes) -> str | None:
+    """Return the mirror that a stored key belongs to, without decoding the record; None for any other key."""
+    try:
+        _, mirror, *_ = _key_of(key)
+    except UNREADABLE:
+        return None
+    return mirror if isinstance(mirror, str) else None
 
 
 def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:

@@ -108,7 +108,8 @@ def _ending(engines: Engines, limits: Limits, elapsed: float, supervisor: Superv
     if supervisor is None or supervisor.is_done:
         if not engines.running:
             return Ending.LOST
-        if limits.until_caught_up and all(engine.caught_up or engine.lost for engine in engines.running):
+        working = engines.working
+        if limits.until_caught_up and working and all(engine.caught_up or engine.lost for engine in working):
             return Ending.CAUGHT_UP
     if limits.timeout is not None and elapsed >= limits.timeout:
         return Ending.TIMED_OUT

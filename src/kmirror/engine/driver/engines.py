@@ -1,26 +1,36 @@
-"""The engines of one run: each starts, runs and ends without affecting the others."""
+"""The engines of one run: each starts, runs and ends without affecting the others.
+
+One thread gives all engines their turns, in which none waits for a cluster. What waits is done by threads that all
+engines share, of which there are a fixed number however many mirrors there are.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Protocol
 
 from kmirror.engine.clock import now
-from kmirror.engine.driver.job_pool import JobPool
+from kmirror.engine.driver.job_pool import Pools
 from kmirror.engine.driver.mirror import MirrorEngine
+from kmirror.engine.driver.state_tail import StateTail
 from kmirror.engine.executors import Placement
 from kmirror.engine.lanes.spread import Spread
 from kmirror.engine.status.journal import Level, Note
+from kmirror.engine.threads import call_in_thread
 from kmirror.errors import Reason
 
 #: Lanes drain within milliseconds; one that does not is ended with its worker.
 STOP_SECONDS = 3.0
-#: How many engines `tick` at the same time: a heartbeat that waits for its coordinator must not delay all others.
+#: How many engines are closed at the same time.
 _AT_ONCE = 16
+#: How long to wait in the end for engines that are being closed: a lease that is not released expires.
+_CLOSE_SECONDS = 3.0
+#: An engine without news has a turn this often for each engine that there is, and at least this often.
+_TURN_SECONDS, _MOST_TURN_SECONDS = 0.0025, 0.25
 #: How often to check where lanes run.
 _SPREAD_SECONDS = 1.0
 
@@ -51,15 +61,19 @@ class Engines:
         self._dropped: set[MirrorEngine] = set()
         #: The notes of engines that have ended since.
         self._last_notes: list[Note] = []
-        #: Engines that were closed in this `tick`.
-        self._closed: set[MirrorEngine] = set()
+        #: Engines that are to be closed, and those that are being closed.
+        self._leaving: deque[MirrorEngine] = deque()
+        self._closing: dict[MirrorEngine, Future[None]] = {}
         #: By mirror, the last engine that has ended, unless it was dropped.
         self.ended: dict[str, MirrorEngine] = {}
-        self._pool: ThreadPoolExecutor | None = None
-        # a source that does not answer delays side jobs much longer than its monitor
-        self._side_jobs, self._monitors = JobPool(), JobPool()
+        self._pools, self._tail = Pools(), StateTail()
+        #: When each engine had its last turn.
+        self._turned_at: dict[MirrorEngine, float] = {}
         #: Returns where Spark's functions run; None if that is unknown.
         self.placement: Callable[[], Placement | None] = lambda: None
+        #: Returns how many mirrors the run is to copy, as far as it knows.
+        self.expected: Callable[[], int] = lambda: 0
+        self._sharing = 1
         self._spread = Spread()
         self._spread_at = 0.0
         for engine in engines:
@@ -67,13 +81,19 @@ class Engines:
 
     def add(self, engine: MirrorEngine) -> None:
         """Start an engine and add it."""
-        engine.start(self._side_jobs, self._monitors)
+        engine.start(self._pools, self._tail)
         self._running.append(engine)
+        engine.balancer.share_machine(self._sharing)
 
     @property
     def running(self) -> Sequence[MirrorEngine]:
-        """The engines that have not ended, in the order in which they were added."""
+        """The engines that have not ended or are not closed yet, in the order in which they were added."""
         return tuple(self._running)
+
+    @property
+    def working(self) -> Sequence[MirrorEngine]:
+        """The running engines without those that are being closed."""
+        return tuple(one for one in self._running if one not in self._closing and one not in self._leaving)
 
     @property
     def last(self) -> Sequence[MirrorEngine]:
@@ -128,48 +148,79 @@ class Engines:
 
     def tick(self) -> None:
         """Have each engine do what is due, and close those that have ended."""
-        self._side_jobs.tick()
-        self._monitors.tick()
-        if len(self._running) > 1:
-            self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, "kmirror-engine")
-            for _ in self._pool.map(self._tick, self._running):
-                pass
-        else:
-            for engine in self._running:
-                self._tick(engine)
-        self._running = [engine for engine in self._running if engine not in self._closed]
-        self._closed.clear()
+        at = now()
+        if (sharing := max(1, len(self._running), self.expected())) != self._sharing:
+            self._sharing = sharing
+            for engine in self.working:
+                engine.balancer.share_machine(sharing)
+        pause = min(_MOST_TURN_SECONDS, _TURN_SECONDS * len(self._running))
+        for engine in self.working:
+            turned_at = self._turned_at.get(engine)
+            if turned_at is None or engine.has_news or engine in self._ending or at - turned_at >= pause:
+                self._turned_at[engine] = at
+                self._turn(engine)
+        self._pools.tick()
+        self._close_some()
         if (at := now()) - self._spread_at >= _SPREAD_SECONDS:
             self._spread_at = at
             self._spread.tick(self.placement(), [e.balancer for e in self._running if e not in self._ending], at)
 
     def close(self) -> None:
         """Close the engines that are left."""
+        for engine in self.working:
+            self._leave(engine)
+        deadline = now() + _CLOSE_SECONDS
+        self._close_some()
+        while self._closing and now() < deadline:
+            wait(self._closing.values(), 0.05, FIRST_COMPLETED)
+            self._close_some()
         for engine in self._running:
-            self._close(engine)
+            self._note_closed(engine)
         self._running = []
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+        self._tail.close()
+        self._pools.close()
 
-    def _tick(self, engine: MirrorEngine) -> None:
+    def _turn(self, engine: MirrorEngine) -> None:
         try:
             engine.tick()
         except Exception as error:
             _logger.info("the engine of %s broke", engine.mirror, exc_info=error)
             self._broken[engine] = error
-            self._close(engine)
+            self._leave(engine)
             return
         if engine.lost is not None:
             self.end(engine)
         until = self._ending.get(engine)
         if until is not None and (engine.finished or now() >= until):
-            self._close(engine)
+            self._leave(engine)
 
-    def _close(self, engine: MirrorEngine) -> None:
+    def _leave(self, engine: MirrorEngine) -> None:
+        """Have an engine closed soon; it has no more turns."""
         self._ending.pop(engine, None)
-        self._closed.add(engine)
-        with contextlib.suppress(Exception) if engine in self._broken else contextlib.nullcontext():
-            engine.close()
+        self._leaving.append(engine)
+        try:
+            engine.leave()
+        except Exception as error:
+            if engine not in self._broken:
+                self._broken[engine] = error
+
+    def _close_some(self) -> None:
+        """Close engines that have left, each in a thread, since it may wait for brokers; forget those that are."""
+        for engine, closed in list(self._closing.items()):
+            if closed.done():
+                del self._closing[engine]
+                self._running.remove(engine)
+                if (error := closed.exception()) is not None and engine not in self._broken:
+                    if not isinstance(error, Exception):
+                        raise error
+                    self._broken[engine] = error
+                self._note_closed(engine)
+        while self._leaving and len(self._closing) < _AT_ONCE:
+            engine = self._leaving.popleft()
+            self._closing[engine] = call_in_thread(engine.close, "kmirror-close")
+
+    def _note_closed(self, engine: MirrorEngine) -> None:
+        self._turned_at.pop(engine, None)
         self._last_notes += engine.journal.notes
         if engine in self._dropped:
             self._dropped.remove(engine)

@@ -1,10 +1,16 @@
-"""An engine's heartbeats: each stores what has changed, and renews the lease."""
+"""An engine's heartbeats: each stores what has changed, and renews the lease.
+
+What a heartbeat stores is put together, and taken as stored, by the driver's thread; a pool sends it (`job_pool`), so
+that a coordinator that does not answer holds up the heartbeats of its own mirrors alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from kmirror.engine.clock import now
@@ -32,7 +38,7 @@ _SOON_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What one heartbeat stores."""
+    """What one heartbeat stores; `fences`: how many runs of lanes were fenced when it was put together."""
 
     lanes: dict[int, Incarnation]
     changes: tuple[LaneChangeRecord, ...]
@@ -40,10 +46,22 @@ class _Content:
     events: tuple[Event, ...]
     history: tuple[HistoryRecord, ...]
     expired: tuple[Key, ...]
+    fences: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What became of a heartbeat: what is stored of it and of the one before it; why the mirror must be stopped."""
+
+    stored: tuple[_Content, ...] = ()
+    is_accepted: bool = False
+    error: KmirrorError | None = None
 
 
 class Heartbeats:
-    """Send one mirror's heartbeats."""
+    """Send one mirror's heartbeats. The pool calls `run` in its threads, the driver's thread everything else."""
+
+    name = "heartbeat"
 
     def __init__(
         self, lease: Lease, lanes: Lanes, partitions: MirrorPartitions, journal: MirrorJournal, history: History
@@ -57,15 +75,22 @@ class Heartbeats:
         self.keeps_lease_only = False
         #: When the last heartbeat was accepted; 0.0 before the first.
         self.last_at = 0.0
+        #: How many were sent, whatever became of them.
+        self.attempts = 0
         #: What the last heartbeat stores if its outcome is unknown.
         self._unconfirmed: _Content | None = None
+        #: What waits for the pool or is being sent: its content, and the call that sends it within some seconds.
+        self._next: tuple[_Content, Callable[[float], None]] | None = None
+        self._answer: _Answer | None = None
+        #: Held while one is sent.
+        self._sending = threading.Lock()
 
-    def is_due(self, at: float) -> bool:
-        """Return whether it is time for the next one."""
+    def is_wanted(self, at: float) -> bool:
+        """Return whether it is time to put the next one together."""
         pause = HEARTBEAT_SECONDS if len(self._partitions.changed) < _MOST_RECORDS else _SOON_SECONDS
-        return self._lanes.heartbeat_now or at - self.last_at >= pause
+        return self._next is None and (self._lanes.heartbeat_now or at - self.last_at >= pause)
 
-    def send(
+    def put_together(
         self,
         silent_lanes: Mapping[int, int],
         source: SourceStatus,
@@ -75,71 +100,123 @@ class Heartbeats:
         first_topics: tuple[str, ...],
         *,
         stopping: bool,
-    ) -> KmirrorError | None:
-        """Send one; return why the engine must stop the mirror, None in the normal case.
+    ) -> None:
+        """Put the next one together, to be sent soon.
 
         `silent_lanes` have not reported since those times, in epoch milliseconds; `throttle` is what each lane may
         fetch, in bytes a second, `connections` how many each may open to a broker, `buffer_bytes` what each may hold;
         `first_topics` are fetched before all others.
         """
-        began = now()
-        try:
-            self._settle()
-            self._lanes.before_heartbeat()
-            content = self._unconfirmed = _Content(
-                self._lanes.claims(),
-                tuple(self._lanes.unsent),
-                self._records(_MOST_RECORDS),
-                self._journal.unstored(_MOST_EVENTS),
-                tuple(self._history.unsent.values()),
-                self._history.expired,
-            )
-            self._lease.heartbeat(
-                content.lanes,
-                (*content.changes, *content.records, *content.history),
-                content.events,
-                tombstones=content.expired,
-                stopping=stopping,
-                revisions=self._lanes.revisions(),
-                silent_lanes=silent_lanes,
-                source_trouble=source.trouble,
-                lacking=source.lacking,
-                throttle=throttle,
-                connections=connections,
-                buffer_bytes=buffer_bytes,
-                first_topics=first_topics,
-                places={lane: str(place) for lane, place in self._lanes.places.items()},
-                # engines of one process wait for each other: the whole must take less time than a lease lasts
-                timeout=max(_LEAST_TIMEOUT, _TIMEOUT - (now() - began)),
-            )
-        except OutcomeUnknown:
-            return None
-        except KmirrorError as error:
-            return error if error.reason is Reason.FENCED else None
-        self._unconfirmed = None
-        self.last_at, self._lanes.heartbeat_now = now(), False
-        self._note_stored(content)
-        return None
+        self._lanes.before_heartbeat()
+        self._lanes.heartbeat_now = False
+        content = _Content(
+            self._lanes.claims(),
+            tuple(self._lanes.unsent),
+            self._records(_MOST_RECORDS),
+            self._journal.unstored(_MOST_EVENTS),
+            tuple(self._history.unsent.values()),
+            self._history.expired,
+            self._lanes.fences,
+        )
+        send = partial(
+            self._lease.heartbeat,
+            content.lanes,
+            (*content.changes, *content.records, *content.history),
+            content.events,
+            tombstones=content.expired,
+            stopping=stopping,
+            revisions=self._lanes.revisions(),
+            silent_lanes=dict(silent_lanes),
+            source_trouble=source.trouble,
+            lacking=source.lacking,
+            throttle=throttle,
+            connections=connections,
+            buffer_bytes=buffer_bytes,
+            first_topics=first_topics,
+            places={lane: str(place) for lane, place in self._lanes.places.items()},
+        )
+        self._next = content, lambda seconds: send(timeout=seconds)
 
-    def release(self) -> None:
-        """Release the lease, and store what has changed."""
-        with contextlib.suppress(KmirrorError, OutcomeUnknown):
-            self._settle()
-            records: tuple[Record, ...] = (*self._records(None), *self._history.unsent.values())
-            self._lease.release(records, self._journal.unstored())
+    @property
+    def next_attempt(self) -> int:
+        """The number of the next one that is put together, as `attempts` counts it once it was sent."""
+        return self.attempts + (1 if self._next is None else 2)
+
+    @property
+    def is_answered(self) -> bool:
+        """True when it is known what became of the last one."""
+        return self._answer is not None
+
+    def is_due(self, at: float) -> bool:
+        """Return whether one waits to be sent."""
+        return self._next is not None and self._answer is None
+
+    def run(self) -> None:
+        """Send what was put together; in a thread of the pool."""
+        with self._sending:
+            if self._next is not None:
+                self._answer = self._send(*self._next)
+
+    def close(self) -> None:
+        """Keep the lease's connections: the engine ends the lease itself."""
+
+    def _send(self, content: _Content, send: Callable[[float], None]) -> _Answer:
+        began, stored = now(), list[_Content]()
+        try:
+            stored += self._settled()
+            self._unconfirmed = content
+            # the whole must take less time than a lease lasts
+            send(max(_LEAST_TIMEOUT, _TIMEOUT - (now() - began)))
+        except OutcomeUnknown:
+            return _Answer(tuple(stored))
+        except KmirrorError as error:
+            return _Answer(tuple(stored), error=error if error.reason is Reason.FENCED else None)
+        self._unconfirmed = None
+        return _Answer((*stored, content), is_accepted=True)
+
+    def take_answer(self) -> KmirrorError | None:
+        """Take what became of the last one, if that is known; return why the engine must stop the mirror, or None."""
+        answer = self._answer
+        if answer is None:
+            return None
+        self._next = self._answer = None
+        self.attempts += 1
+        for content in answer.stored:
+            self._note_stored(content)
+        if answer.is_accepted:
+            self.last_at = now()
+        else:
+            self._lanes.heartbeat_now = True
+        return answer.error
+
+    def end(self, *, releases: bool) -> None:
+        """Send no more, and close the lease; if it `releases` it, store what has changed. It may wait for brokers.
+
+        In any thread, once no other one uses the mirror's state.
+        """
+        with self._sending:
+            self.take_answer()
+            self._next = None
+            if releases:
+                with contextlib.suppress(KmirrorError, OutcomeUnknown):
+                    for content in self._settled():
+                        self._note_stored(content)
+                    records: tuple[Record, ...] = (*self._records(None), *self._history.unsent.values())
+                    self._lease.release(records, self._journal.unstored())
+            self._lease.close()
 
     def _records(self, most: int | None) -> tuple[PartitionRecord, ...]:
         return () if self.keeps_lease_only else tuple(islice(self._partitions.changed.values(), most))
 
-    def _settle(self) -> None:
+    def _settled(self) -> tuple[_Content, ...]:
         """Find out whether a heartbeat without an answer was stored: a command may have acted on it."""
-        if self._unconfirmed is not None:
-            if self._lease.settle(_TIMEOUT):
-                self._note_stored(self._unconfirmed)
-            self._unconfirmed = None
+        content = self._unconfirmed
+        is_stored = content is not None and self._lease.settle(_TIMEOUT)
+        self._unconfirmed = None
+        return (content,) if content is not None and is_stored else ()
 
     def _note_stored(self, content: _Content) -> None:
-        self._lanes.sent(content.lanes, content.changes)
+        self._lanes.sent(content.lanes, content.changes, content.fences)
         self._partitions.stored(content.records)
         self._journal.stored(len(content.events))
         self._history.stored(content.history, content.expired)

@@ -8,14 +8,17 @@ fast again. Slow groups share half of the threads: the rest is for the others, h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
 from kmirror.engine.clock import now
-from kmirror.engine.threads import call_in_thread
+from kmirror.engine.threads import ReusedThreads, call_in_thread
+
+#: How often to look for jobs beside heartbeats that are due: there are several of each mirror.
+_TICK_SECONDS = 0.1
 
 
 class PooledJob(Protocol):
@@ -57,6 +60,7 @@ class JobPool:
     def __init__(self, most: int = 16, slow_seconds: float = 3.0) -> None:
         self._most, self._slow_seconds = most, slow_seconds
         self._members: list[_Member] = []
+        self._threads = ReusedThreads()
 
     def add(
         self, jobs: Iterable[PooledJob], broken: Callable[[Exception], None], at_once: int = 1
@@ -86,7 +90,9 @@ class JobPool:
         at = now()
         for member in self._members:
             if (run := member.run) is not None:
-                member.is_slow = at - member.began >= self._slow_seconds
+                takes_long = at - member.began >= self._slow_seconds
+                # until it has ended fast, a job that was slow the last time is slow
+                member.is_slow = takes_long or (member.is_slow and not run.done())
                 if run.done():
                     member.run = None
                     if isinstance(error := run.exception(), Exception):
@@ -94,15 +100,22 @@ class JobPool:
                         member.group.broken(error)
         self._members = [member for member in self._members if member.run or not member.group.has_ended]
         due = [member for member in self._members if not member.run and member.job.is_due(at)]
-        while (chosen := self._next(due)) is not None:
-            due.remove(chosen)
-            chosen.began = at
-            chosen.run = call_in_thread(chosen.job.run, f"kmirror-{chosen.job.name}")
-
-    def _next(self, due: Iterable[_Member]) -> _Member | None:
-        """Return which of these jobs to run now; None if there is no thread for any."""
+        if not due:
+            return
         running = Counter(member.group for member in self._members if member.run)
         slow = {member.group for member in self._members if member.is_slow}
+        while (chosen := self._next(due, running, slow)) is not None:
+            due.remove(chosen)
+            running[chosen.group] += 1
+            chosen.began = at
+            chosen.run = self._threads.call(chosen.job.run, f"kmirror-{chosen.job.name}")
+
+    def close(self) -> None:
+        """End the threads that run nothing; after all groups have ended."""
+        self._threads.close()
+
+    def _next(self, due: Iterable[_Member], running: Counter[_Group], slow: Collection[_Group]) -> _Member | None:
+        """Return which of these jobs to run now; None if there is no thread for any."""
         room = self._most - running.total()
         room_for_slow = min(room, self._most // 2 - sum(running[group] for group in slow))
         allowed = [
@@ -111,3 +124,27 @@ class JobPool:
             if running[member.group] < member.group.at_once and (room_for_slow if member.group in slow else room) > 0
         ]
         return min(allowed, key=lambda member: (running[member.group], member.began), default=None)
+
+
+class Pools:
+    """The pools of a process: what one of them waits for holds up neither of the others."""
+
+    def __init__(self) -> None:
+        # more threads, and patience: on a busy machine all take long, and those without an answer three seconds
+        self.heartbeats = JobPool(32, slow_seconds=2.5)
+        # a source that does not answer delays side jobs much longer than its monitor
+        self.side_jobs, self.monitors = JobPool(), JobPool()
+        self._ticked_at = 0.0
+
+    def tick(self) -> None:
+        """Start what is due; often, since heartbeats wait for it."""
+        self.heartbeats.tick()
+        if (at := now()) - self._ticked_at >= _TICK_SECONDS:
+            self._ticked_at = at
+            self.side_jobs.tick()
+            self.monitors.tick()
+
+    def close(self) -> None:
+        """End all threads that run nothing."""
+        for pool in (self.heartbeats, self.side_jobs, self.monitors):
+            pool.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from kmirror.cluster.connection import WrongClusterError
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.driver.source_monitor import SourceReport
-from kmirror.engine.status.health import LANE_SILENCE_SECONDS
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.errors import LINK_REFUSED, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.records import Lacking
@@ -81,13 +82,15 @@ class DestinationStatus:
         self._mirror = mirror
         self._journal = journal
         self._error: KmirrorError | OutcomeUnknown | None = None
-        self._since = 0.0
+        self._since, self._answers_since = 0.0, -inf
         self._is_announced = False
 
     def take(self, error: KmirrorError | OutcomeUnknown | None, at: float) -> None:
         """Take why it did not answer at a time; None if it did."""
         if error is not None and self._error is None:
             self._since = at
+        elif error is None and self._error is not None:
+            self._answers_since = at
         self._error = error
         if error is None and self._is_announced:
             self._is_announced = False
@@ -99,6 +102,10 @@ class DestinationStatus:
                 f"the destination of {self._mirror} does not answer: {error}",
                 Level.ERROR if is_wrong else Level.WARNING,
             )
+
+    def passes_reports(self, at: float) -> bool:
+        """Return whether lanes without reports send none; False: the destination may not have passed them on yet."""
+        return self.trouble(at) is None and at - self._answers_since > LATE_SECONDS
 
     def trouble(self, at: float) -> str | None:
         """Return why nothing is known of the lanes; None if the destination answers, or has just stopped to."""

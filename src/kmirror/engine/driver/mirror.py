@@ -1,23 +1,21 @@
 """The engine of one mirror: it takes what is reported, and has its parts do what follows from that.
 
-The driver calls `tick` many times a second. It never waits for a cluster longer than a heartbeat takes: other threads
-read the clusters (the source monitor) and what lanes write into `__kmirror_state`, and put what they find into a queue.
+The driver calls `tick` many times a second. It never waits for a cluster: other threads read the source (the source
+monitor) and what is written into `__kmirror_state` (`state_tail`), and put what they find into a queue; heartbeats are
+sent by others still.
 """
 
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.heartbeats import Heartbeats
-from kmirror.engine.driver.job_pool import JobPool
+from kmirror.engine.driver.job_pool import Pools
 from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
 from kmirror.engine.driver.live_status import LiveStatus
 from kmirror.engine.driver.rebuilds import RESETS, Rebuilder, Rebuilds
@@ -25,8 +23,8 @@ from kmirror.engine.driver.side_jobs import JobEvent, JobView, RepeatedSideJob, 
 from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.driver.source_login import LoginReport, SourceLogin, contact_changes
 from kmirror.engine.driver.source_monitor import SourceMonitor, SourceReport
+from kmirror.engine.driver.state_tail import StateTail
 from kmirror.engine.executors import connections_of
-from kmirror.engine.lane.reports.control import STATE_PARTITION
 from kmirror.engine.lanes.joined_reports import LaneReports
 from kmirror.engine.lanes.lane_balancer import LaneBalancer
 from kmirror.engine.lanes.lane_jobs import LaneRunner
@@ -43,18 +41,15 @@ from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.status.objective_watch import ObjectiveWatch
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import FeedTopic, StateFeed, StoredRecords
-from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.state.lease import Lease
-from kmirror.state.record_kinds import Unknown, decode, may_be_of
+from kmirror.state.record_kinds import Record, Removed, Unknown
 from kmirror.state.records import LaneRowsRecord, MirrorRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.status.topic_status import TopicStatus
 
 #: How many side jobs of one mirror run at the same time.
 _JOBS_AT_ONCE = 2
-_POLL_MS = 500
-_PAUSE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +97,7 @@ class MirrorEngine:
         self._lanes = Lanes(self.orders, self.journal, lease, runner, filling)
         unreadable = [record.key for record in state.unknown]
         self.history = History(mirror, now(), state.history(mirror), unreadable)
-        self._heartbeats = Heartbeats(lease, self._lanes, self.partitions, self.journal, self.history)
+        self.heartbeats = Heartbeats(lease, self._lanes, self.partitions, self.journal, self.history)
         self._workers = Workers(mirror, lease.record.master, self._lanes, self._health, self.journal)
         self.source = SourceStatus(mirror, self.journal)
         self._destination = DestinationStatus(mirror, self.journal)
@@ -110,6 +105,7 @@ class MirrorEngine:
         self._rebuilds = Rebuilds(rebuilder, lambda text: self.journal.note(text, Level.WARNING))
         self._throttle_shares = ThrottleShares()
         self._stored = StoredRecords(mirror, (*state.records.values(), *state.unknown))
+        self._feed = StateFeed(mirror)
         self._priorities = Priorities()
         self.counters = Counters()
         self._objectives = ObjectiveWatch(self.journal, lease.record.since_ms)
@@ -138,15 +134,17 @@ class MirrorEngine:
             | Exception
         ] = queue.SimpleQueue()
         self._side_jobs = [RepeatedSideJob(job, self._view, self._inbox.put) for job in side_jobs]
-        #: What ends the thread, and the jobs in the pools.
+        #: What ends what is done beside this thread.
         self._ends: list[Callable[[], None]] = []
-        self._stop_threads = threading.Event()
-        self.stopping = False
+        #: A record that leads to the source in another way, until that is announced; and the heartbeat that does that.
+        self._announced: MirrorRecord | None = None
+        self._announced_by = 0
+        self.stopping = self._releases = False
         #: Why the engine must stop this mirror; None in the normal case.
         self.lost: KmirrorError | None = None
         self.journal.record("run", "started", {"master": lease.record.master})
 
-    def start(self, side_jobs: JobPool, monitors: JobPool) -> None:
+    def start(self, pools: Pools, tail: StateTail) -> None:
         """Start to follow lanes and clusters; what is done beside that is run by these pools."""
         monitor = SourceMonitor(
             self._actor,
@@ -157,11 +155,11 @@ class MirrorEngine:
             self._destination_config,
             self._inbox.put,
         )
-        guarded_thread(self._follow, "kmirror-follow", self._inbox.put).start()
         self._ends = [
-            self._stop_threads.set,
-            monitors.add([monitor], self._inbox.put),
-            side_jobs.add(self._side_jobs, self._inbox.put, _JOBS_AT_ONCE),
+            tail.follow(self._destination_config, self.mirror, self),
+            pools.heartbeats.add([self.heartbeats], self._inbox.put),
+            pools.monitors.add([monitor], self._inbox.put),
+            pools.side_jobs.add(self._side_jobs, self._inbox.put, _JOBS_AT_ONCE),
         ]
 
     def _view(self) -> JobView:
@@ -191,21 +189,31 @@ class MirrorEngine:
             self.stopping = True
             self._lanes.stop()
 
-    def close(self) -> None:
-        """Release the lease if every lane has ended, and end what runs beside it."""
+    def leave(self) -> None:
+        """End what runs beside this thread, and what is shown; `close` follows."""
         for end in self._ends:
             end()
         # partitions that FAILED before their source's end was known are reported too
         failed = {TopicPartition(r.topic, r.partition): r.destination_offset or 0 for r in self.failures}
         self.partitions.targets = failed | (self.partitions.targets or {})
         self.live.end(now(), now_ms())
-        if self.finished and (self.lost is None or self.lost.reason is Reason.STATE_UNREADABLE):
+        self._releases = self.finished and (self.lost is None or self.lost.reason is Reason.STATE_UNREADABLE)
+        if self._releases:
             self.journal.record("run", "stopped", {})
-            self._heartbeats.release()
-        self._lease.close()
+
+    def close(self) -> None:
+        """Release the lease if every lane has ended; in any thread, after `leave`. It may wait for the destination."""
+        self.heartbeats.end(releases=self._releases)
+
+    @property
+    def has_news(self) -> bool:
+        """True when something waits for the next `tick`."""
+        return self.heartbeats.is_answered or not self._inbox.empty()
 
     def tick(self) -> None:
         """Take reports, replace lanes that died, keep the lease."""
+        if (error := self.heartbeats.take_answer()) is not None:
+            self._lose(error)
         self._take_reports()
         at = now()
         self._lanes.tick(at)
@@ -218,21 +226,21 @@ class MirrorEngine:
         if self._topics.release(self._lanes.is_free):
             self._lanes.heartbeat_now = True
         if not self.stopping:
-            self._workers.check(at, are_readable=self._destination.trouble(at) is None)
+            self._workers.check(at, are_readable=self._destination.passes_reports(at))
             if self.history.is_due(at):
                 self.history.take(self._sample(), at, now_ms())
             if self._objectives.is_due(at, has_rules=bool(self._topics.settings.objective_rpo.rules)):
                 self._objectives.take(self.topics(), self.counters.throttled_ms, at, now_ms())
-        if self._heartbeats.is_due(at):
-            self._send_heartbeat()
+        if self.heartbeats.is_wanted(at):
+            self._put_heartbeat_together()
         if not self.stopping and self.lost is None:
             self._lanes.start_due(at)
 
-    def _send_heartbeat(self) -> None:
+    def _put_heartbeat_together(self) -> None:
         silent_lanes = self._workers.silent_lanes_ms(now())
         settings, lanes = self._topics.settings, self._lanes.working()
         limit = settings.throttle_bytes_per_second
-        error = self._heartbeats.send(
+        self.heartbeats.put_together(
             silent_lanes,
             self.source,
             self._throttle_shares.of(limit, lanes) if limit else None,
@@ -241,8 +249,6 @@ class MirrorEngine:
             self._first_topics(),
             stopping=self.stopping,
         )
-        if error is not None:
-            self._lose(error)
 
     def _lose(self, error: KmirrorError) -> None:
         if self.lost is None:
@@ -321,9 +327,9 @@ class MirrorEngine:
         return [row for row in self.partitions.rows.values() if row.state is PartitionState.FAILED]
 
     def _take_reports(self) -> None:
-        while True:
+        while not self._is_announcing:
             try:
-                report = self._inbox.get_nowait()
+                report = self._announced or self._inbox.get_nowait()
             except queue.Empty:
                 return
             match report:
@@ -335,16 +341,17 @@ class MirrorEngine:
                     if self._topics.take(report):
                         self._lanes.plan_now = True
                         self._reports.pass_on_all()
+                case MirrorRecord() if self._announced is None and self._announce_source(report):
+                    pass
                 case MirrorRecord():
-                    source = self._topics.record.source
-                    self._announce_source(source, report.source)
+                    self._announced, source = None, self._topics.record.source
                     if self._topics.take_mirror(report):
                         self._lanes.plan_now = True
                         self._reports.pass_on_all()
                     if report.source != source:
                         self._login.ask()
                 case Unknown():
-                    self._heartbeats.keeps_lease_only = True
+                    self.heartbeats.keeps_lease_only = True
                     self._lose(unreadable_error(report))
                 case SourceReport():
                     self._take_source_report(report)
@@ -360,13 +367,21 @@ class MirrorEngine:
                 case _:
                     raise report
 
-    def _announce_source(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
-        """Report, and store, that the record leads elsewhere now, before anything follows it."""
-        if changes := contact_changes(before, after):
+    def _announce_source(self, record: MirrorRecord) -> bool:
+        """Report, and store, that the record leads elsewhere now; nothing follows it before. False: it does not."""
+        changes = contact_changes(self._topics.record.source, record.source)
+        if changes:
             text = f"the source of {self.mirror} is reached in another way from now on: {'; '.join(changes)}"
             self.journal.note(text, Level.WARNING)
             self.journal.record("source", "CHANGED", {"changes": changes})
-            self._send_heartbeat()
+            self._announced, self._announced_by = record, self.heartbeats.next_attempt
+            self._lanes.heartbeat_now = True
+        return bool(changes)
+
+    @property
+    def _is_announcing(self) -> bool:
+        """True until a heartbeat has tried to store that the source is reached in another way."""
+        return self._announced is not None and self.heartbeats.attempts < self._announced_by
 
     def _take_progress(self, record: ProgressRecord) -> None:
         record, is_complete = self._reports.take(record, at := now())
@@ -419,28 +434,24 @@ class MirrorEngine:
             self._lanes.plan_now |= self.partitions.targets is None
             self.partitions.take_source_ends(report.source_offsets, report.seen_at)
 
-    def _follow(self) -> None:
-        """Read what lanes and operators write; the target of a thread."""
-        feed = StateFeed(self.mirror)
-        with ClusterClient(self._destination_config) as client:
-            tail = PartitionFollower(client, STATE_PARTITION, read_committed=True)
-            while not self._stop_threads.is_set():
-                try:
-                    answer = tail.poll(_POLL_MS)
-                except (KmirrorError, OutcomeUnknown) as error:
-                    self._inbox.put(_DestinationReport(error))
-                    self._stop_threads.wait(_PAUSE)
-                    continue
-                self._inbox.put(_DestinationReport(None))
-                for record in answer.records:
-                    # with many mirrors, nearly all records are of others
-                    if record.key is not None and may_be_of(record.key, self.mirror):
-                        read = decode(record.key, record.value)
-                        self._stored.take(read)
-                        for news in feed.take(read):
-                            self._inbox.put(news)
-                if answer.reached_end:
-                    self._stored.catch_up()
-                    for news in feed.catch_up():
-                        self._inbox.put(news)
-            tail.close()
+    # -- what the state's tail passes on, in its thread --------------------------------------------------------------
+
+    def take_stored(self, read: Record | Removed | Unknown) -> None:
+        """Take the next record of this mirror."""
+        self._stored.take(read)
+        for news in self._feed.take(read):
+            self._inbox.put(news)
+
+    def catch_up(self) -> None:
+        """Note that what was stored is known."""
+        self._stored.catch_up()
+        for news in self._feed.catch_up():
+            self._inbox.put(news)
+
+    def take_answer(self, error: KmirrorError | OutcomeUnknown | None) -> None:
+        """Take why the destination does not answer; None if it does."""
+        self._inbox.put(_DestinationReport(error))
+
+    def broken(self, error: Exception) -> None:
+        """Take why nothing is passed on any more."""
+        self._inbox.put(error)

@@ -34,7 +34,8 @@ from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import Reason
 from kmirror.state.lane_change_record import LaneChangeRecord
 
-_TICK = 0.1
+#: How long to wait for connections and events; and when no partition needs checks, which what arrives changes at once.
+_TICK, _IDLE_TICK = 0.1, 0.4
 _TICK_SECONDS = 0.1
 #: The time between ticks is at least this many times the duration of a tick, however many partitions are active.
 _TICK_RATIO = 10
@@ -95,7 +96,7 @@ class Lane:
         self._begin(self.partitions, self.spec.unsettled_lanes)
         try:
             while self.control.ended is None:
-                self._turn(_TICK)
+                self._turn(_TICK if self._state.active or self._state.revoked else _IDLE_TICK)
             self._drain(now() + _STOP_SECONDS)
             at = now()
             clean = all(partition.nothing_can_arrive(at) for partition in self._state.all)

@@ -41,13 +41,19 @@ class LaneBalancer:
         self._lease = lease
         self._journal = journal
         self._balance = Balance()
+        self._mirrors = 1
         #: Since when there is room for another lane, while others have work to share.
         self._short_since: float | None = None
 
     @property
     def lanes_wanted(self) -> int:
         """How many lanes it would have if there were room."""
-        return lanes_of(self._topics.settings.copy_lanes, self._lease.record.master)
+        return lanes_of(self._topics.settings.copy_lanes, self._lease.record.master, self._mirrors)
+
+    def share_machine(self, mirrors: int) -> None:
+        """Take how many mirrors there are in the application."""
+        before, self._mirrors = self.lanes_wanted, mirrors
+        self._lanes.plan_now |= self.lanes_wanted != before
 
     @property
     def is_settled(self) -> bool:

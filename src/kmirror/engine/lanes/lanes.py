@@ -81,8 +81,8 @@ class Lanes:
         self._published: dict[int, Incarnation] = {}
         #: Changes that no heartbeat has stored yet.
         self.unsent: list[LaneChangeRecord] = []
-        #: True when a run that may not have ended is fenced, and no heartbeat has stored that yet.
-        self._has_unpublished_fence = False
+        #: How many runs that may not have ended were fenced, and how many of these fences heartbeats have stored.
+        self.fences = self._published_fences = 0
         self.plan_now = True
         self.heartbeat_now = True
         self.stopping = False
@@ -113,7 +113,7 @@ class Lanes:
     @property
     def _predecessor_may_write(self) -> bool:
         """True while a run that was replaced may still write."""
-        return self._has_unpublished_fence or self._lease.predecessor_may_write_until > now()
+        return self.fences > self._published_fences or self._lease.predecessor_may_write_until > now()
 
     # -- the plan -------------------------------------------------------------------------------------------------
 
@@ -360,7 +360,7 @@ class Lanes:
         number = lane.lane
         if not clean:
             self._expect_late_writes()
-            self._has_unpublished_fence = True
+            self.fences += 1
         self.unsent = [change for change in self.unsent if change.lane != number]
         self._generations[number] = lane.generation
         self.places.pop(number, None)
@@ -396,7 +396,7 @@ class Lanes:
 
     def before_heartbeat(self) -> None:
         """Prolong the wait for late writes while no heartbeat has fenced them."""
-        if self._has_unpublished_fence:
+        if self.fences > self._published_fences:
             self._expect_late_writes()
 
     def working(self) -> set[int]:
@@ -411,14 +411,14 @@ class Lanes:
         """Return the last change that each lane must have applied to write."""
         return {n: h.revision for n, h in self._lanes.items() if h.wanted and h.revision and not self.stopping}
 
-    def sent(self, claims: Mapping[int, Incarnation], stored: Collection[LaneChangeRecord]) -> None:
-        """Note that a heartbeat with these claims and changes is stored."""
+    def sent(self, claims: Mapping[int, Incarnation], stored: Collection[LaneChangeRecord], fences: int) -> None:
+        """Note that a heartbeat with these claims and changes is stored, put together after so many fences."""
         self._published = dict(claims)
         self.unsent = [change for change in self.unsent if change not in stored]
-        if self._has_unpublished_fence:
+        if fences > self._published_fences:
             # the time in which fenced runs may write starts to count only now
             self._expect_late_writes()
-            self._has_unpublished_fence = False
+            self._published_fences = fences
 
     def is_current(self, record: ProgressRecord) -> bool:
         """Return True if a report is of the run of its lane that may write."""

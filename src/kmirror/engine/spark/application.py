@@ -1,7 +1,8 @@
 """One Spark application, held by this process: start it, run functions in its workers, stop it in bounded time.
 
-Every function is a job of its own with one task, so that stopping or losing one stalls no other. Spark replaces a
-worker that dies and runs the function again, with the next `attempt`; an exception of the function is its result.
+Every function is a job of its own with one task, so that stopping or losing one stalls no other; one thread waits for
+all of them. Spark replaces a worker that dies and runs the function again, with the next `attempt`; an exception of the
+function is its result.
 
 PySpark installs a SIGINT handler when it runs in the main thread, and signals belong to the caller: so a helper thread
 creates the SparkContext. Other calls into the JVM that could hang also run in threads, with a time limit.
@@ -17,7 +18,6 @@ import queue
 import signal
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
@@ -32,6 +32,7 @@ from kmirror.engine.spark import conf as spark_conf
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.executor_tracker import ExecutorTracker
 from kmirror.engine.spark.gateway import own_environment
+from kmirror.engine.spark.job_watch import JobRequest, JobWatch
 from kmirror.engine.spark.launch import Launched, all_settings, launch
 from kmirror.engine.spark.run_folder import FolderWatch, run_folder
 from kmirror.engine.spark.shipping import WORKER_MODULES
@@ -43,7 +44,6 @@ from kmirror.engine.spark.spark_context import (
     is_stopped,
     is_waiting,
     make_context,
-    run_job,
     stop_context,
 )
 from kmirror.engine.spark.spark_failures import (
@@ -88,6 +88,7 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)
     place: Executor | None = None
     cancelled: bool = False
+    request: JobRequest | None = None
 
     def forbid(self) -> None:
         """Keep workers from starting it."""
@@ -113,7 +114,7 @@ class SparkRuntime:
         self._executors: ExecutorTracker | None = None
         self._application_id = ""
         self._jobs: dict[str, _Job] = {}
-        self._threads: set[threading.Thread] = set()
+        self._watching: JobWatch | None = None
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -240,9 +241,16 @@ class SparkRuntime:
             number = next(self._numbers)
             mark = Mark.at(self._folder / f"task-{number}") if self._local else None
             job = self._jobs[name] = _Job(name, f"{name} #{number}", mark, place=place)
-            thread = threading.Thread(target=self._run, args=(job, payload), name=f"spark {name}", daemon=True)
-            self._threads.add(thread)
-        thread.start()
+            self._watching = self._watching or JobWatch(self._running)
+            job.request = JobRequest(
+                job.group,
+                name,
+                partial(run_task, payload=payload, generations=3 if self._local else 2, mark=mark),
+                partial(self._placed, job),
+                lambda answer: self._complete(job, pickle.loads(answer)),
+                lambda error: self._fail(job, error),
+            )
+        self._watching.submit(job.request)
         return job.future
 
     def map(
@@ -308,11 +316,13 @@ class SparkRuntime:
         self._kill_worker(job)
 
     def is_waiting(self, name: str) -> bool:
-        """Return True if Spark says, within a second, that no worker has started the function yet."""
+        """Return True if Spark does not have the function yet, or says within a second that no worker has it."""
         with self._lock:
             job = self._jobs.get(name)
         if job is None:
             return False
+        if job.request is not None and job.request.running is None:
+            return True  # Spark does not have it yet
         try:
             return call_with_timeout(partial(is_waiting, self._running(), job.group), _CHECK_SECONDS)
         except Exception:
@@ -382,7 +392,8 @@ class SparkRuntime:
 
     def _end(self) -> None:
         with self._lock:
-            jobs, threads = list(self._jobs.values()), list(self._threads)
+            jobs, watching = list(self._jobs.values()), self._watching
+            self._watching = None
         for job in jobs:
             job.forbid()
             self._kill_worker(job)
@@ -393,28 +404,24 @@ class SparkRuntime:
         if self._launched is not None:
             self._launched.close()
             forget_context(self._context)
-        deadline = time.monotonic() + _THREADS_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        if watching is not None:
+            watching.close(_THREADS_SECONDS)
         if self._folder is not None:
             sys.path[:] = [entry for entry in sys.path if not entry.startswith(str(self._folder))]
         self._resources.close()
         self._folder = self._launched = self._context = None
 
-    def _run(self, job: _Job, payload: bytes) -> None:
-        """Run one job and complete its future; the target of its thread."""
-        try:
-            self._place(job)
-            function = partial(run_task, payload=payload, generations=3 if self._local else 2, mark=job.mark)
-            outcome: TaskOutcome = pickle.loads(run_job(self._running(), job.group, job.name, job.place, function))
-        except BaseException as error:
-            cancelled = TaskCancelledError(f"{job.name} was cancelled")
-            outcome = TaskOutcome(
-                error=cancelled if job.cancelled else explain(job.name, error, self._options.log_file)
-            )
+    def _fail(self, job: _Job, error: BaseException) -> None:
+        """Complete the future of a job that Spark has not run to its end."""
+        cancelled = TaskCancelledError(f"{job.name} was cancelled")
+        self._complete(
+            job,
+            TaskOutcome(error=cancelled if job.cancelled else explain(job.name, error, self._options.log_file)),
+        )
+
+    def _complete(self, job: _Job, outcome: TaskOutcome) -> None:
         with self._lock:
             del self._jobs[job.name]
-            self._threads.discard(threading.current_thread())
         if outcome.error is None:
             job.future.set_result(outcome.value)
         else:
@@ -422,20 +429,20 @@ class SparkRuntime:
                 outcome.error.__cause__ = WorkerTraceback(outcome.trace)
             job.future.set_exception(outcome.error)
 
-    def _place(self, job: _Job) -> None:
+    def _placed(self, job: _Job) -> Executor | None:
         """Choose the executor, then the host, that runs the fewest of our functions; Spark might put all on one."""
         if self._local:
-            return
+            return job.place
         alive = executors(self._running())
-        if job.place in alive:
-            return
-        placement = self.placement
-        with self._lock:
-            known = placement.places if placement is not None else {}
-            load = Counter(known.get(name, other.place) for name, other in self._jobs.items() if other is not job)
-            on_host = Counter(executor.host for executor in load.elements() if executor is not None)
-            free = [executor for executor in alive if load[executor] < executor.cores]
-            job.place = min(free, key=lambda one: (load[one], on_host[one.host], one.name), default=None)
+        if job.place not in alive:
+            placement = self.placement
+            with self._lock:
+                known = placement.places if placement is not None else {}
+                load = Counter(known.get(name, other.place) for name, other in self._jobs.items() if other is not job)
+                on_host = Counter(executor.host for executor in load.elements() if executor is not None)
+                free = [executor for executor in alive if load[executor] < executor.cores]
+                job.place = min(free, key=lambda one: (load[one], on_host[one.host], one.name), default=None)
+        return job.place
 
     def _kill_worker(self, job: _Job) -> None:
         """Kill the process that runs `job` if it is on this machine, and wait until it is dead."""

@@ -40,6 +40,10 @@ _LOCAL = re.compile(r"local(?:\[\s*(?P<threads>\*|[0-9]+)\s*(?:,\s*(?P<failures>
 _CLUSTER = re.compile(r"local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
 
 
+#: What a lane imports when it first needs it: 6 MB, which each lane would have for itself.
+_LATER_IMPORTS = ("kafka.protocol.metadata", "kafka.protocol.admin", "kafka.protocol.producer", "encodings.idna")
+
+
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
     """The caller's choices for Spark.
@@ -55,7 +59,7 @@ class SparkOptions:
     app_name: str
     master: str = "local[*]"
     conf: Mapping[str, str] = field(default_factory=dict, repr=False)
-    preload: tuple[str, ...] = ("kmirror.engine.lane.lane*",)
+    preload: tuple[str, ...] = ("kmirror.engine.lane.lane*", *_LATER_IMPORTS)
     later_slots: int = 0
 
 

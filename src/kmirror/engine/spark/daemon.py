@@ -6,6 +6,7 @@ Spark runs it as `spark.python.daemon.module`. Before Spark's own loop starts, i
   compiling costs half a second at every start;
 * imports what every worker needs, so that forks share it (KMIRROR_PRELOAD: module names, comma-separated; a name that
   ends in ``*`` means all modules of that package with that prefix);
+* limits the heaps of the C library: a worker's threads would get one of a megabyte each;
 * makes every worker end with it (`lifeline`).
 
 Standard output is Spark's: it carries the address of the daemon, so nothing else may print there.
@@ -24,6 +25,7 @@ import traceback
 from pathlib import Path
 
 from kmirror.engine import lifeline
+from kmirror.engine.memory import limit_arenas
 
 PRELOAD_VARIABLE = "KMIRROR_PRELOAD"
 
@@ -34,6 +36,7 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         preload(["pyspark.daemon", "pyspark.worker", *os.environ.get(PRELOAD_VARIABLE, "").split(",")])
     lifeline.tie_children()
+    limit_arenas()
     gc.collect()
     gc.freeze()
     importlib.import_module("pyspark.daemon").manager()

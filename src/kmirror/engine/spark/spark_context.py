@@ -86,24 +86,51 @@ def forget_context(context: SparkContext | None) -> None:
         connection.shutdown()
 
 
-def run_job(
-    context: SparkContext, group: str, name: str, place: Executor | None, function: Callable[[Any], Iterator[bytes]]
-) -> bytes:
-    """Run `function` over one row, as a job with one task, preferably on `place`; return the one row that it yields.
-
-    Blocks until the job ends. Several threads may call this at once, each with a group of its own.
-    """
-    from pyspark.core.rdd import RDD
-    from pyspark.serializers import NoOpSerializer
-
-    context.setJobGroup(group, name, interruptOnCancel=False)
+def one_row(context: SparkContext, place: Executor | None) -> Any:
+    """Return a Java RDD of one row, whose job runs preferably on `place`; any number of jobs may use it."""
     jvm: Any = context._jvm
     places = jvm.PythonUtils.toSeq([] if place is None else [f"executor_{place.host}_{place.name}"])
     row = jvm.scala.Tuple2(bytearray(b"."), places)
     any_class = getattr(getattr(jvm.scala.reflect, "ClassTag$"), "MODULE$").AnyRef()
-    rows = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([row]), any_class)
-    (answer,) = RDD(rows.toJavaRDD(), context, NoOpSerializer()).mapPartitions(function).collect()
-    return bytes(answer)
+    return context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([row]), any_class).toJavaRDD()
+
+
+class RunningJob:
+    """A job with one task that Spark runs. All calls block as long as the JVM takes to answer, not until the job ends.
+
+    One thread makes all of them: PySpark keeps a thread of the JVM for each thread that calls it.
+    """
+
+    def __init__(
+        self, context: SparkContext, group: str, name: str, row: Any, function: Callable[[Any], Iterator[bytes]]
+    ) -> None:
+        """Have Spark run `function` over `one_row`; it yields one row."""
+        from pyspark.core.rdd import RDD
+        from pyspark.serializers import NoOpSerializer
+
+        context.setJobGroup(group, name, interruptOnCancel=False)
+        rdd: Any = RDD(row, context, NoOpSerializer()).mapPartitions(function)
+        rdd._jrdd_deserializer = NoOpSerializer()
+        self._action: Any = rdd._jrdd.collectAsync()
+        #: The number by which `active_jobs` lists it; None if it ended at once.
+        self.number: int | None = next(iter(self._action.jobIds()), None)
+
+    @property
+    def is_done(self) -> bool:
+        """True when it has ended."""
+        return bool(self._action.isDone())
+
+    def result(self) -> bytes:
+        """Return the row of a job that has ended, or raise what ended it."""
+        (answer,) = self._action.get()
+        return bytes(answer)
+
+
+def active_jobs(context: SparkContext) -> set[int]:
+    """Return the numbers of the jobs that run, as Spark saw it a moment ago. Blocks as long as the JVM does."""
+    jvm: Any = context._jvm
+    listed = str(jvm.java.util.Arrays.toString(context._jsc.sc().statusTracker().getActiveJobIds()))
+    return {int(number) for number in listed.strip("[]").split(",") if number}
 
 
 def cancel_job(context: SparkContext, group: str) -> None:
@@ -155,7 +182,10 @@ def from_java(error: BaseException) -> str | None:
     if not isinstance(error, Py4JJavaError):
         return None
     with contextlib.suppress(Exception):
-        return str(error.java_exception.getMessage())
+        found = error.java_exception
+        if found.getClass().getName() == "java.util.concurrent.ExecutionException":
+            found = found.getCause()
+        return str(found.getMessage())
     return None
 
 

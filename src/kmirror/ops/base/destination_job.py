@@ -1,21 +1,32 @@
 """What jobs of an engine have in common: a connection to the destination, and how often they read both clusters.
 
-That is as often as their settings say, but not at the copy's expense: reading what brokers return for thousands of
-topics takes processor time. How long a job pauses depends on what its last run took, so that it uses a small share of
-one core at most.
+Each job has connections of its own, but all of a process read the stored state together. It is that of all mirrors, so
+stores of their own would take memory and work that grow with the square of the number of mirrors.
+
+They read both clusters as often as their settings say, but not at the copy's expense: reading what brokers return for
+thousands of topics takes processor time. How long a job pauses depends on what its last run took, so that it uses a
+small share of one core at most.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.ops.base.context import Destination
 from kmirror.settings.table import Settings
+from kmirror.state.store import StateStore
 
 #: At most a two-hundredth of a core for each job.
 _PAUSE_PER_WORK = 200.0
+
+_lock = threading.Lock()
+_shared: list[SharedStore] = []
 
 
 class Pace:
@@ -38,6 +49,56 @@ class Pace:
         return max(float(wanted_s), self._work_s * _PAUSE_PER_WORK)
 
 
+@dataclass(slots=True, eq=False)
+class SharedStore:
+    """A store that several threads read; it does not return what lanes report."""
+
+    store: StateStore
+    users: int = 0
+
+    @classmethod
+    def take(cls, config: ClientConfig) -> SharedStore:
+        """Return the process's one for this destination, to be given back."""
+        with _lock:
+            for one in _shared:
+                known = one.store.client_config
+                if (known, known.cluster_id) == (config, config.cluster_id):
+                    break
+            else:
+                one = cls(StateStore(config))
+                one.store.wants_reports = False
+                _shared.append(one)
+            one.users += 1
+            return one
+
+    def give_back(self) -> None:
+        """Close its connections if no one else uses it."""
+        with _lock:
+            self.users -= 1
+            if self.users:
+                return
+            _shared.remove(self)
+        self.store.close()
+
+
+class JobDestination(Destination):
+    """A destination whose `store` other jobs of this process use too; it does not return what lanes report."""
+
+    def __init__(
+        self, properties: Mapping[str, str], client: ClusterClient, cluster_id: str, *, has_state: bool
+    ) -> None:
+        super().__init__(properties, client, cluster_id, has_state=has_state)
+        self._used: SharedStore | None = SharedStore.take(self.config)
+        self.store = self._used.store
+
+    def close(self) -> None:
+        """Close all connections, those of the store with the last job that uses it."""
+        self.client.close()
+        used, self._used = self._used, None
+        if used is not None:
+            used.give_back()
+
+
 class DestinationJob:
     """A job of one mirror that connects to the destination when it first needs to, until it is closed.
 
@@ -58,7 +119,7 @@ class DestinationJob:
     @property
     def _destination(self) -> Destination:
         if self._opened is None:
-            self._opened = Destination.open(self._properties, cluster_id=self._cluster_id)
+            self._opened = JobDestination.open(self._properties, cluster_id=self._cluster_id)
         return self._opened
 
     def close(self) -> None:

@@ -28,7 +28,8 @@ _LATER_SLOTS = 256
 
 def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file: Path) -> SparkOptions:
     """Return the options with which the lanes of these mirrors run at the same time, and one more."""
-    lanes = sum(lanes_of(stored_settings(record.settings).copy_lanes, request.master) for record in records)
+    count = len(records)
+    lanes = sum(lanes_of(stored_settings(record.settings).copy_lanes, request.master, count) for record in records)
     what = "all mirrors" if request.all_mirrors else ",".join(request.mirrors)
     later = _LATER_SLOTS if request.all_mirrors else 0
     name = f"kmirror {what} on {socket.gethostname()}"

@@ -18,6 +18,7 @@ from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, require_mirror, source_client
+from kmirror.ops.base.destination_job import JobDestination
 from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.commit import CommitResult, Refusals, carry_out, reason_text
 from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals
@@ -85,7 +86,7 @@ class GroupSyncJob:
         if self._source is not None and self._source[0] != view.mirror.source:
             self.close()
         if self._here is None:
-            opened = self._stack.enter_context(Destination.open(self._properties, cluster_id=self._cluster_id))
+            opened = self._stack.enter_context(JobDestination.open(self._properties, cluster_id=self._cluster_id))
             self._here = (opened, ClusterGroups(opened.client))
         destination, here = self._here
         with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):

@@ -5,12 +5,11 @@ Its memory stays small however long it runs: glibc's malloc is configured before
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.driver import NO_MIRRORS, Ending, Limits, RunView, Watcher, drive
 from kmirror.engine.driver.engines import Engines, NotCopied, Supervisor
 from kmirror.engine.driver.snapshots import Snapshots
+from kmirror.engine.memory import limit_arenas, return_large_blocks
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import check as check_spark
 from kmirror.engine.status.journal import Level, Note
@@ -226,6 +226,7 @@ class _Run:
         """Copy all mirrors that there are; what keeps one from its engine does not affect the others."""
         request, retries = self.request, self.retries
         engines, everyone = Engines(), EngineSupervisor(self.destination, request, state)
+        engines.expected = lambda: len(everyone.records)
         with ExitStack() as stack:
             stack.callback(everyone.close)
             # Spark costs memory: it starts when there is something to copy
@@ -294,20 +295,7 @@ def _phase(request: RunRequest) -> str:
     return "waiting" if request.standby else "starting"
 
 
-#: Constants of malloc.h.
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-_ARENAS = 2
-#: Larger blocks are mapped on their own, and returned to the system when they are freed.
-_LARGE_BYTES = 128 * 1024
-
-
 def keep_memory_small() -> None:
-    """Limit glibc to two arenas and have it return large blocks at once; another C library is left alone.
-
-    By default threads get up to eight arenas for each core, and an arena seldom returns memory; each HTTP request is
-    answered in a thread of its own.
-    """
-    with suppress(AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_ARENA_MAX, _ARENAS)
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+    """Have malloc keep little; each HTTP request is answered in a thread of its own."""
+    limit_arenas()
+    return_large_blocks()

@@ -26,6 +26,7 @@ from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.threads import call_in_thread, guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination
+from kmirror.ops.base.destination_job import SharedStore
 from kmirror.ops.base.retrying import FIRST_PAUSE_S, LONGEST_PAUSE_S, is_transient
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.engine_start import EngineStart, check_source
@@ -219,13 +220,17 @@ class EngineSupervisor:
 
     def _follow(self) -> None:
         """Read repeatedly which mirrors exist."""
-        while not self._closing.wait(_READ_S):
-            if self._named is not None and all(member.engine is not None for member in self._members.values()):
-                continue  # there is nothing to start
-            try:
-                self._seen = self._destination.state()
-            except (KmirrorError, OutcomeUnknown):
-                continue  # heartbeats report that; what was read before stays
+        shared = SharedStore.take(self._destination.config)
+        try:
+            while not self._closing.wait(_READ_S):
+                if self._named is not None and all(member.engine is not None for member in self._members.values()):
+                    continue  # there is nothing to start
+                try:
+                    self._seen = shared.store.read()
+                except (KmirrorError, OutcomeUnknown):
+                    continue  # heartbeats report that; what was read before stays
+        finally:
+            shared.give_back()
 
     def _broken(self, error: Exception) -> None:
         text = f"cannot read any more which mirrors are created and deleted: {error}"

@@ -60,6 +60,8 @@ _LOOK_BACK = 200
 #: A change and the engine's record that names it are written together, but may be read one after the other.
 _BEHIND_SECONDS = 3.0
 _PAUSE = 0.2
+#: So many records at once are mostly of other mirrors, which write hundreds a second: then they are read less often.
+_MANY_RECORDS, _MANY_PAUSE = 10, 0.2
 #: Brokers reject a timestamp far ahead of their clock (an hour since 4.0), but never this one (KIP-32).
 _NO_TIMESTAMP = -1
 #: By default brokers accept batches of up to 1 MB.
@@ -201,8 +203,10 @@ class LaneControl:
         for record in answer.records:
             self._read(record)
         if answer.reached_end:
-            self._read_once = True
+            is_first, self._read_once = not self._read_once, True
             self._decide(sent_at)
+            if len(answer.records) >= _MANY_RECORDS and not is_first:
+                self._stop.wait(_MANY_PAUSE)
 
     def _decide(self, sent_at: float) -> None:
         """Decide by all claims there are whether this lane may write."""
