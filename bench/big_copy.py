@@ -120,7 +120,7 @@ def judge(bootstrap_servers: str, topic: str, data_set: DataSet, start: int, cou
     consumer.assign([TopicPartition(topic, 0, start or OFFSET_BEGINNING)])
     number, shift = 0, 0
     while number < count:
-        messages = consumer.consume(10_000, _STALLED_S)
+        messages = consumer.consume(min(10_000, count - number), _STALLED_S)
         if not messages:
             raise CopyFailedError(f"a consumer is shown only {number:,} of {count:,} records")
         if not number and start:

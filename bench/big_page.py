@@ -58,7 +58,9 @@ def _memory(size: Any, tenth: int) -> int:
 
 def _restart(restart: Any) -> str:
     sent_twice = restart["sent_twice_megabytes"]
-    return f"{restart['pause_seconds']:.0f} s; " + ("not measured" if sent_twice is None else f"{sent_twice:.0f} MB")
+    return f"{restart['pause_seconds']:.0f} s; " + (
+        "not measured" if sent_twice is None else f"{max(0.0, sent_twice):.0f} MB"
+    )
 
 
 def _step(size: Any, at: int) -> str:
