@@ -219,7 +219,7 @@ def live_status(known: MirrorSnapshot) -> LiveStatus:
         MirrorTopics(record, topics, partitions, journal),
         partitions,
         health,
-        cast(Lanes, SimpleNamespace(stopping=False, reported_at=known.lanes_reported_at)),
+        cast(Lanes, SimpleNamespace(stopping=False, claims=lambda: known.lanes)),
         cast(Lease, SimpleNamespace(record=known.engine)),
         source,
         DestinationStatus(known.mirror, journal),

@@ -108,7 +108,6 @@ def test_a_topic_whose_record_changes_is_made_again(made: list[str]) -> None:
     assert made == ["a", "b", "a"]
     # the promote that waited is gone
     live._lease.record = replace(live._lease.record, last_seen_ms=NOW_MS + 60_000)
-    live._lanes.reported_at[0] = AT + 60
     assert [one.state for one in later(live, 60)] == ["ACTIVE", "ACTIVE"]
 
 

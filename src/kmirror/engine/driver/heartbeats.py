@@ -51,11 +51,13 @@ class _Content:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What became of a heartbeat: what is stored of it and of the one before it; why the mirror must be stopped."""
+    """What became of a heartbeat: what is known to be stored; why the mirror must be stopped."""
 
-    stored: tuple[_Content, ...] = ()
+    stored: _Content | None = None
     is_accepted: bool = False
     error: KmirrorError | None = None
+    #: False if it must be put together again.
+    was_tried: bool = True
 
 
 class Heartbeats:
@@ -161,18 +163,20 @@ class Heartbeats:
         """Keep the lease's connections: the engine ends the lease itself."""
 
     def _send(self, content: _Content, send: Callable[[float], None]) -> _Answer:
-        began, stored = now(), list[_Content]()
+        began = now()
         try:
-            stored += self._settled()
+            if (stored := self._settled()) is not None:
+                # a command may have acted on it since, and this one says the same again
+                return _Answer(stored, was_tried=False)
             self._unconfirmed = content
             # the whole must take less time than a lease lasts
             send(max(_LEAST_TIMEOUT, _TIMEOUT - (now() - began)))
         except OutcomeUnknown:
-            return _Answer(tuple(stored))
+            return _Answer()
         except KmirrorError as error:
-            return _Answer(tuple(stored), error=error if error.reason is Reason.FENCED else None)
+            return _Answer(error=error if error.reason is Reason.FENCED else None)
         self._unconfirmed = None
-        return _Answer((*stored, content), is_accepted=True)
+        return _Answer(content, is_accepted=True)
 
     def take_answer(self) -> KmirrorError | None:
         """Take what became of the last one, if that is known; return why the engine must stop the mirror, or None."""
@@ -180,9 +184,9 @@ class Heartbeats:
         if answer is None:
             return None
         self._next = self._answer = None
-        self.attempts += 1
-        for content in answer.stored:
-            self._note_stored(content)
+        self.attempts += answer.was_tried
+        if answer.stored is not None:
+            self._note_stored(answer.stored)
         if answer.is_accepted:
             self.last_at = now()
         else:
@@ -199,7 +203,7 @@ class Heartbeats:
             self._next = None
             if releases:
                 with contextlib.suppress(KmirrorError, OutcomeUnknown):
-                    for content in self._settled():
+                    if (content := self._settled()) is not None:
                         self._note_stored(content)
                     records: tuple[Record, ...] = (*self._records(None), *self._history.unsent.values())
                     self._lease.release(records, self._journal.unstored())
@@ -208,12 +212,12 @@ class Heartbeats:
     def _records(self, most: int | None) -> tuple[PartitionRecord, ...]:
         return () if self.keeps_lease_only else tuple(islice(self._partitions.changed.values(), most))
 
-    def _settled(self) -> tuple[_Content, ...]:
-        """Find out whether a heartbeat without an answer was stored: a command may have acted on it."""
+    def _settled(self) -> _Content | None:
+        """Find out whether a heartbeat without an answer was stored; return it if it was."""
         content = self._unconfirmed
         is_stored = content is not None and self._lease.settle(_TIMEOUT)
         self._unconfirmed = None
-        return (content,) if content is not None and is_stored else ()
+        return content if is_stored else None
 
     def _note_stored(self, content: _Content) -> None:
         self._lanes.sent(content.lanes, content.changes, content.fences)

@@ -22,6 +22,7 @@ from kmirror.state.records import (
     PENDING_PROMOTE,
     DesiredState,
     EngineRecord,
+    Incarnation,
     Lacking,
     PartitionRecord,
     ProgressRecord,
@@ -191,7 +192,7 @@ class LiveStatus:
         #: The last report of each lane, without rows.
         self._reports: dict[int, ProgressRecord] = {}
         #: The lanes as they were claimed last: an engine that ends claims none, but they still report.
-        self._claims = lease.record.lanes
+        self._claims: dict[int, Incarnation] = {}
         self._known: dict[str, tuple[_Cause, TopicStatus]] = {}
         self._was_steady = False
         self._last: tuple[TopicStatus, ...] | None = None
@@ -246,11 +247,9 @@ class LiveStatus:
         return tuple(found[name][1] for name in sorted(found))
 
     def _now(self, at: float, time_ms: int) -> Known:
-        record = self._lease.record
-        if self._lanes.stopping:
-            record = replace(record, lanes=self._claims)
-        else:
-            self._claims = record.lanes
+        if not self._lanes.stopping:
+            self._claims = self._lanes.claims()
+        record = replace(self._lease.record, lanes=self._claims)
         return Known(
             at,
             time_ms,
