@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topics.policies import refuses_settings, settled_to_change
@@ -73,8 +73,6 @@ class SettingsSyncJob(DestinationJob):
             if isinstance(there, int):
                 yield from self._trouble(topic.topic, f"the source does not return its settings: {code_name(there)}")
                 continue
-            if present == Code.UNKNOWN_TOPIC_OR_PARTITION:
-                continue  # a new topic, which this broker does not know yet
             if isinstance(present, int):
                 what = f"the destination does not return its settings: {code_name(present)}"
                 yield from self._trouble(topic.topic, what)
