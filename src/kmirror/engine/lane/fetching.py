@@ -24,7 +24,7 @@ from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.ahead import Ahead
-from kmirror.engine.lane.brokers.links import QUIET_WAIT_MS, AheadLink, SourceLink
+from kmirror.engine.lane.brokers.links import AheadLink, SourceLink, next_quiet_wait_ms
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.pace.throttle import Throttle
 from kmirror.engine.lane.partition.intake import Frame
@@ -43,10 +43,6 @@ QUIET_SECONDS = 10.0
 #: A partition that has more but brought nothing for this long is fetched by itself, until it is this prompt again.
 SILENT_SECONDS = 1.0
 PROMPT_SECONDS = 0.1
-#: A broker goes through all quiet partitions before and after a fetch of them waits. With thousands it may wait this
-#: many times as long as that takes, but at most so long: twice that is well below the time for which a report may speak
-#: of all its rows.
-_WAIT_PER_WORK, _LONGEST_QUIET_MS = 10, 1500
 #: After this long on a follower the leader is asked again: a follower that lags is not preferred.
 FOLLOWER_SECONDS = 10.0
 #: How long to fetch from leaders only, after trouble with a follower.
@@ -409,8 +405,8 @@ class Fetching:
         if asked_at is not None and any(len(part.records) for part in answer.partitions):
             self._lane.counts.fetches.took(at - asked_at)
         elif asked_at is not None and link.role == "quiet" and not link.paused:
-            work_ms = 1000 * (at - asked_at - link.stream.connection.round_trip) - link.quiet_wait_ms
-            link.quiet_wait_ms = min(max(QUIET_WAIT_MS, int(_WAIT_PER_WORK * work_ms)), _LONGEST_QUIET_MS)
+            seconds_there = at - asked_at - link.stream.connection.round_trip
+            link.quiet_wait_ms = next_quiet_wait_ms(link.quiet_wait_ms, seconds_there)
         link.seen_at = asked_at or link.seen_at
         if len(view) + PARTITION_BYTES <= link.max_bytes and not answer.throttle_time_ms:
             link.had_room_at = link.seen_at  # a throttled response is empty, whatever there is

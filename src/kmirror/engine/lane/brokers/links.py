@@ -72,8 +72,21 @@ class FetchLink:
 
 #: How long a fetch of quiet partitions may wait: well below the time after which a report is no longer fresh.
 QUIET_WAIT_MS = 500
+#: A broker goes through all quiet partitions before and after a fetch of them waits. With thousands it may wait this
+#: many times as long as that takes, but at most so long: twice that is well below the time for which a report may speak
+#: of all its rows.
+_WAIT_PER_WORK, LONGEST_QUIET_MS = 10, 1500
 #: Enough to see how large batches usually are.
 FIRST_BYTES = 64 << 10
+
+
+def next_quiet_wait_ms(asked_ms: int, seconds: float) -> int:
+    """Return how long the next fetch of quiet partitions may wait, after one that brought nothing.
+
+    That one was asked to wait for `asked_ms`, and was at the broker for `seconds`.
+    """
+    work_ms = 1000 * seconds - asked_ms
+    return min(max(QUIET_WAIT_MS, int(_WAIT_PER_WORK * work_ms)), LONGEST_QUIET_MS)
 
 
 class SourceLink(FetchLink):
