@@ -25,6 +25,8 @@ _RATE = 200
 _WARM_UP_S = 15
 _MEASURED_S = 30
 _FIRST_ARRIVAL_TIMEOUT_S = 120.0
+#: For all records of a wide mirror, on a busy machine.
+_ARRIVAL_TIMEOUT_S = 900.0
 VALUE = struct.Struct(">qd")
 _PADDING = bytes(1000 - VALUE.size)
 
@@ -91,6 +93,40 @@ class Listener:
         self._stop.set()
         self._thread.join()
         self._consumer.close()
+
+
+def added_latency(
+    pair: Pair, partitions: Sequence[TopicPartition], running: Running, rate: int, warm_s: float, measured_s: float
+) -> Percentiles:
+    """Return the latency that the copy adds while these partitions get `rate` records a second, one by one.
+
+    Raises:
+        CopyFailedError: records did not arrive.
+    """
+    from confluent_kafka import Producer
+
+    listeners = [Listener(cluster, partitions, from_end=True) for cluster in (pair.source, pair.destination)]
+    producer = Producer({"bootstrap.servers": pair.source.bootstrap_servers, "linger.ms": 0, "log_level": 0})
+    try:
+        time.sleep(5)  # until the listeners know their ends
+        began, total = time.monotonic(), int((warm_s + measured_s) * rate)
+        for number in range(total):
+            topic, partition = partitions[number % len(partitions)]
+            producer.produce(topic, VALUE.pack(number, time.monotonic()), partition=partition)
+            producer.poll(0)
+            time.sleep(max(0.0, began + number / rate - time.monotonic()))
+        producer.flush(_ARRIVAL_TIMEOUT_S)
+        deadline = time.monotonic() + _ARRIVAL_TIMEOUT_S
+        while any(len(listener.arrivals) < total for listener in listeners):
+            running.check()
+            if time.monotonic() > deadline:
+                raise CopyFailedError(f"of {total:,} records {[len(one.arrivals) for one in listeners]} arrived")
+            time.sleep(0.05)
+    finally:
+        for listener in listeners:
+            listener.close()
+    at_source, at_destination = (listener.arrivals for listener in listeners)
+    return Percentiles.of([at_destination[n] - at_source[n] for n in range(int(warm_s * rate), total)])
 
 
 def measure_latency(pair: Pair, contender: Contender) -> Latency:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.clusters import Cluster, Pair
-from bench.latency import VALUE, Listener, Percentiles
+from bench.latency import Percentiles, added_latency
 from bench.machine import describe_machine
 from bench.measure import CopyFailedError, ProcessTree
 from bench.processes import REPOSITORY, Running, kmirror, last_output, start
@@ -72,11 +72,11 @@ def measure_many(pair: Pair, other: Cluster, folder: Path, mirrors: int, partiti
         seconds = time.monotonic() - at
         idle = {kind: round(100 * (used - before[kind]) / seconds, 1) for kind, used in tree.cpu_by_process().items()}
         memory = _Memory.of(tree)
-        latency = _latency(pair, names[0], running)
+        latency = added_latency(pair, [TopicPartition(names[0], 0)], running, _RATE, _WARM_S, _BUSY_S)
         for broker in other.sandbox.brokers:
             other.sandbox.signal(broker.node_id, signal.SIGSTOP)
         time.sleep(_FROZEN_S)
-        beside = _latency(pair, names[0], running)
+        beside = added_latency(pair, [TopicPartition(names[0], 0)], running, _RATE, _WARM_S, _BUSY_S)
         running.end()
     except CopyFailedError:
         print(last_output(log), file=sys.stderr)
@@ -136,35 +136,6 @@ class _Memory:
 def _fields(path: Path) -> list[tuple[str, str]]:
     lines = [line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
     return [(key, words[0]) for key, text in lines if (words := text.split())]
-
-
-def _latency(pair: Pair, topic: str, running: Running) -> Percentiles:
-    """Return the latency that the copy adds to records of one partition."""
-    from confluent_kafka import Producer
-
-    listeners = [
-        Listener(cluster, [TopicPartition(topic, 0)], from_end=True) for cluster in (pair.source, pair.destination)
-    ]
-    producer = Producer({"bootstrap.servers": pair.source.bootstrap_servers, "linger.ms": 0, "log_level": 0})
-    try:
-        time.sleep(5)  # until the listeners know their ends
-        began, total = time.monotonic(), int((_WARM_S + _BUSY_S) * _RATE)
-        for number in range(total):
-            producer.produce(topic, VALUE.pack(number, time.monotonic()), partition=0)
-            producer.poll(0)
-            time.sleep(max(0.0, began + number / _RATE - time.monotonic()))
-        producer.flush(_TIMEOUT_S)
-        deadline = time.monotonic() + _TIMEOUT_S
-        while any(len(listener.arrivals) < total for listener in listeners):
-            running.check()
-            if time.monotonic() > deadline:
-                raise CopyFailedError(f"of {total:,} records {[len(one.arrivals) for one in listeners]} arrived")
-            time.sleep(0.05)
-    finally:
-        for listener in listeners:
-            listener.close()
-    at_source, at_destination = (listener.arrivals for listener in listeners)
-    return Percentiles.of([at_destination[n] - at_source[n] for n in range(int(_WARM_S * _RATE), total)])
 
 
 def main() -> int:

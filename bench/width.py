@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.clusters import Pair
-from bench.latency import VALUE, Listener, Percentiles
+from bench.latency import Percentiles, added_latency
 from bench.machine import describe_machine
 from bench.measure import CopyFailedError, ProcessTree
 from bench.processes import REPOSITORY, Running, carry_out, kmirror, start
@@ -85,7 +85,8 @@ def measure_width(pair: Pair, folder: Path, partitions: int, brokers: int) -> Wi
         time.sleep(_SETTLED_S)
         idle = _idle(running, destination)
         describe_seconds, processor_seconds = _describe(here)
-        latency = _latency(pair, names, max(1, partitions // 100), running)
+        busy = _busy_partitions(names, max(1, partitions // 100))
+        latency = added_latency(pair, busy, running, _RATE, _WARM_S, _BUSY_S)
         # if killed, its lanes would keep copying for a moment
         running.end()
         running = _run(destination, folder / "run.log")
@@ -204,36 +205,10 @@ def _describe(here: tuple[str, str]) -> tuple[float, float]:
     return seconds, round(used, 2)
 
 
-def _latency(pair: Pair, names: list[str], busy: int, running: Running) -> Percentiles:
-    """Return the latency that the copy adds while this many partitions get records, one by one."""
-    from confluent_kafka import Producer
-
+def _busy_partitions(names: list[str], busy: int) -> list[TopicPartition]:
+    """Return so many partitions, from as many topics as there are."""
     step = max(1, len(names) // busy)
-    topic_partitions = [TopicPartition(name, 0) for name in names[::step][:busy]]
-    listeners = [Listener(cluster, topic_partitions, from_end=True) for cluster in (pair.source, pair.destination)]
-    producer = Producer({"bootstrap.servers": pair.source.bootstrap_servers, "linger.ms": 0, "log_level": 0})
-    try:
-        time.sleep(5)  # until the listeners know their ends
-        began, total = time.monotonic(), int((_WARM_S + _BUSY_S) * _RATE)
-        for number in range(total):
-            topic_partition = topic_partitions[number % len(topic_partitions)]
-            producer.produce(
-                topic_partition.topic, VALUE.pack(number, time.monotonic()), partition=topic_partition.partition
-            )
-            producer.poll(0)
-            time.sleep(max(0.0, began + number / _RATE - time.monotonic()))
-        producer.flush(_TIMEOUT_S)
-        deadline = time.monotonic() + _TIMEOUT_S
-        while any(len(listener.arrivals) < total for listener in listeners):
-            running.check()
-            if time.monotonic() > deadline:
-                raise CopyFailedError(f"of {total:,} records {[len(one.arrivals) for one in listeners]} arrived")
-            time.sleep(0.05)
-    finally:
-        for listener in listeners:
-            listener.close()
-    at_source, at_destination = (listener.arrivals for listener in listeners)
-    return Percentiles.of([at_destination[n] - at_source[n] for n in range(int(_WARM_S * _RATE), total)])
+    return [TopicPartition(name, 0) for name in names[::step][:busy]]
 
 
 def _copy_one(pair: Pair, topic: str) -> None:
